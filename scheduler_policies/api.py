@@ -150,7 +150,7 @@ class GpuView:
     exclusive: bool = False
     """The operator wants one job at a time: the engine keeps the first member of a plan only."""
     switch_cost_ns: int = 0
-    """Average time from the end of a turn to the next job's first work: drain, memory, messages."""
+    """Average time from the end of a job's last work to the next job's first: memory, messages."""
     memory_short: bool = False
     """The jobs' memory does not fit beside each other."""
 

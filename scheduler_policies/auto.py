@@ -78,8 +78,10 @@ class Auto(PolicyBase):
         return replace(plan, order=turn.order, why=why)
 
     def _look(self, urgent: list[JobView], seen: JobView, jobs: Sequence[JobView], end_ns: int, now_ns: int) -> Plan:
-        """One program without other batch programs."""
-        plan = self._watched(allot([*urgent, seen], [], {}, self._harvest, now_ns))
+        """One program without other batch programs; alone, its busy share is measured."""
+        plan = allot([*urgent, seen], [], {}, self._harvest, now_ns)
+        if not urgent:
+            plan = replace(plan, running=(replace(plan.running[0], watch=True),))
         others = tuple(job.client for job in jobs if job is not seen and job not in urgent)[:AHEAD]
         beside = f" beside {urgent[0].name}" if urgent else " alone"
         why = f"{seen.name} runs{beside} for at most {LONGEST_NS // 1_000_000} ms, to be measured"

@@ -28,8 +28,10 @@ UNLIKELY: Final = 1.2
 """No program stays so much faster beside others than alone: its rate alone is measured again."""
 SURE_NS: Final = 500 * MILLISECOND_NS
 """What it must be ahead by, in time alone.  A program that works in bursts is faster in single reports."""
+NEW_PHASE: Final = 0.25
+"""A rate alone that differs by this part from the last one replaces it."""
 WEIGHT: Final = 0.3
-"""Weight of the newest sample of a rate alone."""
+"""Weight of the newest sample of a rate alone, otherwise."""
 
 
 def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu, ...]:
@@ -59,8 +61,9 @@ def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu,
         if mine.ahead_ns > SURE_NS:  # it was idle when it was measured alone, or does something else now
             mine.alone_rate = mine.busy_alone = mine.ahead_ns = 0.0
     if alone and (since_ns - gpu.leases.changed_at_ns >= REFILL_NS or mine.alone_rate == 0.0):
-        first = mine.alone_rate == 0.0 or since_ns - gpu.leases.changed_at_ns >= 10 * REFILL_NS
-        mine.alone_rate = mine.rate if first else mine.alone_rate + WEIGHT * (mine.rate - mine.alone_rate)
+        changed = abs(mine.rate - mine.alone_rate) > NEW_PHASE * mine.alone_rate
+        anew = changed or since_ns - gpu.leases.changed_at_ns >= 10 * REFILL_NS
+        mine.alone_rate = mine.rate if anew else mine.alone_rate + WEIGHT * (mine.rate - mine.alone_rate)
         mine.alone_at_ns = at_ns
     watched_ns = event.watched_ns - mine.watched_ns
     if alone and watched_ns >= SHORTEST_NS:

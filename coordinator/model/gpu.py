@@ -134,7 +134,12 @@ class Switching:
     @property
     def average_cost_ns(self) -> float:
         """Average cost of a switch as measured so far."""
-        return self.drain_average_ns + self.handover_average_ns + self.cost.average_ns
+        return self.drain_average_ns + self.idle_average_ns
+
+    @property
+    def idle_average_ns(self) -> float:
+        """The part of it in which the GPU idles: during the drain it works."""
+        return self.handover_average_ns + self.cost.average_ns
 
 
 @dataclass(slots=True, eq=False)
@@ -190,7 +195,7 @@ class Gpu:
     def view(self) -> GpuView:
         """What a policy sees."""
         rules, short = self.rules, self.memory_short or self.schedule.crowded
-        cost_ns = int(self.switching.average_cost_ns)
+        cost_ns = int(self.switching.idle_average_ns)
         view = rules.view
         if view is None or view.memory_short is not short or view.switch_cost_ns != cost_ns:
             view = rules.view = GpuView(

@@ -1,7 +1,8 @@
 """Looks: short windows in which a batch program runs without other batch programs, to be measured.
 
 Rules:
-- A program is looked at when it is new beside others, when it has a new phase, and 2 minutes after the last look.
+- A program is looked at when it is new beside others, when it has a new phase, and 2 minutes after the last look.  What
+  it did alone before others came does not count: that was often its start-up.
 - A look lasts until a report has come, `LONGEST_NS` at most.
 - The first look at a program waits for as long as the look before it lasted.  First looks take `BURST_NS` at once, and
   a tenth of the time after that.
@@ -37,10 +38,12 @@ class _Client:
     gang: str = ""
     reported_at_ns: int = 0
     looked_at_ns: int = _UNKNOWN
-    """When it was measured alone; -1: not since its phase began."""
+    """When a look has measured it; -1: not since its phase began."""
+    is_new: bool = True
+    """No look has measured it."""
     busy_alone: float = 0.0
     busy_rate: float = 0.0
-    """Its rate when `busy_alone` was measured; 0: not yet."""
+    """Its rate when `busy_alone` was measured; 0: not since its phase began."""
     beside: frozenset[int] = frozenset()
     beside_rate: float = 0.0
     """Its rate at the last look beside interactive programs, and which."""
@@ -72,7 +75,7 @@ class Looks:
     def wants(self, client: int) -> bool:
         """Whether the busy share should be measured as soon as the program runs alone."""
         known = self._clients.get(client)
-        return known is None or known.looked_at_ns == _UNKNOWN
+        return known is None or known.busy_rate == 0.0
 
     def rate(self, client: int, setting: frozenset[int]) -> float:
         """What stands for the rate alone in a setting, beside its interactive programs; 0: not known."""
@@ -93,27 +96,28 @@ class Looks:
         known = self._clients[client]
         if now_ns < known.again_ns:
             return False
-        known.looked_at_ns = _UNKNOWN
+        known.looked_at_ns, known.busy_rate = _UNKNOWN, 0.0
         return True
 
-    def report(self, job: JobView, running: frozenset[int], span_ns: int, now_ns: int) -> None:
-        """Ends a look, or begins one."""
+    def report(self, job: JobView, running: frozenset[int], span_ns: int, now_ns: int) -> bool:
+        """Ends a look, or begins one.  Returns whether a look has measured the program alone."""
         client = self._clients.setdefault(job.client, _Client())
         client.job_class, client.gang, client.reported_at_ns = job.rank.job_class, job.gang, now_ns
         rate, busy = job.progress.rate, job.progress.busy_alone
         beside = running - {job.client}
         if busy != client.busy_alone:
-            client.busy_alone, client.busy_rate = busy, rate
-            client.looked_at_ns = now_ns if busy else _UNKNOWN
+            client.busy_alone, client.busy_rate = busy, rate if busy else 0.0
+            client.looked_at_ns = client.looked_at_ns if busy else _UNKNOWN
         if span_ns >= _REPORT_NS and all(self._is_interactive(other) for other in beside) and (beside or busy):
-            self._alone(job.client, client, beside, rate, now_ns)
-        elif job.rank.job_class is JobClass.BATCH and not job.gang:
+            return self._alone(job.client, client, beside, rate, now_ns)
+        if job.rank.job_class is JobClass.BATCH and not job.gang:
             self._begin(job.client, client, now_ns)
+        return False
 
     def _is_interactive(self, client: int) -> bool:
         return client in self._clients and self._clients[client].job_class is JobClass.INTERACTIVE
 
-    def _alone(self, number: int, client: _Client, beside: frozenset[int], rate: float, now_ns: int) -> None:
+    def _alone(self, number: int, client: _Client, beside: frozenset[int], rate: float, now_ns: int) -> bool:
         """A whole report without other batch programs.  Ends the client's look."""
         seen, since_ns, until_ns = self._window
         looking = seen == number and now_ns < until_ns
@@ -121,14 +125,16 @@ class Looks:
             self._window = (seen, since_ns, now_ns)
         if beside:
             client.beside, client.beside_rate = beside, rate
-            return
+            return False
         if looking:
             client.again_ns = max(client.again_ns, now_ns + _SOONEST_NS)
             client.pause_ns = max(client.pause_ns, 2 * _SOONEST_NS)
-        if client.looked_at_ns == _UNKNOWN:
-            client.looked_at_ns, client.busy_rate = now_ns, rate
+            client.looked_at_ns, client.is_new = now_ns, False
+        if looking or client.busy_rate == 0.0:
+            client.busy_rate = rate
         elif abs(rate - client.busy_rate) > CHANGE * client.busy_rate:
-            client.looked_at_ns = _UNKNOWN
+            client.busy_rate = 0.0
+        return looking
 
     def _begin(self, number: int, client: _Client, now_ns: int) -> None:
         """Begins a look if one is due and other programs are there that it leaves out."""
@@ -141,7 +147,7 @@ class Looks:
         ):
             return
         _, since_ns, until_ns = self._window
-        first = client.busy_rate == 0.0
+        first = client.is_new
         self._first_ns = max(0, self._first_ns - (now_ns - self._first_at_ns) // 10)
         self._first_at_ns = now_ns
         pause_ns = (until_ns - since_ns) * (1 if first else 99)

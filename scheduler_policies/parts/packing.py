@@ -76,7 +76,8 @@ class Packing:
         client, progress = job.client, job.progress
         span_ns = min(progress.measured_for_ns, progress.measured_at_ns - self._reported_ns.get(client, 0))
         self._reported_ns[client] = progress.measured_at_ns
-        self.looks.report(job, running, span_ns, now_ns)
+        if self.looks.report(job, running, span_ns, now_ns):
+            self._rates.begin_anew(running)
         if progress.rate > 0.0 and span_ns > 0:
             changed = self._rates.add(running, client, progress.rate, span_ns, now_ns)
             if changed and self.looks.new_phase(client, now_ns):

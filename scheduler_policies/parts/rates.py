@@ -60,6 +60,10 @@ class Rates:
         known = mean is not None and mean.span_ns >= ENOUGH_NS and now_ns - mean.at_ns <= VOID_NS
         return mean.rate if mean is not None and known else 0.0
 
+    def begin_anew(self, setting: frozenset[int]) -> None:
+        """Drops the means of one setting."""
+        self._settings.pop(setting, None)
+
     def forget(self, client: int) -> None:
         """Drops all settings with the client: the others' rates beside it are void too."""
         for setting in [setting for setting in self._settings if client in setting]:

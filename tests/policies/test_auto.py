@@ -131,6 +131,26 @@ def test_a_new_phase_is_seen() -> None:
     assert sum(world.rates(10 * SECOND).values()) >= 0.98
 
 
+def test_a_program_is_not_judged_by_its_start_up() -> None:
+    """Broken: a program that was alone while it warmed up counts as one that leaves the GPU idle, for two minutes."""
+    world = Card(Auto())
+    world.program(0.6)
+    world.play(400)
+    world.busy[1] = 1.0
+    world.program(*GEMM)
+    world.play(5_000)
+    assert sum(world.rates(10 * SECOND).values()) >= 0.98
+    assert "take turns" in world.plan.why
+
+
+def test_a_drain_is_no_loss() -> None:
+    """Broken: two saturating jobs with long queues stay side by side for the sake of drains in which the GPU works."""
+    world = Card(Auto(), replace(GPU, quantum_ns=60 * MS, switch_cost_ns=MS // 4))
+    world.program(*GEMM, drain_ns=3 * MS), world.program(*GEMM, drain_ns=3 * MS)
+    world.play(10_000)
+    assert "take turns" in world.plan.why
+
+
 def test_unmeasured_programs_share_as_the_card_would() -> None:
     """Broken: a program whose progress cannot be seen is stopped to be measured, or loses its part."""
     world = Card(Auto())
