@@ -11,7 +11,7 @@ Rules:
 - A client that a slot interrupts in the first half of its turn keeps its place in turn order.
 - Between two slots on a GPU its policy has the GPU for a quantum, if other clients wait there.
 - A gang that cannot have all of its GPUs yet is due; the plan goes on without it.  Of two gangs that want the same
-  GPU, the one that is due longer goes first.
+  GPU, the one that is due longer has its slot first, also when the plan names only the other one.
 
 Bound of a wait, with Q the longest quantum or drain of the node and k quanta the bound of the policy alone:
 3 (k + 2) Q, since at most one slot follows each turn of the policy, and a member may run for two quanta in it, one of
@@ -94,19 +94,21 @@ def apply(node: Node, gpu: Gpu, plan: Plan, jobs: Sequence[JobView], now_ns: int
 
 
 def _call_gang(node: Node, gpu: Gpu, plan: Plan, jobs: Sequence[JobView], now_ns: int) -> Plan:
-    """Begins the slot of the first gang in the plan that may have one, and plans without those that may not yet."""
+    """Begins the slot of the first gang in the plan, or of one that is due longer; plans without gangs that cannot
+    have their GPUs yet."""
     passed_over: set[str] = set()
-    while (gang := _first_gang(node, gpu, plan, passed_over)) is not None:
+    while gpu.slot is None and (gang := _first_gang(node, gpu, plan, passed_over)) is not None:
         if gang.slot is not None:
             _extend(node, gang.slot, gpu)
             break
-        if _available(node, gang, now_ns):
+        first = _first_due(node, gang, now_ns)
+        if all(_is_free(first, each, now_ns) for each in _wanted(first).values()):
             quantum_ns = max((a.quantum_ns or 0 for a in plan.running), default=0)
-            _begin(node, gang, max(quantum_ns, gpu.rules.quantum_ns), now_ns)
-            break
-        passed_over.add(gang.name)
-        jobs = [job for job in jobs if job.gang != gang.name]
-        plan = _without(node, gpu, gang, plan, jobs, now_ns)
+            _begin(node, first, max(quantum_ns, gpu.rules.quantum_ns), now_ns)
+        if gpu.slot is None:
+            passed_over.add(gang.name)
+            jobs = [job for job in jobs if job.gang != gang.name]
+            plan = _without(node, gpu, gang, plan, jobs, now_ns)
     return plan
 
 
@@ -158,20 +160,23 @@ def _member(gang: Gang, gpu: Gpu) -> Seat | None:
     return min(here, key=lambda seat: (rank[seat.phase], seat.place.turn), default=None)
 
 
-def _available(node: Node, gang: Gang, now_ns: int) -> bool:
-    """Whether the gang may have all of its GPUs now."""
-    gpus = _wanted(gang)
-    if any(not _is_free(gang, gpu, now_ns) for gpu in gpus.values()):
-        return False
-    mine = (now_ns if gang.due_since_ns is None else gang.due_since_ns, gang.name)
-    for other in node.gangs.values():
-        if other is gang or other.slot is not None or other.due_since_ns is None:
-            continue
-        theirs = _wanted(other)
-        earlier = (other.due_since_ns, other.name) < mine and len(theirs) > 1
-        if earlier and not gpus.keys().isdisjoint(theirs):
-            return False
-    return True
+def _first_due(node: Node, gang: Gang, now_ns: int) -> Gang:
+    """The gang itself, or one that is due longer and wants the same GPU: that one has its slot first."""
+    gpus, mine = _wanted(gang), _due(gang, now_ns)
+    earlier = [
+        other
+        for other in node.gangs.values()
+        if other.slot is None and other.due_since_ns is not None and _due(other, now_ns) < mine
+        if len(theirs := _wanted(other)) > 1 and not gpus.keys().isdisjoint(theirs)
+    ]
+    if not earlier:
+        return gang
+    return _first_due(node, min(earlier, key=lambda other: _due(other, now_ns)), now_ns)
+
+
+def _due(gang: Gang, now_ns: int) -> tuple[int, str]:
+    """Its place in the order of slots."""
+    return now_ns if gang.due_since_ns is None else gang.due_since_ns, gang.name
 
 
 def _is_free(gang: Gang, gpu: Gpu, now_ns: int) -> bool:

@@ -153,6 +153,22 @@ def test_gangs_in_a_ring_take_turns_and_the_one_that_waits_longest_is_first() ->
     assert all(turns[at] != turns[at + 1] for at in range(len(turns) - 1)), "no gang twice while another one is due"
 
 
+def test_a_gang_that_is_due_and_runs_already_keeps_no_other_gang_from_its_gpus() -> None:
+    """Broken: a deadlock: a gang would wait for ever for the slot of one that is due longer and is not named again."""
+    harness = make_harness("auto", gpus=3)
+    harness.handle(events.QuantumSet(QUANTUM_MS // 2 * MILLISECOND_NS, A))
+    others = client(harness, B, gang="other"), client(harness, C, gang="other"), client(harness, C)
+    rival = client(harness, A)
+    first = client(harness, A, gang="first"), client(harness, B, gang="first")
+    wait_for(harness, lambda: any(note["gang"] == "first" for note in harness.notifications("gang_due")))
+    for each in (rival, *others):
+        each.die()
+    pass_time(harness, 2 * QUANTUM_MS)
+    assert runs(*first) == (True, True)
+    second = client(harness, A, gang="second"), client(harness, B, gang="second")
+    wait_for(harness, lambda: runs(*second) == (True, True))
+
+
 @pytest.mark.parametrize("trouble", ["dead", "paused", "idle", "hung"])
 def test_a_member_in_trouble_blocks_nobody(trouble: str) -> None:
     """Broken: one process that hangs, dies or is paused would stop its gang and the clients that wait for that."""
