@@ -8,6 +8,7 @@ Rules:
   a tenth of the time after that.
 - Later looks take a hundredth of the time.  Those at one program are 10 s apart, then 20 s, up to 2 minutes.  A look
   that brought nothing is repeated after half a second, then 1 s, and so on.
+  A program that has paused begins anew.
 - Active interactive programs run during a look.  The rate beside them stands for the rate alone as long as they run,
   and the look is repeated.
 - Nobody looks at interactive and best-effort programs.  Nobody looks at members of gangs: alone on one GPU such a
@@ -27,6 +28,7 @@ LONGEST_NS: Final = 250_000_000
 BURST_NS: Final = 1_000_000_000
 _REPORT_NS: Final = 80_000_000
 _RETRY_NS: Final = 500_000_000
+_PAUSED_NS: Final = 1_000_000_000
 _SOONEST_NS: Final = 10_000_000_000
 _LATEST_NS: Final = 120_000_000_000
 _UNKNOWN: Final = -1
@@ -102,6 +104,8 @@ class Looks:
     def report(self, job: JobView, running: frozenset[int], span_ns: int, now_ns: int) -> bool:
         """Ends a look, or begins one.  Returns whether a look has measured the program alone."""
         client = self._clients.setdefault(job.client, _Client())
+        if client.looked_at_ns == _UNKNOWN and now_ns - client.reported_at_ns > _PAUSED_NS:
+            client.again_ns, client.pause_ns = now_ns, _RETRY_NS
         client.job_class, client.gang, client.reported_at_ns = job.rank.job_class, job.gang, now_ns
         rate, busy = job.progress.rate, job.progress.busy_alone
         beside = running - {job.client}

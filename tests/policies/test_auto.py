@@ -143,6 +143,20 @@ def test_a_program_is_not_judged_by_its_start_up() -> None:
     assert "take turns" in world.plan.why
 
 
+def test_a_program_that_paused_is_looked_at_again() -> None:
+    """Broken: a notebook that was idle during looks shares for two minutes as the card would once it computes."""
+    world = Card(Auto())
+    world.program(*GEMM, drain_ns=MS)
+    notebook = world.program(*GEMM, drain_ns=MS)
+    for _ in range(30):
+        world.play(60)
+        world.idle(notebook)
+        world.play(2_000)
+        world.want(notebook)
+    world.play(5_000)
+    assert "take turns" in world.plan.why
+
+
 def test_a_drain_is_no_loss() -> None:
     """Broken: two saturating jobs with long queues stay side by side for the sake of drains in which the GPU works."""
     world = Card(Auto(), replace(GPU, quantum_ns=60 * MS, switch_cost_ns=MS // 4))
