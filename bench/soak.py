@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from nvshare.bench.harness.progress import showing
@@ -110,6 +110,7 @@ def draw(seed: int) -> World:
         host_budget_bytes=UNBOUNDED if plan.pin_chance else chance.choice((UNBOUNDED, 1_500, 4_000)),
         host_fair_times=chance.choice((0, 1, 8)),
     )
+    plan = replace(plan, exit_ns=chance.some(0.3, 300 * MILLISECOND_NS, SECOND_NS))
     return World(seed, plan, with_nonsense(create, seed), settings)
 
 
@@ -119,7 +120,7 @@ def kinds(world: World) -> list[str]:
     troubles = {
         "memory": plan.memory_bytes, "hostile": plan.hostiles, "restarts": plan.crash_every_ns,
         "torn journal": plan.torn_journal, "slots": plan.slot_share, "gangs": plan.gangs,
-        "operator": plan.admin_every_ns, "nonsense": world.settings.policy in NONSENSE,
+        "operator": plan.admin_every_ns, "slow ends": plan.exit_ns, "nonsense": world.settings.policy in NONSENSE,
         "profiles": plan.profile_share, "shared turns": world.settings.sharing is not Sharing.EXCLUSIVE,
         "work": world.bounds.checks_work, "waits": world.bounds.checks_waits,
     }  # fmt: skip

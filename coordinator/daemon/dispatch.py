@@ -71,6 +71,8 @@ class Dispatcher:
         """Slots of the clients; None without Kubernetes."""
         self.live: LiveSettings | None = None
         """Live settings of the operator; None in tests and simulations."""
+        self.watch_end: Callable[[int], bool] = lambda _: False
+        """Has `ProcessEnded` follow.  False: the process has ended, or cannot be watched."""
         self.hide_names = False
         """The setting `hide_other_users`: programs do not learn the names of other users' programs."""
         self._most_rank = (I32_MAX, messages.MAX_WEIGHT)
@@ -127,7 +129,7 @@ class Dispatcher:
             return
         if self.slots is not None and self.slots.has(connection):
             self.slots.leave(connection, self.scheduler.client_snapshot(connection, now_ns))
-        self.event(events.ClientGone(connection), now_ns)
+        self.event(events.ClientGone(connection, process_id > 0 and self.watch_end(process_id)), now_ns)
         if self.live is not None:
             self.live.gone(connection)
         self._journal.forget(process_id)

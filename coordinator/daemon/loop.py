@@ -40,6 +40,8 @@ REQUESTS_PER_TURN: Final = 4
 HOLDER_CHECKS: Final = 10
 """Checks of an earlier lease holder during one recovery time."""
 MIN_CHECK_PERIOD_NS: Final = 1_000_000
+MOST_ENDING: Final = 256
+"""Processes whose end is watched at a time."""
 
 T = TypeVar("T")
 
@@ -116,6 +118,8 @@ class Server:
         self._tasks: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._holders: dict[int, _Holder] = {}  # by pidfd
+        self._ending: dict[int, int] = {}  # pidfd -> process id
+        dispatcher.watch_end = self._watch_end
         self._leave_when: Callable[[], bool] | None = None
         self._linger_ns = 0
         self._leave_check_ns: int | None = None
@@ -156,6 +160,25 @@ class Server:
             return
         self._holders[descriptor] = _Holder(uuid, process_id, recovery_ns, time.monotonic_ns())
         self._sockets.waiter.add(descriptor)
+
+    def _watch_end(self, process_id: int) -> bool:
+        """The driver frees a process's memory after its socket has closed, and before its pidfd is readable."""
+        if process_id in self._ending.values():
+            return True
+        try:
+            descriptor = os.pidfd_open(process_id)
+        except OSError:
+            return False
+        if len(self._ending) >= MOST_ENDING:
+            self._unwatch_end(next(iter(self._ending)))
+        self._ending[descriptor] = process_id
+        self._sockets.waiter.add(descriptor)
+        return True
+
+    def _unwatch_end(self, descriptor: int) -> int:
+        self._sockets.waiter.remove(descriptor)
+        os.close(descriptor)
+        return self._ending.pop(descriptor)
 
     def handle_signals(self, reload: Callable[[], None]) -> None:
         """SIGTERM and SIGINT end the loop, SIGHUP calls `reload` on it.  Main thread only."""
@@ -206,6 +229,8 @@ class Server:
             ready = self._wait()
             if self._holders:
                 self._recovery_turn(ready)  # first: a stopped holder extends the deadline that timers act on
+            for descriptor in self._ending.keys() & ready:
+                self._dispatcher.event(events.ProcessEnded(self._unwatch_end(descriptor)), time.monotonic_ns())
             if self._wake_read in ready:
                 self._tasks_turn()
             if self._sockets.control.descriptor in ready or self._sockets.control.pending:
@@ -342,5 +367,5 @@ class Server:
         signal.set_wakeup_fd(-1)
         if self._slots is not None:
             self._slots.close()
-        for descriptor in (*self._holders, self._wake_read, self._wake_write):
+        for descriptor in (*self._holders, *self._ending, self._wake_read, self._wake_write):
             os.close(descriptor)

@@ -82,6 +82,7 @@ class Scheduler:
             events.Requested: self._requested,
             events.Released: self._released,
             events.ClientGone: self._gone,
+            events.ProcessEnded: self._process_ended,
             events.MemoryReported: self._memory_reported,
             events.ReservationAsked: self._reservation_asked,
             events.PinsAsked: self._pins_asked,
@@ -336,10 +337,15 @@ class Scheduler:
         if client is None:  # never registered, or refused
             return ()
         for seat in client.seats.values():
+            size = seat.memory.claimed_bytes if event.process_lives else 0
             leases.client_left(self._node, seat.gpu, seat, now_ns)
+            orders.outlive_client(self._node, seat, size, now_ns)
         host_budget.client_left(self._node, client, now_ns)
         self._node.out.append(Notify("gone", {"client": event.client, "name": client.identity.name}))
         return [seat.gpu for seat in client.seats.values()]
+
+    def _process_ended(self, event: events.ProcessEnded, now_ns: int) -> Iterable[Gpu]:
+        return [gpu for gpu in self._node.gpus.values() if gpu.memory.ending.pop(event.process_id, None)]
 
     def _memory_reported(self, event: events.MemoryReported, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)

@@ -6,6 +6,7 @@ Rules:
 - What an eviction has moved is free at once; what a restoration has credit for is taken at once.  So the most that all
   clients may come to have resident (`claimed_bytes`) is always known, whichever messages are under way.
 - A client whose order fell short gets no further one before the next grant.
+- Memory of a client that is gone leaves the GPU by itself, when its process has ended.
 
 Non-goals: which bytes (memory/planner.py), when (memory/switching.py, memory/prefetch.py).
 """
@@ -21,7 +22,7 @@ from nvshare.coordinator.memory.quantum import moving_average
 from nvshare.coordinator.model.commands import Log, Notify, Send
 from nvshare.coordinator.model.events import MoveProgressed
 from nvshare.coordinator.model.gpu import Gpu
-from nvshare.coordinator.model.memory import Order
+from nvshare.coordinator.model.memory import Ending, Order
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, REVOKING, WITH_LEASE, Seat
 from nvshare.coordinator.protocol.messages import (
@@ -115,12 +116,12 @@ def claimed_bytes(seat: Seat) -> int:
 
 def free_room(gpu: Gpu) -> Room:
     """What is free, and what becomes free by itself.  O(orders)."""
-    leaving = 0
+    leaving = ending = sum(each.bytes for each in gpu.memory.ending.values())
     for seat in gpu.memory.moving.values():
         order = seat.moves.order
         if order is not None and order.evict and not order.stalled:
             leaving += min(order.bytes - order.moved_bytes, seat.memory.resident_bytes - seat.memory.pinned_bytes)
-    return Room(gpu.memory.capacity_bytes - gpu.memory.claimed_bytes, max(0, leaving))
+    return Room(gpu.memory.capacity_bytes - gpu.memory.claimed_bytes - ending, max(0, leaving))
 
 
 def restore_is_stuck(seat: Seat, credit: int) -> bool:
@@ -129,7 +130,9 @@ def restore_is_stuck(seat: Seat, credit: int) -> bool:
 
 
 def any_moving(gpu: Gpu) -> bool:
-    """Whether anything moves; an order that waits for credit does not."""
+    """Whether anything moves or leaves with its process; an order that waits for credit does not."""
+    if gpu.memory.ending:
+        return True
     return any(seat.moves.order is not None and seat.moves.order.moving for seat in gpu.memory.moving.values())
 
 
@@ -288,6 +291,8 @@ def _finish(node: Node, seat: Seat, order: Order, event: MoveProgressed, now_ns:
 
 def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Stops waiting for clients that hang: others are asked instead, though the memory stays where it is."""
+    for process_id in [process_id for process_id, each in gpu.memory.ending.items() if now_ns >= each.until_ns]:
+        del gpu.memory.ending[process_id]
     for seat in gpu.memory.moving.values():
         order = seat.moves.order
         if order is not None and order.moving and now_ns >= order.heard_ns + node.settings.memory.move_stall_ns:
@@ -308,12 +313,19 @@ def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 def stall_deadline_ns(node: Node, gpu: Gpu) -> int | None:
     """When the next order will have stalled; None: nothing moves."""
-    heard = [
-        seat.moves.order.heard_ns
+    due = [
+        seat.moves.order.heard_ns + node.settings.memory.move_stall_ns
         for seat in gpu.memory.moving.values()
         if seat.moves.order is not None and seat.moves.order.moving
     ]
-    return min(heard) + node.settings.memory.move_stall_ns if heard else None
+    return min([*due, *(each.until_ns for each in gpu.memory.ending.values())], default=None)
+
+
+def outlive_client(node: Node, seat: Seat, size: int, now_ns: int) -> None:
+    """The client is gone, and the driver frees its memory when its process has ended."""
+    gpu, process_id = seat.gpu, seat.client.identity.process_id
+    if size and all(other.client.identity.process_id != process_id for other in gpu.seats.values()):
+        gpu.memory.ending[process_id] = Ending(size, now_ns + node.settings.memory.move_stall_ns)
 
 
 def end_order(gpu: Gpu, seat: Seat) -> None:

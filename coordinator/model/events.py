@@ -137,9 +137,18 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """The connection ended, by death or goodbye.  Everything that the client held is free."""
+    """The connection ended, by death or goodbye.  Everything that the client held is free, but not its memory while
+    its process lives (`ProcessEnded`)."""
 
     client: int
+    process_lives: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """The process of a client that is gone has ended: the driver has freed its memory."""
+
+    process_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +331,7 @@ Event = (
     | Released
     | Progressed
     | ClientGone
+    | ProcessEnded
     | MemoryReported
     | ReservationAsked
     | PinsAsked

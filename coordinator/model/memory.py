@@ -71,6 +71,15 @@ class Order:
 
 
 @dataclass(slots=True)
+class Ending:
+    """Memory of a client that is gone, while its process has not ended.  Changed by memory/orders.py."""
+
+    bytes: int
+    until_ns: int
+    """From then on it is not waited for."""
+
+
+@dataclass(slots=True)
 class SeatMoves:
     """Memory orders of one client on one GPU.  Changed by memory/orders.py."""
 
@@ -137,6 +146,8 @@ class GpuMemory:
     """By client: seats with resident memory."""
     moving: dict[int, Seat] = field(default_factory=dict)
     """By client: seats with an open order."""
+    ending: dict[int, Ending] = field(default_factory=dict)
+    """By process id: memory that leaves the GPU with its process."""
     growing: dict[int, Seat] = field(default_factory=dict)
     """By client: seats whose question for room is not answered yet."""
     immovable: Immovable = field(default_factory=Immovable)

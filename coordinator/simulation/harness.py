@@ -112,9 +112,9 @@ class ScriptedClient:
         """Reports progress of a memory order."""
         self.harness.handle(events.MoveProgressed(self.client, gpu, order_id, size, 1000, finished, error))
 
-    def die(self) -> None:
-        """Ends the connection."""
-        self.harness.handle(events.ClientGone(self.client))
+    def die(self, *, process_lives: bool = False) -> None:
+        """Ends the connection; `process_lives`: the driver has not freed its memory yet."""
+        self.harness.handle(events.ClientGone(self.client, process_lives))
         del self.harness.clients[self.client]
 
     def seat(self, gpu: int = 0) -> SeatSnapshot:

@@ -21,6 +21,8 @@ class Plan:
     swap_share: float = 0.0
     hang_chance: float = 0.0
     death_chance: float = 0.0
+    exit_ns: int = 0
+    """Longest time for which a dead process's memory stays on the GPU after its connection has ended."""
     drop_chance: float = 0.0
     crash_every_ns: int = 0
     admin_every_ns: int = 0

@@ -66,6 +66,7 @@ class Shell:
             max_clients=world.settings.max_clients,
             end_process=world.end_process,
         )
+        self.dispatcher.watch_end = world.watch_end
         self.dispatcher.slots = SlotBook() if world.plan.slot_share else None
 
     def begin(self) -> None:

@@ -51,6 +51,8 @@ class World:
         self.network = Network(self)
         self.processes: dict[int, Process] = {}
         """Living processes by process id."""
+        self.exiting: dict[int, Process] = {}
+        """Dead processes whose memory is still on the GPU, by process id."""
         self.hostiles: list[HostileClient] = []
         self.handled = 0
         self.crashes = 0
@@ -220,7 +222,7 @@ class World:
         self._processes_made += 1
         if not self.plan.pids:
             return FIRST_PID + self._processes_made
-        used = {*self.processes, *(hostile.pid for hostile in self.hostiles)}
+        used = {*self.processes, *self.exiting, *(hostile.pid for hostile in self.hostiles)}
         possible = (FIRST_PID + (self._processes_made + n) % self.plan.pids for n in range(self.plan.pids))
         return next(pid for pid in possible if pid not in used)
 
@@ -255,7 +257,7 @@ class World:
             self.after(self.chance.randint(0, 50) * MILLISECOND_NS, lambda s=side: process.live(s))  # type: ignore[misc]
 
     def kill(self, process: Process) -> None:
-        """Kills a process.  Its connection ends soon after, and a new process replaces it."""
+        """Kills a process.  Its connection ends soon after, then its memory is free.  A new process replaces it."""
         if not process.alive:
             return
         process.alive = False
@@ -263,13 +265,26 @@ class World:
         number, process.connection = process.connection, None
         for side in process.sides.values():
             side.open = side.closing = side.wanted = False
-            side.memory.clear()
         if number is not None:
             self.after(MILLISECOND_NS, lambda: self.network.break_off(number))
-        for uuid in [uuid for uuid, pid in self._expected.items() if pid == process.pid]:
-            self.after(MILLISECOND_NS, lambda u=uuid: self._holder_gone(u, process.pid))  # type: ignore[misc]
+        self.exiting[process.pid] = process
+        known = self.plan.exit_ns and not process.hidden  # the end of the others cannot be watched
+        exit_ns = self.chance.randint(0, self.plan.exit_ns) if known else 0
+        self.after(MILLISECOND_NS + exit_ns, lambda: self._process_ended(process))
         if not self.calm:
             self.new_process()
+
+    def _process_ended(self, process: Process) -> None:
+        del self.exiting[process.pid]
+        for side in process.sides.values():
+            side.memory.clear()
+        self.give(events.ProcessEnded(process.pid))
+        for uuid in [uuid for uuid, pid in self._expected.items() if pid == process.pid]:
+            self._holder_gone(uuid, process.pid)
+
+    def watch_end(self, process_id: int) -> bool:
+        """Whether the process has not ended."""
+        return process_id in self.exiting or any(each.pid == process_id for each in self._programs())
 
     def drop(self, process: Process) -> None:
         """Breaks a process's connection; its work continues."""
@@ -323,7 +338,8 @@ class World:
 
     def resident(self, uuid: str) -> int:
         """Bytes on a GPU."""
-        return sum(s.memory.resident for p in self.processes.values() for s in p.sides.values() if s.uuid == uuid)
+        processes = (*self.processes.values(), *self.exiting.values())
+        return sum(s.memory.resident for p in processes for s in p.sides.values() if s.uuid == uuid)
 
     def bring_in(self, side: Side, size: int) -> int:
         """Brings memory onto a GPU and returns the size that fits.

@@ -49,7 +49,7 @@ def test_a_short_soak_is_clean() -> None:
     assert not report.failures, report.failures
     assert report.events > WORLDS * 200, "the worlds must have lived"
     met = {"gangs", "hostile", "memory", "nonsense", "operator", "profiles", "restarts"}
-    met |= {"shared turns", "slots", "torn journal", "waits", "work"}
+    met |= {"shared turns", "slots", "slow ends", "torn journal", "waits", "work"}
     assert set(report.by_kind) == met
 
 

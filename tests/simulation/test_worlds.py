@@ -75,6 +75,9 @@ PLANS = {
         admin_every_ns=100 * MILLISECOND_NS,
         duration_ns=8 * SECOND_NS,
     ),
+    "swapped memory and slow ends": Plan(
+        memory_bytes=600, swap_share=1.0, death_chance=0.1, exit_ns=SECOND_NS, duration_ns=8 * SECOND_NS
+    ),
     "device and managed memory": Plan(memory_bytes=600, device_share=0.4, death_chance=0.02),
 }
 EVERYTHING = Plan(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
@@ -71,6 +73,23 @@ def test_a_death_makes_room() -> None:
     harness, a, b = crowded()
     ask(harness, a, 70)
     b.die()
+    (answer,) = a.take(messages.MemoryReserved)
+    assert answer.bytes == 70
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_growth_waits_for_a_process_that_ends(hangs: bool) -> None:
+    """Broken: a program would be out of memory, or its allocation fail, while the driver frees that of another; or it
+    would wait for ever for a process that hangs in its end."""
+    harness, a, b = crowded()
+    b.die(process_lives=True)
+    ask(harness, a, 70)
+    harness.milliseconds(4000)
+    assert not a.take(messages.MemoryReserved)
+    if hangs:
+        harness.milliseconds(2000)
+    else:
+        harness.handle(events.ProcessEnded(b.process_id))
     (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes == 70
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from nvshare.coordinator.model.events import Paused, Resumed
+from nvshare.coordinator.model.events import Paused, ProcessEnded, Resumed
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
@@ -150,6 +150,32 @@ def test_a_dead_clients_memory_is_free() -> None:
     b.moved(restore.order_id, 20)
     assert b.granted() is not None
     assert harness.gpu_snapshot().memory.resident_bytes == 60
+
+
+def test_memory_of_a_process_that_ends_is_not_free_yet() -> None:
+    """Broken: the next client's memory would come in before the driver has freed the old, and fail; or another client
+    would be evicted for memory that is about to be free."""
+    harness, a, b = oversubscribed()
+    a.die(process_lives=True)
+    harness.milliseconds(500)
+    assert b.granted() is None
+    assert not b.take(messages.Restore), "there is no room yet"
+    harness.handle(ProcessEnded(a.process_id))
+    (restore,) = b.take(messages.Restore)
+    assert (restore.bytes, restore.credit_bytes) == (20, 20)
+    b.moved(restore.order_id, 20)
+    assert b.granted() is not None
+
+
+def test_a_client_that_connects_again_has_its_memory_once() -> None:
+    """Broken: the memory of a client whose connection broke would be counted twice once it is back."""
+    harness, a, b = oversubscribed()
+    a.die(process_lives=True)
+    back = harness.client(process_id=a.process_id, memory=60)
+    (evict,) = back.take(messages.Evict)
+    assert evict.bytes == 20
+    back.moved(evict.order_id, 20)
+    assert [restore.credit_bytes for restore in b.take(messages.Restore)] == [20]
 
 
 def test_the_next_client_may_die_while_memory_moves_for_it() -> None:
