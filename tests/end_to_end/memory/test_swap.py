@@ -14,6 +14,7 @@ from nvshare.simulated_gpu.trace import overlaps
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node, finish, until_evicted
 from tests.hook.compiled import compile_c
+from tests.waiting import eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
 BUSY = [sys.executable, "-m", "nvshare.bench.workloads.busy"]
@@ -51,3 +52,17 @@ def test_a_crowd_gets_what_there_is(node: Node, built: Built, tmp_path: Path) ->
     slow = {"NVSHARE_SIM_FAULTS": "slow:cuMemCreate=3000000"}
     process = node.run([str(program), "200", str(MIB)], "--memory=swap", variables=slow)
     assert finish(process) == {"refused": 0}
+
+
+@pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
+def test_a_program_starts_while_another_one_ends(node: Node, built: Built, tmp_path: Path) -> None:
+    """Broken: memory comes in again and again in vain, because the driver has not freed that of a program that ends."""
+    library = built.sim_dir / "libcuda.so.1"
+    program = compile_c(tmp_path / "ends", PROGRAMS / "ends_slowly.c", library)
+    node.start_coordinator()
+    first = node.run([str(program), str(200 * MIB), "2500"], "--memory=swap")
+    assert first.stdout is not None
+    assert first.stdout.readline() == '{"result": 0}\n'
+    eventually(lambda: not node.control("status")["clients"], "the hook's exit handler")
+    assert finish(node.run([str(program), str(200 * MIB), "0"], "--memory=swap")) == {"result": 0}
+    assert node.control("status")["gpus"][0]["failed_orders"] == 0
