@@ -1,6 +1,6 @@
 """Reads the shared state of simulated GPUs: the cards, and the trace of ended work.
 
-The layout is version 2 of include/simulated_gpu.h; other versions are an error.  Reading needs no lock: a record counts
+The layout is version 3 of include/simulated_gpu.h; other versions are an error.  Reading needs no lock: a record counts
 only if its sequence number is the expected one before and after.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MAGIC = 0x5550476D6953764E
-_VERSION = 2
-_HEADER = struct.Struct("<QIIQQQQ")
+_VERSION = 3
+_HEADER = struct.Struct("<QIIQQQ")
 _GPU = struct.Struct("<16sQIIQ")
 _RECORD = struct.Struct("<QQQQQQIHH")
 _KINDS = {1: "kernel", 2: "copy", 3: "memset", 4: "prefetch", 5: "graph"}
@@ -93,7 +93,7 @@ def read_cards(state: Path) -> list[Card]:
 def read_trace(state: Path, since: int = 0) -> list[Busy]:
     """The records that the ring still has, from number `since` on, in the order of writing."""
     view = _open(state)
-    _, _, _, offset, records, following, _ = _HEADER.unpack_from(view)
+    _, _, _, offset, records, following = _HEADER.unpack_from(view)
     trace = []
     for number in range(max(since, following - records), following):
         place = offset + (number % records) * _RECORD.size

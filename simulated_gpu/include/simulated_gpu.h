@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define NVS_SIM_MAGIC 0x5550476d6953764eull /* "NvSimGPU" in memory */
-#define NVS_SIM_VERSION 2u
+#define NVS_SIM_VERSION 3u
 #define NVS_SIM_MAX_GPUS 32u
 #define NVS_SIM_MAX_PROCESSES 1024u
 #define NVS_SIM_TRACE_RECORDS (1u << 20)
@@ -80,7 +80,6 @@ typedef struct nvs_sim_shared {
     uint64_t trace_offset; /* bytes from the start of the file */
     uint64_t trace_records;
     _Atomic uint64_t trace_next; /* records ever begun; the ring holds the newest trace_records */
-    uint64_t processes_offset;
     nvs_sim_gpu gpus[NVS_SIM_MAX_GPUS];
     pthread_mutex_t lock; /* process-shared and robust; guards what follows */
     uint32_t processes_used; /* later entries were never in use */

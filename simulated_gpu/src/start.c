@@ -23,29 +23,26 @@ static void in_child(void)
 SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 {
     NVS_SIM_ENTER_RAW();
-    const char *problem = NULL;
     NVS_SIM_CHECK(!nvs_sim_forked, CUDA_ERROR_NOT_INITIALIZED);
     NVS_SIM_CHECK(Flags == 0, CUDA_ERROR_INVALID_VALUE);
     if (nvs_sim_initialised)
-        return nvs_sim_return(CUDA_SUCCESS);
+        return CUDA_SUCCESS;
     if (nvs_sim_shared_state == NULL) {
-        nvs_sim_shared_state = nvs_sim_shared_open(&problem);
-        if (nvs_sim_shared_state == NULL) {
-            nvs_sim_say("%s", problem);
-            return nvs_sim_return(CUDA_ERROR_SYSTEM_NOT_READY);
-        }
+        nvs_sim_shared_state = nvs_sim_shared_open();
+        NVS_SIM_CHECK(nvs_sim_shared_state != NULL, CUDA_ERROR_SYSTEM_NOT_READY);
         pthread_atfork(before_fork, in_parent, in_child);
     }
     if (!nvs_sim_registered()) {
         nvs_sim_say("more than %u processes use this state file", NVS_SIM_MAX_PROCESSES);
-        return nvs_sim_return(CUDA_ERROR_OUT_OF_MEMORY);
+        return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (nvs_sim_device_count == 0)
         nvs_sim_find_devices(nvs_sim_shared_state);
     NVS_SIM_CHECK(nvs_sim_device_count != 0, CUDA_ERROR_NO_DEVICE);
     nvs_sim_initialised = true;
-    pthread_mutex_unlock(&nvs_sim_lock);
+    pthread_mutex_unlock(&nvs_sim_lock); /* the tool calls the driver */
     nvs_sim_inject();
+    pthread_mutex_lock(&nvs_sim_lock);
     return CUDA_SUCCESS;
 }
 
@@ -54,7 +51,7 @@ SIM_EXPORT CUresult CUDAAPI cuDriverGetVersion(int *driverVersion)
     NVS_SIM_ENTER_RAW();
     NVS_SIM_CHECK(driverVersion != NULL, CUDA_ERROR_INVALID_VALUE);
     *driverVersion = nvs_sim_settings.driver_version;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* Lower folders call higher ones only through these. */

@@ -16,30 +16,22 @@
 
 _Static_assert(sizeof(nvs_sim_record) == 56, "simulated_gpu/trace.py reads 56 bytes a record");
 
-static char problem_text[512];
-
 static uint64_t parse_bytes(const char *text, const char **end)
 {
-    static const struct {
-        const char *suffix;
-        uint64_t factor;
-    } units[] = {{"TiB", 1ull << 40}, {"GiB", 1ull << 30}, {"MiB", 1ull << 20}, {"KiB", 1ull << 10},
-                 {"TB", 1000000000000ull}, {"GB", 1000000000ull}, {"MB", 1000000ull}, {"KB", 1000ull},
-                 {"T", 1ull << 40}, {"G", 1ull << 30}, {"M", 1ull << 20}, {"K", 1ull << 10}, {"B", 1}};
+    static const char units[] = "KMGT";
     char *rest;
     double value = strtod(text, &rest);
-    *end = rest;
+    const char *unit = *rest != '\0' ? strchr(units, *rest) : NULL;
     if (rest == text || value <= 0)
         return 0;
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-        if (strncmp(rest, units[i].suffix, strlen(units[i].suffix)) == 0) {
-            *end = rest + strlen(units[i].suffix);
-            return (uint64_t)(value * (double)units[i].factor);
-        }
+    for (const char *power = units; unit != NULL && power <= unit; power++)
+        value *= rest[1] == 'B' ? 1000 : 1024;
+    rest += unit != NULL ? 1 + (rest[1] == 'i' && rest[2] == 'B') : 0;
+    *end = rest + (*rest == 'B');
     return (uint64_t)value;
 }
 
-/* GPUS[xCAPACITY]; environment.py validates the same grammar with better messages. */
+/* GPUS[xCAPACITY].  environment.py validates the same grammar, with better messages. */
 static bool parse_spec(const char *spec, uint32_t *gpus, uint64_t *capacity)
 {
     char *rest;
@@ -54,7 +46,7 @@ static bool parse_spec(const char *spec, uint32_t *gpus, uint64_t *capacity)
     return *end == '\0' && *capacity >= (1ull << 20);
 }
 
-/* Distinct for each card and instance, the same on every machine. */
+/* Unique to the card and instance, and the same on every machine. */
 static void make_uuid(uint8_t uuid[16], uint32_t card, uint32_t instance)
 {
     static const uint8_t base[16] = {0x51, 0xa1, 0x5e, 0xed, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0};
@@ -64,7 +56,7 @@ static void make_uuid(uint8_t uuid[16], uint32_t card, uint32_t instance)
     uuid[15] = (uint8_t)card;
 }
 
-/* NVSHARE_SIM_MIG=GPU:N[,GPU:N]: the number of equal instances of the card; 0: it is not split. */
+/* The number of equal instances of the card in NVSHARE_SIM_MIG=GPU:N[,GPU:N]; 0: the card is not split. */
 static uint32_t mig_instances(uint32_t card)
 {
     const char *text = getenv("NVSHARE_SIM_MIG");
@@ -78,21 +70,19 @@ static uint32_t mig_instances(uint32_t card)
     return 0;
 }
 
-static const char *fill(nvs_sim_shared *shared)
+static bool fill(nvs_sim_shared *shared)
 {
     const char *spec = getenv("NVSHARE_SIMULATE");
     uint32_t cards = 1;
     uint64_t capacity = 16ull << 30;
     if (spec != NULL && *spec != '\0' && !parse_spec(spec, &cards, &capacity)) {
-        snprintf(problem_text, sizeof problem_text,
-                 "NVSHARE_SIMULATE=%.64s is not GPUS[xCAPACITY], for example 2x8GiB (1 to %u GPUs, at least 1MiB)", spec,
-                 NVS_SIM_MAX_GPUS);
-        return problem_text;
+        nvs_sim_say("NVSHARE_SIMULATE=%.64s is not GPUS[xCAPACITY], for example 2x8GiB (1 to %u GPUs, at least 1MiB)", spec,
+                    NVS_SIM_MAX_GPUS);
+        return false;
     }
     shared->version = NVS_SIM_VERSION;
     shared->trace_offset = TRACE_OFFSET;
     shared->trace_records = NVS_SIM_TRACE_RECORDS;
-    shared->processes_offset = offsetof(nvs_sim_shared, processes);
     for (uint32_t card = 0; card < cards; card++) {
         uint32_t split = mig_instances(card), parts = split != 0 ? split : 1;
         for (uint32_t part = 0; part < parts && shared->gpu_count < NVS_SIM_MAX_GPUS; part++) {
@@ -110,103 +100,84 @@ static const char *fill(nvs_sim_shared *shared)
     pthread_mutex_init(&shared->lock, &attributes);
     pthread_mutexattr_destroy(&attributes);
     shared->magic = NVS_SIM_MAGIC;
-    return NULL;
+    return true;
 }
 
-/* Creates the file beside its place and links it there: no process sees it half written. */
-static const char *create(const char *path)
+static nvs_sim_shared *map(int file)
 {
-    char temporary[4096];
-    int length = snprintf(temporary, sizeof temporary, "%s.%ld.%lu.new", path, (long)getpid(), (unsigned long)nvs_sim_now_ns());
-    const char *problem = NULL;
-    nvs_sim_shared *shared = MAP_FAILED;
-    if (length < 0 || (size_t)length >= sizeof temporary)
-        return "NVSHARE_SIM_STATE is too long a path";
-    int file = open(temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (file < 0) {
-        snprintf(problem_text, sizeof problem_text, "cannot create the state file %.300s: %s", path, strerror(errno));
-        return problem_text;
-    }
-    if (ftruncate(file, (off_t)FILE_BYTES) != 0 ||
-        (shared = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)) == MAP_FAILED) {
-        snprintf(problem_text, sizeof problem_text, "cannot size the state file %.300s: %s", path, strerror(errno));
-        problem = problem_text;
-        goto out;
-    }
-    problem = fill(shared);
-    if (problem == NULL && link(temporary, path) != 0 && errno != EEXIST) {
-        snprintf(problem_text, sizeof problem_text, "cannot put the state file at %.300s: %s", path, strerror(errno));
-        problem = problem_text;
-    }
-out:
-    if (shared != MAP_FAILED)
-        munmap(shared, FILE_BYTES);
-    close(file);
-    unlink(temporary);
-    return problem;
+    void *place = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    return place != MAP_FAILED ? place : NULL;
 }
 
-static nvs_sim_shared *open_private(const char **problem)
+/* Sizes and fills a new file, and closes it.  NULL after a message. */
+static nvs_sim_shared *map_new(int file)
 {
-    int file = (int)syscall(SYS_memfd_create, "simulated_gpu", 1u /* MFD_CLOEXEC */);
-    nvs_sim_shared *shared = NULL;
-    if (file < 0 || ftruncate(file, (off_t)FILE_BYTES) != 0) {
-        *problem = "cannot create private state: no memfd";
-        goto out;
-    }
-    shared = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (shared == MAP_FAILED) {
-        shared = NULL;
-        *problem = "cannot map private state";
-        goto out;
-    }
-    *problem = fill(shared);
-    if (*problem != NULL) {
+    nvs_sim_shared *shared = file >= 0 && ftruncate(file, (off_t)FILE_BYTES) == 0 ? map(file) : NULL;
+    if (shared == NULL) {
+        nvs_sim_say("cannot create the state of simulated GPUs: %s", strerror(errno));
+    } else if (!fill(shared)) {
         munmap(shared, FILE_BYTES);
         shared = NULL;
     }
-out:
     if (file >= 0)
         close(file);
     return shared;
 }
 
-nvs_sim_shared *nvs_sim_shared_open(const char **problem)
+/* Fills a temporary file and links it to the path: no process sees a half-written file. */
+static bool create(const char *path)
+{
+    char temporary[4096];
+    const int length = snprintf(temporary, sizeof temporary, "%s.%ld.%lu.new", path, (long)getpid(), (unsigned long)nvs_sim_now_ns());
+    if (length < 0 || (size_t)length >= sizeof temporary) {
+        nvs_sim_say("NVSHARE_SIM_STATE is too long a path");
+        return false;
+    }
+    const int file = open(temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file < 0) {
+        nvs_sim_say("cannot create the state file %s: %s", path, strerror(errno));
+        return false;
+    }
+    nvs_sim_shared *shared = map_new(file);
+    const bool linked = shared != NULL && (link(temporary, path) == 0 || errno == EEXIST);
+    if (shared != NULL) {
+        if (!linked)
+            nvs_sim_say("cannot put the state file at %s: %s", path, strerror(errno));
+        munmap(shared, FILE_BYTES);
+    }
+    unlink(temporary);
+    return linked;
+}
+
+nvs_sim_shared *nvs_sim_shared_open(void)
 {
     const char *path = getenv("NVSHARE_SIM_STATE");
     struct stat info;
-    *problem = NULL;
     if (path == NULL || *path == '\0')
-        return open_private(problem);
+        return map_new((int)syscall(SYS_memfd_create, "simulated_gpu", 1u /* MFD_CLOEXEC */));
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0 && errno == ENOENT) {
-        *problem = create(path);
-        if (*problem != NULL)
+        if (!create(path))
             return NULL;
         file = open(path, O_RDWR | O_CLOEXEC);
     }
     if (file < 0) {
-        snprintf(problem_text, sizeof problem_text, "cannot open the state file %.300s: %s", path, strerror(errno));
-        *problem = problem_text;
+        nvs_sim_say("cannot open the state file %s: %s", path, strerror(errno));
         return NULL;
     }
-    nvs_sim_shared *shared = MAP_FAILED;
-    if (fstat(file, &info) == 0 && (uint64_t)info.st_size >= FILE_BYTES)
-        shared = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    nvs_sim_shared *shared = fstat(file, &info) == 0 && (uint64_t)info.st_size >= FILE_BYTES ? map(file) : NULL;
     close(file);
-    if (shared != MAP_FAILED && shared->magic == NVS_SIM_MAGIC && shared->version == NVS_SIM_VERSION)
+    if (shared != NULL && shared->magic == NVS_SIM_MAGIC && shared->version == NVS_SIM_VERSION)
         return shared;
-    if (shared != MAP_FAILED)
+    if (shared != NULL)
         munmap(shared, FILE_BYTES);
-    snprintf(problem_text, sizeof problem_text,
-             "%.300s is not a state file of this version; remove it or name another in NVSHARE_SIM_STATE", path);
-    *problem = problem_text;
+    nvs_sim_say("%s is not a state file of this version; remove it or name another in NVSHARE_SIM_STATE", path);
     return NULL;
 }
 
 void nvs_sim_shared_lock(nvs_sim_shared *shared)
 {
-    /* A holder that was killed leaves nothing to repair: sums are whole, and a wrong clock harms only kernels that run now. */
+    /* After a holder was killed nothing needs repair: each sum is one word, and a wrong clock affects only running kernels. */
     if (pthread_mutex_lock(&shared->lock) == EOWNERDEAD)
         pthread_mutex_consistent(&shared->lock);
 }
@@ -230,9 +201,8 @@ static uint64_t start_time(uint32_t process_id)
     char state;
     long threads;
     unsigned long long started;
-    if (after == NULL || sscanf(after + 1,
-                                " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu", &state,
-                                &threads, &started) != 3)
+    const char *fields = " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu";
+    if (after == NULL || sscanf(after + 1, fields, &state, &threads, &started) != 3)
         return 0;
     if ((state == 'Z' || state == 'X') && threads <= 1)
         return 0;
@@ -260,7 +230,7 @@ nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared)
     nvs_sim_shared_reap(shared);
     for (uint32_t i = 0; i < shared->processes_used; i++) {
         uint32_t taken = shared->processes[i].process_id;
-        if (taken == own || (taken == 0 && found == NULL)) /* our own entry: the program before exec left it */
+        if (taken == own || (taken == 0 && found == NULL)) /* an entry of this process: left by the program before exec */
             found = &shared->processes[i];
         if (taken == own)
             break;
@@ -292,7 +262,7 @@ nvs_sim_record *nvs_sim_shared_records(nvs_sim_shared *shared)
 
 void nvs_sim_uuid_text(const uint8_t uuid[16], bool instance, char out[SIM_UUID_TEXT])
 {
-    const uint8_t *u = uuid;
-    snprintf(out, SIM_UUID_TEXT, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", instance ? "MIG" : "GPU",
-             u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    int length = snprintf(out, SIM_UUID_TEXT, instance ? "MIG" : "GPU");
+    for (int i = 0; i < 16; i++)
+        length += snprintf(out + length, SIM_UUID_TEXT - (size_t)length, i % 2 == 0 && i <= 10 && i != 2 ? "-%02x" : "%02x", uuid[i]);
 }

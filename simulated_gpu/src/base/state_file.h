@@ -6,7 +6,7 @@
 
 enum { SIM_UUID_TEXT = 48 }; /* bytes that nvs_sim_uuid_text needs */
 
-nvs_sim_shared *nvs_sim_shared_open(const char **problem);
+nvs_sim_shared *nvs_sim_shared_open(void); /* NULL after a message */
 nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared); /* the entry of this process; NULL: the table is full */
 void nvs_sim_shared_lock(nvs_sim_shared *shared);
 void nvs_sim_shared_unlock(nvs_sim_shared *shared);

@@ -4,13 +4,12 @@
 static CUresult create(unsigned flags, CUdevice dev, CUcontext *out)
 {
     sim_device *device;
-    CUresult result = out == NULL ? CUDA_ERROR_INVALID_VALUE : nvs_sim_device(dev, &device);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     sim_context *context = nvs_sim_context_new();
     if (context == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    result = nvs_sim_context_open(context, device, flags);
+    CUresult result = nvs_sim_context_open(context, device, flags);
     if (result == CUDA_SUCCESS)
         result = nvs_sim_push(context);
     if (result != CUDA_SUCCESS) {
@@ -22,25 +21,21 @@ static CUresult create(unsigned flags, CUdevice dev, CUcontext *out)
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(create(flags, dev, pctx));
-}
+NVS_SIM_ENTRY(cuCtxCreate_v2, (CUcontext *pctx, unsigned int flags, CUdevice dev), create(flags, dev, pctx))
 
 SIM_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags,
                                            CUdevice dev)
 {
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(numParams == 0, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
-    return nvs_sim_return(create(flags, dev, pctx));
+    return create(flags, dev, pctx);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
 {
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(ctxCreateParams == NULL || ctxCreateParams->numExecAffinityParams == 0, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
-    return nvs_sim_return(create(flags, dev, pctx));
+    return create(flags, dev, pctx);
 }
 
 static CUresult destroy(CUcontext handle)
@@ -55,17 +50,8 @@ static CUresult destroy(CUcontext handle)
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(destroy(ctx));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(destroy(ctx));
-}
+NVS_SIM_ENTRY(cuCtxDestroy, (CUcontext ctx), destroy(ctx))
+NVS_SIM_ENTRY(cuCtxDestroy_v2, (CUcontext ctx), destroy(ctx))
 
 /* From before contexts were pushed and popped: the current context counts its users. */
 SIM_EXPORT CUresult CUDAAPI cuCtxAttach(CUcontext *pctx, unsigned int flags)
@@ -76,7 +62,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxAttach(CUcontext *pctx, unsigned int flags)
     NVS_SIM_CHECK(context != NULL && !context->primary && context->owner == NULL, CUDA_ERROR_INVALID_CONTEXT);
     context->references++;
     *pctx = (CUcontext)(void *)context;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
@@ -85,9 +71,9 @@ SIM_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
     sim_context *context = nvs_sim_current();
     NVS_SIM_CHECK(context != NULL && (CUcontext)(void *)context == ctx && !context->primary, CUDA_ERROR_INVALID_CONTEXT);
     if (context->references == 0)
-        return nvs_sim_return(destroy(ctx));
+        return destroy(ctx);
     context->references--;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static CUresult synchronize(sim_context *context)
@@ -106,13 +92,11 @@ static CUresult synchronize(sim_context *context)
 SIM_EXPORT CUresult CUDAAPI cuCtxSynchronize(void)
 {
     NVS_SIM_ENTER_CONTEXT();
-    return nvs_sim_return(synchronize(context));
+    return synchronize(context);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx)
 {
-    sim_context *context;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_context(ctx, &context));
-    return nvs_sim_return(synchronize(context));
+    NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_context(ctx, &context));
+    return synchronize(context);
 }

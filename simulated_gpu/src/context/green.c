@@ -45,27 +45,21 @@ static CUresult describe(CUdevResource *resource, CUdevResourceType type, unsign
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
 {
-    sim_device *found;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_device(device, &found));
-    return nvs_sim_return(describe(resource, type, PROCESSORS));
+    NVS_SIM_ENTER_FIND(sim_device *found, nvs_sim_device(device, &found));
+    return describe(resource, type, PROCESSORS);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetDevResource(CUcontext hCtx, CUdevResource *resource, CUdevResourceType type)
 {
-    sim_context *context;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_context(hCtx, &context));
+    NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_context(hCtx, &context));
     const sim_green *green = of_context(context);
-    return nvs_sim_return(describe(resource, type, green != NULL ? green->processors : PROCESSORS));
+    return describe(resource, type, green != NULL ? green->processors : PROCESSORS);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx hCtx, CUdevResource *resource, CUdevResourceType type)
 {
-    sim_green *green;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(hCtx, &green));
-    return nvs_sim_return(describe(resource, type, green->processors));
+    NVS_SIM_ENTER_FIND(sim_green *green, find(hCtx, &green));
+    return describe(resource, type, green->processors);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *nbGroups, const CUdevResource *input,
@@ -82,7 +76,7 @@ SIM_EXPORT CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource *result, u
     if (result != NULL && remaining != NULL)
         NVS_SIM_TRY(describe(remaining, CU_DEV_RESOURCE_TYPE_SM, input->sm.smCount - groups * size));
     *nbGroups = groups;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* The interface has no function that frees a descriptor. */
@@ -95,7 +89,7 @@ SIM_EXPORT CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc,
     NVS_SIM_CHECK(kept != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     *kept = resources[0];
     *phDesc = (CUdevResourceDesc)(void *)kept;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static CUresult open_green(sim_device *device, sim_context **out)
@@ -143,98 +137,82 @@ static void close_green(sim_context *context)
 
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
 {
-    sim_device *device;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(phCtx != NULL && desc != NULL && flags == CU_GREEN_CTX_DEFAULT_STREAM, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     sim_green *green = calloc(1, sizeof *green);
     NVS_SIM_CHECK(green != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     CUresult result = open_green(device, &green->context);
     if (result != CUDA_SUCCESS) {
         free(green);
-        return nvs_sim_return(result);
+        return result;
     }
     green->magic = SIM_GREEN;
     green->processors = ((const CUdevResource *)(const void *)desc)->sm.smCount;
     green->next = greens;
     greens = green;
     *phCtx = (CUgreenCtx)(void *)green;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
 {
-    sim_green *green;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(hCtx, &green));
+    NVS_SIM_ENTER_FIND(sim_green *green, find(hCtx, &green));
     green->magic = 0;
     close_green(green->context);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
 {
-    sim_green *green;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_green *green, find(hCtx, &green));
     NVS_SIM_CHECK(pContext != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(find(hCtx, &green));
     *pContext = (CUcontext)(void *)green->context;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long *greenCtxId)
 {
-    sim_green *green;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_green *green, find(greenCtx, &green));
     NVS_SIM_CHECK(greenCtxId != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(find(greenCtx, &green));
     *greenCtxId = green->context->id;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
 {
-    sim_green *green;
     sim_stream *stream;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_green *green, find(greenCtx, &green));
     NVS_SIM_CHECK(phStream != NULL && flags == CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(find(greenCtx, &green));
     NVS_SIM_TRY(nvs_sim_stream_create(green->context, flags, priority, &stream));
     *phStream = (CUstream)(void *)stream;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
 {
-    sim_stream *stream;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_stream *stream, nvs_sim_stream(hStream, &stream));
     NVS_SIM_CHECK(phCtx != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
     *phCtx = (CUgreenCtx)(void *)of_context(stream->context);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* The streams that the context has now, one after the other. */
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
 {
-    sim_green *green;
     sim_event *event;
     CUresult result = CUDA_SUCCESS;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(hCtx, &green));
+    NVS_SIM_ENTER_FIND(sim_green *green, find(hCtx, &green));
     NVS_SIM_TRY(nvs_sim_event(hEvent, &event));
     for (sim_stream *stream = green->context->streams.all; stream != NULL && result == CUDA_SUCCESS; stream = stream->next)
         result = nvs_sim_event_wait(event, stream, 0);
-    return nvs_sim_return(result);
+    return result;
 }
 
 /* The event is recorded on the context's default stream, behind a wait for each of the others. */
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent)
 {
-    sim_green *green;
     sim_event *event;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(hCtx, &green));
+    NVS_SIM_ENTER_FIND(sim_green *green, find(hCtx, &green));
     NVS_SIM_TRY(nvs_sim_event(hEvent, &event));
     sim_stream *last = green->context->streams.legacy;
     for (sim_stream *stream = green->context->streams.all; stream != NULL; stream = stream->next) {
@@ -243,5 +221,5 @@ SIM_EXPORT CUresult CUDAAPI cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEven
         NVS_SIM_TRY(nvs_sim_event_record(event, stream, 0));
         NVS_SIM_TRY(nvs_sim_event_wait(event, last, 0));
     }
-    return nvs_sim_return(nvs_sim_event_record(event, last, 0));
+    return nvs_sim_event_record(event, last, 0);
 }

@@ -41,9 +41,7 @@ CUresult nvs_sim_context_open(sim_context *context, sim_device *device, unsigned
     context->settings.limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8388608;
     context->settings.limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
     context->settings.limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
-    CUresult result = nvs_sim_stream_create(context, CU_STREAM_DEFAULT, 0, &context->streams.legacy);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_stream_create(context, CU_STREAM_DEFAULT, 0, &context->streams.legacy));
     context->streams.legacy->legacy = true;
     context->next = device->contexts;
     device->contexts = context;

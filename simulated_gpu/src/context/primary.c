@@ -10,9 +10,7 @@ CUresult nvs_sim_primary_retain(sim_device *device, sim_context **out)
 {
     sim_context *context = &device->primary;
     if (context->magic != SIM_CONTEXT) {
-        CUresult result = nvs_sim_context_open(context, device, context->settings.flags);
-        if (result != CUDA_SUCCESS)
-            return result;
+        NVS_SIM_TRY(nvs_sim_context_open(context, device, context->settings.flags));
         context->primary = true;
     }
     context->references++;
@@ -22,14 +20,12 @@ CUresult nvs_sim_primary_retain(sim_device *device, sim_context **out)
 
 SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
-    sim_device *device;
     sim_context *context;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     NVS_SIM_TRY(nvs_sim_primary_retain(device, &context));
     *pctx = (CUcontext)(void *)context;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* The green contexts of a primary context end with it. */
@@ -69,7 +65,7 @@ static CUresult set_flags(sim_device *device, unsigned flags)
         sim_device *device;                                                                     \
         NVS_SIM_ENTER();                                                                        \
         NVS_SIM_TRY(nvs_sim_device(dev, &device));                                              \
-        return nvs_sim_return(__VA_ARGS__);                                                     \
+        return __VA_ARGS__;                                                                     \
     }
 
 PRIMARY(cuDevicePrimaryCtxRelease, (CUdevice dev), nvs_sim_primary_release(device, false))
@@ -81,11 +77,9 @@ PRIMARY(cuDevicePrimaryCtxSetFlags_v2, (CUdevice dev, unsigned int flags), set_f
 
 SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
 {
-    sim_device *device;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(flags != NULL && active != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     *flags = device->primary.settings.flags;
     *active = device->primary.magic == SIM_CONTEXT;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

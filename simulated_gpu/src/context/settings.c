@@ -6,34 +6,30 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetFlags(unsigned int *flags)
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
     *flags = context->settings.flags;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSetFlags(unsigned int flags)
 {
     NVS_SIM_ENTER_CONTEXT();
     context->settings.flags = flags;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetId(CUcontext ctx, unsigned long long *ctxId)
 {
-    sim_context *context;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_context(ctx, &context));
     NVS_SIM_CHECK(ctxId != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_context(ctx, &context));
     *ctxId = context->id;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
 {
-    sim_context *context;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_context(ctx, &context));
     NVS_SIM_CHECK(version != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_context(ctx, &context));
     *version = 3020;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value)
@@ -41,7 +37,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value)
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK((unsigned)limit < CU_LIMIT_MAX, CUDA_ERROR_UNSUPPORTED_LIMIT);
     context->settings.limits[limit] = value;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetLimit(size_t *pvalue, CUlimit limit)
@@ -50,7 +46,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetLimit(size_t *pvalue, CUlimit limit)
     NVS_SIM_CHECK(pvalue != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK((unsigned)limit < CU_LIMIT_MAX, CUDA_ERROR_UNSUPPORTED_LIMIT);
     *pvalue = context->settings.limits[limit];
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetCacheConfig(CUfunc_cache *pconfig)
@@ -58,14 +54,14 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetCacheConfig(CUfunc_cache *pconfig)
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK(pconfig != NULL, CUDA_ERROR_INVALID_VALUE);
     *pconfig = context->settings.cache;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSetCacheConfig(CUfunc_cache config)
 {
     NVS_SIM_ENTER_CONTEXT();
     context->settings.cache = config;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetSharedMemConfig(CUsharedconfig *pConfig)
@@ -73,14 +69,14 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetSharedMemConfig(CUsharedconfig *pConfig)
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK(pConfig != NULL, CUDA_ERROR_INVALID_VALUE);
     *pConfig = context->settings.shared_config;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSetSharedMemConfig(CUsharedconfig config)
 {
     NVS_SIM_ENTER_CONTEXT();
     context->settings.shared_config = config;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority)
@@ -90,7 +86,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *leastPriority, int 
         *leastPriority = 0;
     if (greatestPriority != NULL)
         *greatestPriority = -5;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* cudaProfiler.h, which declares these, is not in every wheel. */
@@ -101,7 +97,7 @@ SIM_EXPORT CUresult CUDAAPI cuProfilerStop(void);
     SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
     {                                                                                           \
         NVS_SIM_ENTER_CONTEXT();                                                                \
-        return nvs_sim_return(context->error);                                                  \
+        return context->error;                                                                  \
     }
 
 NO_EFFECT(cuCtxResetPersistingL2Cache, (void))

@@ -27,9 +27,7 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape)
         (shape->NumChannels != 1 && shape->NumChannels != 2 && shape->NumChannels != 4) || shape->Width > 131072 ||
         shape->Height > 131072 || shape->Depth > 16384)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = nvs_sim_capture_unsafe();
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_capture_unsafe());
     sim_array *array = calloc(1, sizeof *array);
     if (array == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -39,7 +37,7 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape)
     array->element = format_bytes(shape->Format) * shape->NumChannels;
     array->pitch = shape->Width * array->element;
     array->rows = shape->Height == 0 ? 1 : shape->Height;
-    result = nvs_sim_allocate(context, array->pitch * array->rows * (shape->Depth == 0 ? 1 : shape->Depth), MEM_DEVICE, 0,
+    CUresult result = nvs_sim_allocate(context, array->pitch * array->rows * (shape->Depth == 0 ? 1 : shape->Depth), MEM_DEVICE, 0,
                               &array->memory);
     if (result != CUDA_SUCCESS)
         free(array);
@@ -63,46 +61,36 @@ SIM_EXPORT CUresult CUDAAPI cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_
     NVS_SIM_CHECK(pAllocateArray != NULL, CUDA_ERROR_INVALID_VALUE);
     const CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = pAllocateArray->Width, .Height = pAllocateArray->Height,
                                            .Format = pAllocateArray->Format, .NumChannels = pAllocateArray->NumChannels};
-    return nvs_sim_return(create(pHandle, &shape));
+    return create(pHandle, &shape);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuArray3DCreate_v2(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(create(pHandle, pAllocateArray));
-}
+NVS_SIM_ENTRY(cuArray3DCreate_v2, (CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray), create(pHandle, pAllocateArray))
 
 SIM_EXPORT CUresult CUDAAPI cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *pArrayDescriptor, CUarray hArray)
 {
-    sim_array *array;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_array *array, nvs_sim_array(hArray, &array));
     NVS_SIM_CHECK(pArrayDescriptor != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_array(hArray, &array));
     *pArrayDescriptor = array->shape;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *pArrayDescriptor, CUarray hArray)
 {
-    sim_array *array;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_array *array, nvs_sim_array(hArray, &array));
     NVS_SIM_CHECK(pArrayDescriptor != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_array(hArray, &array));
     *pArrayDescriptor = (CUDA_ARRAY_DESCRIPTOR){.Width = array->shape.Width, .Height = array->shape.Height,
                                                 .Format = array->shape.Format, .NumChannels = array->shape.NumChannels};
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuArrayDestroy(CUarray hArray)
 {
-    sim_array *array;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_array(hArray, &array));
+    NVS_SIM_ENTER_FIND(sim_array *array, nvs_sim_array(hArray, &array));
     nvs_sim_device_wait(array->context->device);
     nvs_sim_release((uintptr_t)array->memory);
     array->magic = 0;
     free(array);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* Copies between arrays and linear memory, by byte offset. */
@@ -130,13 +118,9 @@ static CUresult array_copy(CUstream handle, enum sim_waiting waiting, end to, en
     sim_stream *stream;
     const char *target;
     sim_copy copy = {.width = bytes, .height = 1, .depth = 1};
-    CUresult result = nvs_sim_copy_stream(handle, waiting == SIM_WAIT_AS_ASYNC, &stream);
-    if (result == CUDA_SUCCESS)
-        result = locate(to, &target);
-    if (result == CUDA_SUCCESS)
-        result = locate(from, &copy.source);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_copy_stream(handle, waiting == SIM_WAIT_AS_ASYNC, &stream));
+    NVS_SIM_TRY(locate(to, &target));
+    NVS_SIM_TRY(locate(from, &copy.source));
     copy.target = SIM_POINTER(target);
     return nvs_sim_copy_submit(stream, &copy, waiting);
 }
@@ -145,7 +129,7 @@ static CUresult array_copy(CUstream handle, enum sim_waiting waiting, end to, en
     SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
     {                                                                                           \
         NVS_SIM_ENTER();                                                                        \
-        return nvs_sim_return(array_copy(stream, waiting, to, from, bytes));                    \
+        return array_copy(stream, waiting, to, from, bytes);                                    \
     }
 #define ARRAY(handle, at) ((end){.array = handle, .offset = at})
 #define MEMORY(pointer) ((end){.memory = SIM_POINTER(pointer)})

@@ -9,9 +9,7 @@ static CUresult element_of(const CUDA_MEMCPY3D_BATCH_OP *op, size_t *out)
         sim_array *array;
         if (ends[i]->type != CU_MEMCPY_OPERAND_TYPE_ARRAY)
             continue;
-        CUresult result = nvs_sim_array(ends[i]->op.array.array, &array);
-        if (result != CUDA_SUCCESS)
-            return result;
+        NVS_SIM_TRY(nvs_sim_array(ends[i]->op.array.array, &array));
         *out = array->element;
     }
     return CUDA_SUCCESS;
@@ -60,12 +58,8 @@ SIM_EXPORT CUresult CUDAAPI cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BA
     NVS_SIM_ENTER();
     if (failIdx != NULL)
         *failIdx = SIZE_MAX;
-    return nvs_sim_return(batch_3d(numOps, opList, flags, hStream));
+    return batch_3d(numOps, opList, flags, hStream);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags,
-                                                    CUstream hStream)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(batch_3d(numOps, opList, flags, hStream));
-}
+NVS_SIM_ENTRY(cuMemcpy3DBatchAsync_v2, (size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags, CUstream hStream),
+              batch_3d(numOps, opList, flags, hStream))

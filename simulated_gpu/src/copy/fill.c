@@ -50,7 +50,7 @@ static CUresult fill(CUstream handle, bool asynchronous, const CUDA_MEMSET_NODE_
     {                                                                                           \
         const CUDA_MEMSET_NODE_PARAMS params = {.dst = dst, .elementSize = size, __VA_ARGS__};  \
         NVS_SIM_ENTER();                                                                        \
-        return nvs_sim_return(fill(stream, asynchronous, &params));                             \
+        return fill(stream, asynchronous, &params);                                             \
     }
 #define FLAT .width = N, .height = 1
 #define SQUARE .pitch = pitch, .width = W, .height = H

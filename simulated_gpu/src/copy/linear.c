@@ -5,9 +5,7 @@ static CUresult linear_by(CUstream handle, const void *target, const sim_device 
                           const sim_device *source_by, size_t bytes, enum sim_waiting waiting)
 {
     sim_stream *stream;
-    CUresult result = nvs_sim_copy_stream(handle, waiting == SIM_WAIT_AS_ASYNC, &stream);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_copy_stream(handle, waiting == SIM_WAIT_AS_ASYNC, &stream));
     sim_copy copy = {.target = SIM_POINTER(target), .source = source, .width = bytes, .height = 1, .depth = 1,
                      .target_by = target_by, .source_by = source_by};
     return nvs_sim_copy_submit(stream, &copy, waiting);
@@ -28,11 +26,11 @@ static enum sim_waiting between(CUdeviceptr target, CUdeviceptr source)
     return SIM_NEVER_WAIT;
 }
 
-#define COPY(name, parameters, handle, target, source, waiting)                                              \
-    SIM_EXPORT CUresult CUDAAPI name parameters                                                              \
-    {                                                                                                        \
-        NVS_SIM_ENTER();                                                                                     \
-        return nvs_sim_return(linear(handle, SIM_POINTER(target), SIM_POINTER(source), ByteCount, waiting)); \
+#define COPY(name, parameters, handle, target, source, waiting)                                 \
+    SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
+    {                                                                                           \
+        NVS_SIM_ENTER();                                                                        \
+        return linear(handle, SIM_POINTER(target), SIM_POINTER(source), ByteCount, waiting);    \
     }
 
 COPY(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount), NULL, dst, src, between(dst, src))
@@ -48,26 +46,16 @@ static CUresult peer(CUstream handle, CUdeviceptr target, CUcontext target_conte
                      size_t bytes, enum sim_waiting waiting)
 {
     sim_context *to, *from;
-    CUresult result = nvs_sim_context(target_context, &to);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_context(source_context, &from);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_context(target_context, &to));
+    NVS_SIM_TRY(nvs_sim_context(source_context, &from));
     return linear_by(handle, SIM_POINTER(target), to->device, SIM_POINTER(source), from->device, bytes, waiting);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t ByteCount)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(peer(NULL, dst, dstContext, src, srcContext, ByteCount, SIM_NEVER_WAIT));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext,
-                                              size_t ByteCount, CUstream hStream)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(peer(hStream, dst, dstContext, src, srcContext, ByteCount, SIM_WAIT_AS_ASYNC));
-}
+NVS_SIM_ENTRY(cuMemcpyPeer, (CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t ByteCount),
+              peer(NULL, dst, dstContext, src, srcContext, ByteCount, SIM_NEVER_WAIT))
+NVS_SIM_ENTRY(cuMemcpyPeerAsync, (CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t ByteCount,
+                                  CUstream hStream),
+              peer(hStream, dst, dstContext, src, srcContext, ByteCount, SIM_WAIT_AS_ASYNC))
 
 /* Many copies in one call, in order, which is one of the allowed orders.  As documented, the legacy stream is an error. */
 static CUresult batch(CUstream handle, const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes, size_t count)
@@ -89,12 +77,9 @@ SIM_EXPORT CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *s
     NVS_SIM_ENTER();
     if (failIdx != NULL)
         *failIdx = SIZE_MAX;
-    return nvs_sim_return(batch(hStream, dsts, srcs, sizes, count));
+    return batch(hStream, dsts, srcs, sizes, count);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
-                                                  CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(batch(hStream, dsts, srcs, sizes, count));
-}
+NVS_SIM_ENTRY(cuMemcpyBatchAsync_v2, (CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs,
+                                      size_t *attrsIdxs, size_t numAttrs, CUstream hStream),
+              batch(hStream, dsts, srcs, sizes, count))

@@ -141,7 +141,7 @@ static CUresult copy_peer(const CUDA_MEMCPY3D_PEER *peer, CUstream handle, bool 
     {                                                                                           \
         NVS_SIM_ENTER();                                                                        \
         NVS_SIM_CHECK(pCopy != NULL, CUDA_ERROR_INVALID_VALUE);                                 \
-        return nvs_sim_return(function(pCopy, stream, asynchronous));                           \
+        return function(pCopy, stream, asynchronous);                                           \
     }
 
 SHAPED(cuMemcpy2D_v2, copy_2d, (const CUDA_MEMCPY2D *pCopy), NULL, false)

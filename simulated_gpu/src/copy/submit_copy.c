@@ -23,8 +23,8 @@ CUresult nvs_sim_copy_stream(CUstream handle, bool asynchronous, sim_stream **ou
 {
     if (!asynchronous && nvs_sim_current() == NULL)
         return nvs_sim_no_context();
-    CUresult result = asynchronous ? CUDA_SUCCESS : nvs_sim_capture_unsafe();
-    return result == CUDA_SUCCESS ? nvs_sim_stream(handle, out) : result;
+    NVS_SIM_TRY(asynchronous ? CUDA_SUCCESS : nvs_sim_capture_unsafe());
+    return nvs_sim_stream(handle, out);
 }
 
 /* An asynchronous copy waits for pageable memory, except that it takes a snapshot of a small source. */

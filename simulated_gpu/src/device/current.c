@@ -107,29 +107,10 @@ static CUresult pop(CUcontext *out)
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(push_handle(ctx));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(push_handle(ctx));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxPopCurrent(CUcontext *pctx)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(pop(pctx));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *pctx)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(pop(pctx));
-}
+NVS_SIM_ENTRY(cuCtxPushCurrent, (CUcontext ctx), push_handle(ctx))
+NVS_SIM_ENTRY(cuCtxPushCurrent_v2, (CUcontext ctx), push_handle(ctx))
+NVS_SIM_ENTRY(cuCtxPopCurrent, (CUcontext *pctx), pop(pctx))
+NVS_SIM_ENTRY(cuCtxPopCurrent_v2, (CUcontext *pctx), pop(pctx))
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
 {
@@ -137,12 +118,12 @@ SIM_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
     if (ctx == NULL) {
         if (stack.depth != 0)
             stack.depth--;
-        return nvs_sim_return(CUDA_SUCCESS);
+        return CUDA_SUCCESS;
     }
     NVS_SIM_CHECK(may_be_current(ctx), CUDA_ERROR_INVALID_CONTEXT);
     if (stack.depth != 0)
         stack.depth--;
-    return nvs_sim_return(nvs_sim_push((sim_context *)(void *)ctx));
+    return nvs_sim_push((sim_context *)(void *)ctx);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetCurrent(CUcontext *pctx)
@@ -152,7 +133,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetCurrent(CUcontext *pctx)
     *pctx = (CUcontext)(void *)nvs_sim_current();
     if (*pctx == NULL && nvs_sim_no_context() == CUDA_ERROR_CONTEXT_IS_DESTROYED)
         *pctx = (CUcontext)(void *)top();
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetDevice(CUdevice *device)
@@ -161,15 +142,13 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetDevice(CUdevice *device)
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
     *device = context->device->ordinal;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
 {
-    sim_context *context;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_context(ctx, &context));
     NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_context(ctx, &context));
     *device = context->device->ordinal;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

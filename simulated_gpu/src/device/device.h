@@ -117,6 +117,6 @@ CUresult nvs_sim_context(CUcontext handle, sim_context **out); /* NULL: the curr
     NVS_SIM_ENTER();                                                                            \
     sim_context *context = nvs_sim_current();                                                   \
     if (context == NULL)                                                                        \
-        return nvs_sim_return(nvs_sim_no_context())
+        return nvs_sim_no_context()
 
 #endif

@@ -6,12 +6,10 @@
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGet(CUdevice *device, int ordinal)
 {
-    sim_device *found;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *found, nvs_sim_device(ordinal, &found));
     NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(ordinal, &found));
     *device = ordinal;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetCount(int *count)
@@ -19,17 +17,15 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetCount(int *count)
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);
     *count = nvs_sim_device_count;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetName(char *name, int len, CUdevice dev)
 {
-    sim_device *device;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(name != NULL && len > 0, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     snprintf(name, (size_t)len, "%s", device->instance ? "Simulated GPU MIG" : "Simulated GPU");
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static CUresult uuid_of(CUuuid *uuid, CUdevice dev)
@@ -48,23 +44,17 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
     CUresult result = uuid_of(uuid, dev);
     if (result == CUDA_SUCCESS && nvs_sim_devices[dev].instance)
         uuid->bytes[5] = 0; /* as in nvml/identity.c */
-    return nvs_sim_return(result);
+    return result;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(uuid_of(uuid, dev));
-}
+NVS_SIM_ENTRY(cuDeviceGetUuid_v2, (CUuuid *uuid, CUdevice dev), uuid_of(uuid, dev))
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
-    sim_device *device;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(bytes != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     *bytes = device->capacity_bytes;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* The attributes that are not 0. */
@@ -139,28 +129,24 @@ static const struct {
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 {
-    sim_device *device;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(pi != NULL && (int)attrib > 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK((int)attrib < CU_DEVICE_ATTRIBUTE_MAX, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     *pi = 0;
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
         if (attributes[i].attribute == attrib)
             *pi = attributes[i].value;
     if (attrib == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
         *pi = (int)nvs_sim_shared_state->gpus[device->gpu].card + 1;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)
 {
-    sim_device *device;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(pciBusId != NULL && len >= 13, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     snprintf(pciBusId, (size_t)len, "0000:%02x:00.0", nvs_sim_shared_state->gpus[device->gpu].card + 1);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId)
@@ -175,9 +161,9 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice *dev, const char *pci
     for (int i = 0; i < nvs_sim_device_count; i++)
         if (domain == 0 && bus == nvs_sim_shared_state->gpus[nvs_sim_devices[i].gpu].card + 1) {
             *dev = i;
-            return nvs_sim_return(CUDA_SUCCESS);
+            return CUDA_SUCCESS;
         }
-    return nvs_sim_return(CUDA_ERROR_INVALID_DEVICE);
+    return CUDA_ERROR_INVALID_DEVICE;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int *pi, CUexecAffinityType type, CUdevice dev)
@@ -186,5 +172,5 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int *pi, CUexecAffini
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(pi != NULL, CUDA_ERROR_INVALID_VALUE);
     *pi = 0;
-    return nvs_sim_return(nvs_sim_device(dev, &device));
+    return nvs_sim_device(dev, &device);
 }

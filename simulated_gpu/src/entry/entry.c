@@ -19,9 +19,10 @@ CUresult nvs_sim_enter(const char *function, bool need_init)
     if (nvs_sim_thread.in_callback)
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&nvs_sim_lock);
-    if (need_init && (!nvs_sim_initialised || nvs_sim_forked))
-        return nvs_sim_return(CUDA_ERROR_NOT_INITIALIZED);
-    return CUDA_SUCCESS;
+    if (!need_init || (nvs_sim_initialised && !nvs_sim_forked))
+        return CUDA_SUCCESS;
+    pthread_mutex_unlock(&nvs_sim_lock);
+    return CUDA_ERROR_NOT_INITIALIZED;
 }
 
 int nvs_sim_unsupported(const char *function)

@@ -13,31 +13,45 @@ typedef struct sim_thread { /* what the entry points remember of the calling thr
 extern _Thread_local sim_thread nvs_sim_thread;
 extern bool nvs_sim_initialised, nvs_sim_forked; /* a child of a process that was initialised has no driver */
 
-CUresult nvs_sim_enter(const char *function, bool need_init); /* observer and faults first; SUCCESS: the lock is held */
-static inline CUresult nvs_sim_return(CUresult result)
+/* Observer and faults come first.  On success the lock is held; otherwise it is free. */
+CUresult nvs_sim_enter(const char *function, bool need_init);
+
+static inline void nvs_sim_leave(const CUresult *entered)
 {
-    pthread_mutex_unlock(&nvs_sim_lock);
-    return result;
+    if (*entered == CUDA_SUCCESS)
+        pthread_mutex_unlock(&nvs_sim_lock);
 }
 
+/* A public function begins with one of these.  Its return drops the lock, after the value of the return is computed. */
+#define NVS_SIM_HOLD_LOCK(entering) __attribute__((cleanup(nvs_sim_leave))) const CUresult entered = (entering)
 #define NVS_SIM_ENTER_ANY(need_init)                                                            \
-    do {                                                                                        \
-        CUresult entered = nvs_sim_enter(__func__, need_init);                                  \
-        if (entered != CUDA_SUCCESS)                                                            \
-            return entered;                                                                     \
-    } while (0)
-#define NVS_SIM_ENTER_RAW() NVS_SIM_ENTER_ANY(false) /* before cuInit, too */
+    NVS_SIM_HOLD_LOCK(nvs_sim_enter(__func__, need_init));                                      \
+    NVS_SIM_TRY(entered)
 #define NVS_SIM_ENTER() NVS_SIM_ENTER_ANY(true)
+#define NVS_SIM_ENTER_RAW() NVS_SIM_ENTER_ANY(false) /* before cuInit, too */
+#define NVS_SIM_ENTER_FIND(declaration, lookup)                                                 \
+    declaration;                                                                                \
+    NVS_SIM_ENTER();                                                                            \
+    NVS_SIM_TRY(lookup)
+
+/* A public function that consists of one expression. */
+#define NVS_SIM_ENTRY(name, parameters, ...)                                                    \
+    SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
+    {                                                                                           \
+        NVS_SIM_ENTER();                                                                        \
+        return __VA_ARGS__;                                                                     \
+    }
+
 #define NVS_SIM_CHECK(condition, result)                                                        \
     do {                                                                                        \
         if (!(condition))                                                                       \
-            return nvs_sim_return(result);                                                      \
+            return (result);                                                                    \
     } while (0)
 #define NVS_SIM_TRY(expression)                                                                 \
     do {                                                                                        \
-        CUresult tried = (expression);                                                          \
+        const CUresult tried = (expression);                                                    \
         if (tried != CUDA_SUCCESS)                                                              \
-            return nvs_sim_return(tried);                                                       \
+            return tried;                                                                       \
     } while (0)
 
 #endif

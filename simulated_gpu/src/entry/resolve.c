@@ -58,7 +58,7 @@ SIM_EXPORT CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int
 {
     CUdriverProcAddressQueryResult status;
     NVS_SIM_ENTER_RAW();
-    return nvs_sim_return(resolve(symbol, pfn, cudaVersion, flags, &status));
+    return resolve(symbol, pfn, cudaVersion, flags, &status);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
@@ -71,7 +71,7 @@ SIM_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, 
         *symbolStatus = status;
         result = CUDA_SUCCESS; /* the status has the answer; *pfn is NULL */
     }
-    return nvs_sim_return(result);
+    return result;
 }
 
 #define ERROR_TEXT(function, text_of)                                                           \

@@ -37,8 +37,8 @@ static CUresult append(sim_stream *stream, CUgraphNodeType type, sim_node **out)
 {
     if (stream->capture.of->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    CUresult result = nvs_sim_node_new(stream->capture.of->graph, type, stream->capture.tail, stream->capture.count, out);
-    return result == CUDA_SUCCESS ? nvs_sim_capture_set_tail(stream, out, 1) : result;
+    NVS_SIM_TRY(nvs_sim_node_new(stream->capture.of->graph, type, stream->capture.tail, stream->capture.count, out));
+    return nvs_sim_capture_set_tail(stream, out, 1);
 }
 
 CUresult nvs_sim_capture_work(sim_stream *stream, const sim_work *work)
@@ -48,9 +48,7 @@ CUresult nvs_sim_capture_work(sim_stream *stream, const sim_work *work)
         stream->capture.of->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    CUresult result = append(stream, type_of(work), &node);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(append(stream, type_of(work), &node));
     node->work = *work;
     if (work->kind == OP_ALLOCATE)
         node->memory = nvs_sim_graph_memory_at(work->u.pointer);
@@ -61,10 +59,10 @@ CUresult nvs_sim_capture_work(sim_stream *stream, const sim_work *work)
                                                .value = work->u.fill.value, .elementSize = work->u.fill.element,
                                                .width = work->u.fill.width, .height = work->u.fill.height};
     if (work->kind == OP_KERNEL) {
-        result = nvs_sim_node_set_kernel(node, &work->u.kernel.params);
+        NVS_SIM_TRY(nvs_sim_node_set_kernel(node, &work->u.kernel.params));
         node->work.u.kernel.by = stream->context;
     }
-    return result;
+    return CUDA_SUCCESS;
 }
 
 static CUresult append_event(sim_stream *stream, CUgraphNodeType type, enum sim_op_kind kind, sim_event *event)

@@ -22,9 +22,7 @@ static void each_stream(void (*visit)(sim_stream *, void *), void *argument)
 static CUresult begin(CUstream handle, CUstreamCaptureMode mode, sim_graph *graph, const CUgraphNode *dependencies, size_t count)
 {
     sim_stream *stream;
-    CUresult result = nvs_sim_stream(handle, &stream);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_stream(handle, &stream));
     if (stream->legacy)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (stream->capture.of != NULL)
@@ -52,26 +50,15 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, sim_graph *grap
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamBeginCapture(CUstream hStream)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(begin(hStream, CU_STREAM_CAPTURE_MODE_GLOBAL, NULL, NULL, 0));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(begin(hStream, mode, NULL, NULL, 0));
-}
+NVS_SIM_ENTRY(cuStreamBeginCapture, (CUstream hStream), begin(hStream, CU_STREAM_CAPTURE_MODE_GLOBAL, NULL, NULL, 0))
+NVS_SIM_ENTRY(cuStreamBeginCapture_v2, (CUstream hStream, CUstreamCaptureMode mode), begin(hStream, mode, NULL, NULL, 0))
 
 SIM_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies,
                                                         const CUgraphEdgeData *dependencyData, size_t numDependencies,
                                                         CUstreamCaptureMode mode)
 {
-    sim_graph *graph;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_graph(hGraph, &graph));
-    return nvs_sim_return(begin(hStream, mode, graph, dependencies, numDependencies));
+    NVS_SIM_ENTER_FIND(sim_graph *graph, nvs_sim_graph(hGraph, &graph));
+    return begin(hStream, mode, graph, dependencies, numDependencies);
 }
 
 typedef struct joining {
@@ -113,9 +100,7 @@ static void drop(sim_capture *capture, bool keeps_graph)
 
 SIM_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 {
-    sim_stream *stream;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
+    NVS_SIM_ENTER_FIND(sim_stream *stream, nvs_sim_stream(hStream, &stream));
     sim_capture *capture = stream->capture.of;
     NVS_SIM_CHECK(capture != NULL, CUDA_ERROR_ILLEGAL_STATE);
     NVS_SIM_CHECK(capture->origin == stream, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
@@ -130,7 +115,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGrap
     if (phGraph != NULL)
         *phGraph = result == CUDA_SUCCESS ? (CUgraph)(void *)capture->graph : NULL;
     drop(capture, result == CUDA_SUCCESS && phGraph != NULL);
-    return nvs_sim_return(result);
+    return result;
 }
 
 /* As in driver 580, the captures of a context end with it. */
@@ -170,35 +155,20 @@ static CUresult info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t 
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(info(hStream, captureStatus_out, id_out, NULL, NULL, NULL, NULL));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
-                                                      cuuint64_t *id_out, CUgraph *graph_out,
-                                                      const CUgraphNode **dependencies_out, size_t *numDependencies_out)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, NULL, numDependencies_out));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
-                                                      cuuint64_t *id_out, CUgraph *graph_out,
-                                                      const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out,
-                                                      size_t *numDependencies_out)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out, numDependencies_out));
-}
+NVS_SIM_ENTRY(cuStreamGetCaptureInfo, (CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out),
+              info(hStream, captureStatus_out, id_out, NULL, NULL, NULL, NULL))
+NVS_SIM_ENTRY(cuStreamGetCaptureInfo_v2, (CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out,
+                                          CUgraph *graph_out, const CUgraphNode **dependencies_out, size_t *numDependencies_out),
+              info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, NULL, numDependencies_out))
+NVS_SIM_ENTRY(cuStreamGetCaptureInfo_v3, (CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out,
+                                          CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out,
+                                          size_t *numDependencies_out),
+              info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out, numDependencies_out))
 
 static CUresult update(CUstream handle, CUgraphNode *dependencies, size_t count, unsigned flags)
 {
     sim_stream *stream;
-    CUresult result = nvs_sim_stream(handle, &stream);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_stream(handle, &stream));
     if (stream->capture.of == NULL)
         return CUDA_ERROR_ILLEGAL_STATE;
     if (stream->capture.of->invalid)
@@ -209,17 +179,8 @@ static CUresult update(CUstream handle, CUgraphNode *dependencies, size_t count,
     return nvs_sim_capture_join(stream, nodes, count);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dependencies, size_t numDependencies,
-                                                              unsigned int flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(update(hStream, dependencies, numDependencies, flags));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies,
-                                                                 const CUgraphEdgeData *dependencyData, size_t numDependencies,
-                                                                 unsigned int flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(update(hStream, dependencies, numDependencies, flags));
-}
+NVS_SIM_ENTRY(cuStreamUpdateCaptureDependencies, (CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags),
+              update(hStream, dependencies, numDependencies, flags))
+NVS_SIM_ENTRY(cuStreamUpdateCaptureDependencies_v2, (CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
+                                                     size_t numDependencies, unsigned int flags),
+              update(hStream, dependencies, numDependencies, flags))

@@ -39,25 +39,13 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, cuuint64_t flags)
     return result;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer,
-                                               size_t bufferSize)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(instantiate(phGraphExec, hGraph, 0));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer,
-                                                  size_t bufferSize)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(instantiate(phGraphExec, hGraph, 0));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(instantiate(phGraphExec, hGraph, flags));
-}
+NVS_SIM_ENTRY(cuGraphInstantiate, (CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize),
+              instantiate(phGraphExec, hGraph, 0))
+NVS_SIM_ENTRY(cuGraphInstantiate_v2, (CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer,
+                                      size_t bufferSize),
+              instantiate(phGraphExec, hGraph, 0))
+NVS_SIM_ENTRY(cuGraphInstantiateWithFlags, (CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags),
+              instantiate(phGraphExec, hGraph, flags))
 
 SIM_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGraph,
                                                          CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams)
@@ -67,7 +55,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *phGraphExe
     CUresult result = instantiate(phGraphExec, hGraph, instantiateParams->flags);
     instantiateParams->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
     instantiateParams->hErrNode_out = NULL;
-    return nvs_sim_return(result);
+    return result;
 }
 
 CUresult nvs_sim_exec(CUgraphExec handle, sim_exec **out)
@@ -81,19 +69,15 @@ CUresult nvs_sim_exec(CUgraphExec handle, sim_exec **out)
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec hGraphExec)
 {
-    sim_exec *exec;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_exec(hGraphExec, &exec));
+    NVS_SIM_ENTER_FIND(sim_exec *exec, nvs_sim_exec(hGraphExec, &exec));
     free_exec(exec);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags)
 {
-    sim_exec *exec;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_exec *exec, nvs_sim_exec(hGraphExec, &exec));
     NVS_SIM_CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_exec(hGraphExec, &exec));
     *flags = exec->flags;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

@@ -121,11 +121,9 @@ void nvs_sim_graph_memory_trim(sim_device *device)
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device)
 {
-    sim_device *found;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_device(device, &found));
+    NVS_SIM_ENTER_FIND(sim_device *found, nvs_sim_device(device, &found));
     nvs_sim_graph_memory_trim(found);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static const enum sim_figure figure_of[SIM_FIGURES] = {
@@ -137,19 +135,15 @@ static const enum sim_figure figure_of[SIM_FIGURES] = {
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value)
 {
-    sim_device *found;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *found, nvs_sim_device(device, &found));
     NVS_SIM_CHECK(value != NULL && (unsigned)attr < SIM_FIGURES, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(device, &found));
     memcpy(value, &found->graph_memory.figures.values[figure_of[attr]], sizeof(uint64_t));
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value)
 {
-    sim_device *found;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *found, nvs_sim_device(device, &found));
     NVS_SIM_CHECK(value != NULL && (unsigned)attr < SIM_FIGURES, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(device, &found));
-    return nvs_sim_return(nvs_sim_figures_reset(&found->graph_memory.figures, figure_of[attr], value));
+    return nvs_sim_figures_reset(&found->graph_memory.figures, figure_of[attr], value);
 }

@@ -6,11 +6,8 @@
 static CUresult own_node(CUgraphExec exec_handle, CUgraphNode node_handle, sim_exec **exec, size_t *index)
 {
     sim_node *node;
-    CUresult result = nvs_sim_exec(exec_handle, exec);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_node(node_handle, &node);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_exec(exec_handle, exec));
+    NVS_SIM_TRY(nvs_sim_node(node_handle, &node));
     for (size_t i = 0; i < (*exec)->graph->count; i++)
         if ((*exec)->order[i]->id == node->id) {
             *index = i;
@@ -23,19 +20,17 @@ static CUresult set_params(CUgraphExec exec_handle, CUgraphNode node, CUgraphNod
 {
     sim_exec *exec;
     size_t index;
-    CUresult result = own_node(exec_handle, node, &exec, &index);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(own_node(exec_handle, node, &exec, &index));
     if (params.any == NULL || exec->order[index]->type != type)
         return CUDA_ERROR_INVALID_VALUE;
     return nvs_sim_node_set(exec->order[index], params);
 }
 
-#define EXEC_SET(name, kind, parameter, ...)                                                                             \
-    SIM_EXPORT CUresult CUDAAPI name(CUgraphExec hGraphExec, CUgraphNode hNode, parameter)                               \
-    {                                                                                                                    \
-        NVS_SIM_ENTER();                                                                                                 \
-        return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_##kind, (sim_node_params){__VA_ARGS__})); \
+#define EXEC_SET(name, kind, parameter, ...)                                                             \
+    SIM_EXPORT CUresult CUDAAPI name(CUgraphExec hGraphExec, CUgraphNode hNode, parameter)               \
+    {                                                                                                    \
+        NVS_SIM_ENTER();                                                                                 \
+        return set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_##kind, (sim_node_params){__VA_ARGS__}); \
     }
 #define COMMA ,
 
@@ -56,7 +51,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUg
     NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
     NVS_SIM_CHECK(nodeParams != NULL && nodeParams->type == exec->order[index]->type, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(nvs_sim_params_unpack(nodeParams, &all));
-    return nvs_sim_return(nvs_sim_node_set(exec->order[index], all.params));
+    return nvs_sim_node_set(exec->order[index], all.params);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled)
@@ -66,7 +61,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgrap
     NVS_SIM_ENTER();
     NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
     exec->disabled[index] = isEnabled == 0;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled)
@@ -77,7 +72,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgrap
     NVS_SIM_CHECK(isEnabled != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
     *isEnabled = !exec->disabled[index];
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* The new graph must have nodes of the same types, in the same order, with the same edges. */
@@ -106,20 +101,15 @@ static CUresult update(CUgraphExec exec_handle, CUgraph graph_handle, CUgraphExe
     sim_graph *graph, *copy;
     sim_node **order;
     *why = CU_GRAPH_EXEC_UPDATE_ERROR;
-    CUresult result = nvs_sim_exec(exec_handle, &exec);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_graph(graph_handle, &graph);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_exec(exec_handle, &exec));
+    NVS_SIM_TRY(nvs_sim_graph(graph_handle, &graph));
     *why = difference(exec->graph, graph);
     if (*why != CU_GRAPH_EXEC_UPDATE_SUCCESS)
         return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-    result = nvs_sim_graph_clone(graph, &copy);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_graph_clone(graph, &copy));
     for (sim_node *a = exec->graph->nodes, *b = copy->nodes; a != NULL; a = a->next, b = b->next)
         b->id = a->id; /* the nodes of its first graph still address the executable */
-    result = nvs_sim_graph_sort(copy, &order);
+    const CUresult result = nvs_sim_graph_sort(copy, &order);
     if (result != CUDA_SUCCESS) {
         nvs_sim_graph_free(copy);
         return result;
@@ -142,7 +132,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hG
         *hErrorNode_out = NULL;
     if (updateResult_out != NULL)
         *updateResult_out = why;
-    return nvs_sim_return(result);
+    return result;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo)
@@ -152,5 +142,5 @@ SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph
     CUresult result = update(hGraphExec, hGraph, &why);
     if (resultInfo != NULL)
         *resultInfo = (CUgraphExecUpdateResultInfo){.result = why};
-    return nvs_sim_return(result);
+    return result;
 }

@@ -93,9 +93,7 @@ CUresult nvs_sim_node_new(sim_graph *graph, CUgraphNodeType type, sim_node *cons
 
 static CUresult clone_node(const sim_node *node, sim_graph *into, sim_node **out)
 {
-    CUresult result = nvs_sim_node_new(into, node->type, NULL, 0, out);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_node_new(into, node->type, NULL, 0, out));
     sim_node *clone = *out;
     clone->id = node->id;
     clone->work = node->work;

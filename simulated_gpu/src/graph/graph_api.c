@@ -10,39 +10,34 @@ SIM_EXPORT CUresult CUDAAPI cuGraphCreate(CUgraph *phGraph, unsigned int flags)
     sim_graph *graph = nvs_sim_graph_new();
     NVS_SIM_CHECK(graph != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     *phGraph = (CUgraph)(void *)graph;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphDestroy(CUgraph hGraph)
 {
-    sim_graph *graph;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_graph(hGraph, &graph));
+    NVS_SIM_ENTER_FIND(sim_graph *graph, nvs_sim_graph(hGraph, &graph));
     NVS_SIM_CHECK(!graph->owned, CUDA_ERROR_INVALID_VALUE);
     nvs_sim_graph_free(graph);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph)
 {
-    sim_graph *graph, *copy;
-    NVS_SIM_ENTER();
+    sim_graph *copy;
+    NVS_SIM_ENTER_FIND(sim_graph *graph, nvs_sim_graph(originalGraph, &graph));
     NVS_SIM_CHECK(phGraphClone != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_graph(originalGraph, &graph));
     NVS_SIM_CHECK(!nvs_sim_graph_allocates(graph), CUDA_ERROR_NOT_SUPPORTED);
     NVS_SIM_TRY(nvs_sim_graph_clone(graph, &copy));
     *phGraphClone = (CUgraph)(void *)copy;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type)
 {
-    sim_node *node;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_node *node, nvs_sim_node(hNode, &node));
     NVS_SIM_CHECK(type != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_node(hNode, &node));
     *type = node->type;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* As documented, unused room is filled with NULL, and without an array this only counts. */
@@ -63,11 +58,7 @@ static CUresult nodes_of(CUgraph handle, CUgraphNode *out, size_t *count)
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(nodes_of(hGraph, nodes, numNodes));
-}
+NVS_SIM_ENTRY(cuGraphGetNodes, (CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes), nodes_of(hGraph, nodes, numNodes))
 
 static CUresult edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count)
 {
@@ -90,25 +81,15 @@ static CUresult edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUgrap
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(edges(hGraph, from, to, NULL, numEdges));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData,
-                                               size_t *numEdges)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(edges(hGraph, from, to, edgeData, numEdges));
-}
+NVS_SIM_ENTRY(cuGraphGetEdges, (CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges),
+              edges(hGraph, from, to, NULL, numEdges))
+NVS_SIM_ENTRY(cuGraphGetEdges_v2, (CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData, size_t *numEdges),
+              edges(hGraph, from, to, edgeData, numEdges))
 
 SIM_EXPORT CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode hNode)
 {
-    sim_node *node;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_node(hNode, &node));
+    NVS_SIM_ENTER_FIND(sim_node *node, nvs_sim_node(hNode, &node));
     NVS_SIM_CHECK(!nvs_sim_graph_allocates(node->graph), CUDA_ERROR_NOT_SUPPORTED);
     nvs_sim_node_remove(node);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

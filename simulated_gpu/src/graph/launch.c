@@ -50,12 +50,10 @@ static CUresult queue_behind(sim_stream *later, sim_stream *earlier)
 static CUresult queue_elsewhere(sim_stream *stream, sim_context *by, const sim_work *work)
 {
     sim_stream *other;
-    CUresult result = graph_stream(by, &other);
-    if (result == CUDA_SUCCESS)
-        result = queue_behind(other, stream);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_enqueue(other, work, false, true);
-    return result == CUDA_SUCCESS ? queue_behind(stream, other) : result;
+    NVS_SIM_TRY(graph_stream(by, &other));
+    NVS_SIM_TRY(queue_behind(other, stream));
+    NVS_SIM_TRY(nvs_sim_enqueue(other, work, false, true));
+    return queue_behind(stream, other);
 }
 
 /* Queues the work of a node; its events get a fence of this launch. */
@@ -109,27 +107,23 @@ static CUresult queue_graph(sim_stream *stream, sim_graph *graph, sim_node *cons
 
 SIM_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
 {
-    sim_exec *exec;
     sim_stream *stream;
     bool first = true;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_exec(hGraphExec, &exec));
+    NVS_SIM_ENTER_FIND(sim_exec *exec, nvs_sim_exec(hGraphExec, &exec));
     NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
     if (stream->capture.of != NULL)
-        return nvs_sim_return(nvs_sim_capture_check(stream)); /* the launch of an executable cannot be captured */
+        return nvs_sim_capture_check(stream); /* the launch of an executable cannot be captured */
     NVS_SIM_TRY(nvs_sim_capture_implicit(stream));
     NVS_SIM_TRY(nvs_sim_exec_memory_allocate(&exec->memory, (exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0));
-    return nvs_sim_return(queue_graph(stream, exec->graph, exec->order, exec->disabled, &first));
+    return queue_graph(stream, exec->graph, exec->order, exec->disabled, &first);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream)
 {
-    sim_exec *exec;
     sim_stream *stream;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_exec(hGraphExec, &exec));
+    NVS_SIM_ENTER_FIND(sim_exec *exec, nvs_sim_exec(hGraphExec, &exec));
     NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
     NVS_SIM_TRY(nvs_sim_exec_memory_attach(&exec->memory));
     sim_work work = {.kind = OP_EMPTY};
-    return nvs_sim_return(nvs_sim_submit(stream, &work));
+    return nvs_sim_submit(stream, &work);
 }

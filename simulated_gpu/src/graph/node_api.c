@@ -10,12 +10,9 @@ static CUresult add(CUgraphNode *out, CUgraph handle, const CUgraphNode *depende
     sim_node *node;
     if (out == NULL || (count != 0 && dependencies == NULL))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = nvs_sim_graph(handle, &graph);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_node_new(graph, type, (sim_node *const *)(const void *)dependencies, count, &node);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = nvs_sim_node_set(node, params);
+    NVS_SIM_TRY(nvs_sim_graph(handle, &graph));
+    NVS_SIM_TRY(nvs_sim_node_new(graph, type, (sim_node *const *)(const void *)dependencies, count, &node));
+    const CUresult result = nvs_sim_node_set(node, params);
     if (result != CUDA_SUCCESS)
         nvs_sim_node_remove(node);
     else
@@ -23,12 +20,12 @@ static CUresult add(CUgraphNode *out, CUgraph handle, const CUgraphNode *depende
     return result;
 }
 
-#define ADD(name, type, parameter, value)                                                                                 \
-    SIM_EXPORT CUresult CUDAAPI name(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,           \
-                                     size_t numDependencies parameter)                                                    \
-    {                                                                                                                     \
-        NVS_SIM_ENTER();                                                                                                  \
-        return nvs_sim_return(add(phGraphNode, hGraph, dependencies, numDependencies, CU_GRAPH_NODE_TYPE_##type, value)); \
+#define ADD(name, type, parameter, value)                                                                       \
+    SIM_EXPORT CUresult CUDAAPI name(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, \
+                                     size_t numDependencies parameter)                                          \
+    {                                                                                                           \
+        NVS_SIM_ENTER();                                                                                        \
+        return add(phGraphNode, hGraph, dependencies, numDependencies, CU_GRAPH_NODE_TYPE_##type, value);       \
     }
 #define COMMA ,
 
@@ -52,7 +49,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgra
     NVS_SIM_CHECK(nodeParams != NULL, CUDA_ERROR_INVALID_VALUE);
     const CUDA_KERNEL_NODE_PARAMS params = nvs_sim_kernel_params_widen(nodeParams);
     const sim_node_params all = {.kernel = &params};
-    return nvs_sim_return(add(phGraphNode, hGraph, dependencies, numDependencies, CU_GRAPH_NODE_TYPE_KERNEL, all));
+    return add(phGraphNode, hGraph, dependencies, numDependencies, CU_GRAPH_NODE_TYPE_KERNEL, all);
 }
 
 static CUresult add_general(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
@@ -67,20 +64,12 @@ static CUresult add_general(CUgraphNode *out, CUgraph graph, const CUgraphNode *
     return result;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
-                                           size_t numDependencies, CUgraphNodeParams *nodeParams)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(add_general(phGraphNode, hGraph, dependencies, numDependencies, nodeParams));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
-                                              const CUgraphEdgeData *dependencyData, size_t numDependencies,
-                                              CUgraphNodeParams *nodeParams)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(add_general(phGraphNode, hGraph, dependencies, numDependencies, nodeParams));
-}
+NVS_SIM_ENTRY(cuGraphAddNode, (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies,
+                               CUgraphNodeParams *nodeParams),
+              add_general(phGraphNode, hGraph, dependencies, numDependencies, nodeParams))
+NVS_SIM_ENTRY(cuGraphAddNode_v2, (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
+                                  const CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams),
+              add_general(phGraphNode, hGraph, dependencies, numDependencies, nodeParams))
 
 static CUresult typed(CUgraphNode handle, CUgraphNodeType type, const void *given, sim_node **out)
 {
@@ -99,12 +88,12 @@ static CUresult typed(CUgraphNode handle, CUgraphNodeType type, const void *give
     {                                                                                              \
         ENTER_NODE(kind, nodeParams);                                                              \
         *nodeParams = node->record.member;                                                         \
-        return nvs_sim_return(CUDA_SUCCESS);                                                       \
+        return CUDA_SUCCESS;                                                                       \
     }                                                                                              \
     SIM_EXPORT CUresult CUDAAPI prefix##SetParams##read(CUgraphNode hNode, const type *nodeParams) \
     {                                                                                              \
         ENTER_NODE(kind, nodeParams);                                                              \
-        return nvs_sim_return(nvs_sim_node_set(node, (sim_node_params){.member = nodeParams}));    \
+        return nvs_sim_node_set(node, (sim_node_params){.member = nodeParams});                    \
     }
 
 ACCESS(cuGraphKernelNode, KERNEL, CUDA_KERNEL_NODE_PARAMS, _v2, kernel)
@@ -118,34 +107,34 @@ SIM_EXPORT CUresult CUDAAPI cuGraphKernelNodeGetParams(CUgraphNode hNode, CUDA_K
     *nodeParams = (CUDA_KERNEL_NODE_PARAMS_v1){.func = k->func, .gridDimX = k->gridDimX, .gridDimY = k->gridDimY, .gridDimZ = k->gridDimZ,
                                                .blockDimX = k->blockDimX, .blockDimY = k->blockDimY, .blockDimZ = k->blockDimZ,
                                                .sharedMemBytes = k->sharedMemBytes, .kernelParams = k->kernelParams};
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
 {
     ENTER_NODE(KERNEL, nodeParams);
     const CUDA_KERNEL_NODE_PARAMS params = nvs_sim_kernel_params_widen(nodeParams);
-    return nvs_sim_return(nvs_sim_node_set(node, (sim_node_params){.kernel = &params}));
+    return nvs_sim_node_set(node, (sim_node_params){.kernel = &params});
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
 {
     ENTER_NODE(HOST, nodeParams);
     *nodeParams = (CUDA_HOST_NODE_PARAMS){.fn = node->work.u.host.function, .userData = node->work.u.host.data};
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams)
 {
     ENTER_NODE(HOST, nodeParams);
-    return nvs_sim_return(nvs_sim_node_set(node, (sim_node_params){.host = nodeParams}));
+    return nvs_sim_node_set(node, (sim_node_params){.host = nodeParams});
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph)
 {
     ENTER_NODE(GRAPH, phGraph);
     *phGraph = (CUgraph)(void *)node->child;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 #define EVENT_ACCESS(prefix, kind)                                                              \
@@ -153,12 +142,12 @@ SIM_EXPORT CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUg
     {                                                                                           \
         ENTER_NODE(kind, event_out);                                                            \
         *event_out = (CUevent)(void *)node->event;                                              \
-        return nvs_sim_return(CUDA_SUCCESS);                                                    \
+        return CUDA_SUCCESS;                                                                    \
     }                                                                                           \
     SIM_EXPORT CUresult CUDAAPI prefix##SetEvent(CUgraphNode hNode, CUevent event)              \
     {                                                                                           \
         ENTER_NODE(kind, event);                                                                \
-        return nvs_sim_return(nvs_sim_node_set(node, (sim_node_params){.event = event}));       \
+        return nvs_sim_node_set(node, (sim_node_params){.event = event});                       \
     }
 
 EVENT_ACCESS(cuGraphEventRecordNode, EVENT_RECORD)
@@ -172,7 +161,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeP
     NVS_SIM_CHECK(nodeParams != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(typed(hNode, nodeParams->type, nodeParams, &node));
     NVS_SIM_TRY(nvs_sim_params_unpack(nodeParams, &all));
-    return nvs_sim_return(nvs_sim_node_set(node, all.params));
+    return nvs_sim_node_set(node, all.params);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_NODE_PARAMS *params_out)
@@ -183,14 +172,14 @@ SIM_EXPORT CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA
     *params_out = (CUDA_MEM_ALLOC_NODE_PARAMS){.bytesize = allocation->bytes, .dptr = allocation->base};
     params_out->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     params_out->poolProps.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = allocation->device->ordinal};
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out)
 {
     ENTER_NODE(MEM_FREE, dptr_out);
     *dptr_out = node->work.u.pointer;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* Attributes have no effect here; they are checked and forgotten. */
@@ -198,13 +187,13 @@ SIM_EXPORT CUresult CUDAAPI cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUk
 {
     ENTER_NODE(KERNEL, value_out);
     memset(value_out, 0, sizeof *value_out);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, const CUkernelNodeAttrValue *value)
 {
     ENTER_NODE(KERNEL, value);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src)
@@ -212,5 +201,5 @@ SIM_EXPORT CUresult CUDAAPI cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUg
     sim_node *node;
     NVS_SIM_ENTER();
     NVS_SIM_TRY(typed(src, CU_GRAPH_NODE_TYPE_KERNEL, src, &node));
-    return nvs_sim_return(typed(dst, CU_GRAPH_NODE_TYPE_KERNEL, dst, &node));
+    return typed(dst, CU_GRAPH_NODE_TYPE_KERNEL, dst, &node);
 }

@@ -3,9 +3,7 @@
 
 CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *params)
 {
-    CUresult result = nvs_sim_kernel_work(params, &node->work);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_kernel_work(params, &node->work));
     node->record.kernel = *params;
     const sim_kernel *kernel = &node->work.u.kernel;
     const bool copies = kernel->bytes != 0;
@@ -76,9 +74,7 @@ static CUresult set_host(sim_node *node, const CUDA_HOST_NODE_PARAMS *params)
 
 static CUresult set_event(sim_node *node, CUevent handle)
 {
-    CUresult result = nvs_sim_event(handle, &node->event);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_event(handle, &node->event));
     node->work = (sim_work){.kind = node->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ? OP_RECORD : OP_WAIT};
     return CUDA_SUCCESS;
 }

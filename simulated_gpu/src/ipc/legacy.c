@@ -76,7 +76,7 @@ SIM_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdevicep
         NVS_SIM_TRY(move_into_file(one));
     const label content = label_of(one);
     memcpy(pHandle, &content, sizeof *pHandle);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static sim_allocation *find_import(const sim_context *context, const label *wanted)
@@ -145,17 +145,8 @@ static CUresult open_handle(CUdeviceptr *pdptr, const CUipcMemHandle *handle, un
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(open_handle(pdptr, &handle, Flags));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(open_handle(pdptr, &handle, Flags));
-}
+NVS_SIM_ENTRY(cuIpcOpenMemHandle, (CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags), open_handle(pdptr, &handle, Flags))
+NVS_SIM_ENTRY(cuIpcOpenMemHandle_v2, (CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags), open_handle(pdptr, &handle, Flags))
 
 SIM_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
@@ -163,7 +154,7 @@ SIM_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
     sim_allocation *one = nvs_sim_find_base(dptr);
     NVS_SIM_CHECK(one != NULL && one->kind == MEM_IMPORTED, CUDA_ERROR_INVALID_VALUE);
     if (--one->ipc.references != 0)
-        return nvs_sim_return(CUDA_SUCCESS);
+        return CUDA_SUCCESS;
     nvs_sim_device_wait(context->device); /* as in the driver, work that uses it ends first */
-    return nvs_sim_return(nvs_sim_release((uintptr_t)dptr));
+    return nvs_sim_release((uintptr_t)dptr);
 }

@@ -13,9 +13,7 @@
 SIM_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle,
                                                          CUmemAllocationHandleType handleType, unsigned long long flags)
 {
-    sim_physical *physical;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_physical(handle, &physical));
+    NVS_SIM_ENTER_FIND(sim_physical *physical, nvs_sim_physical(handle, &physical));
     NVS_SIM_CHECK(shareableHandle != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(handleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
     NVS_SIM_CHECK(physical->properties.requestedHandleTypes == handleType, CUDA_ERROR_INVALID_VALUE);
@@ -26,7 +24,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, 
     int copy = dup(physical->file);
     NVS_SIM_CHECK(copy >= 0, CUDA_ERROR_OPERATING_SYSTEM);
     memcpy(shareableHandle, &copy, sizeof copy);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* A file of shared memory as physical memory of this process, which pays for it if no other process does. */
@@ -67,8 +65,8 @@ SIM_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocatio
     if (result != CUDA_SUCCESS) {
         close(file);
         free(physical);
-        return nvs_sim_return(result);
+        return result;
     }
     *handle = (CUmemGenericAllocationHandle)(uintptr_t)physical;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

@@ -73,7 +73,7 @@ SIM_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribut
 {
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(data != NULL, CUDA_ERROR_INVALID_VALUE);
-    return nvs_sim_return(get(data, attribute, ptr));
+    return get(data, attribute, ptr);
 }
 
 /* As documented, unknown pointers give zeros, not an error. */
@@ -88,7 +88,7 @@ SIM_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, C
             if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
                 memset(data[i], 0xff, 4); /* CU_DEVICE_INVALID */
         }
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
@@ -99,5 +99,5 @@ SIM_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_a
     int on;
     memcpy(&on, value, sizeof on);
     one->sync_memops = on != 0;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

@@ -5,7 +5,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
     NVS_SIM_ENTER_ALLOCATING();
     NVS_SIM_CHECK(dptr != NULL, CUDA_ERROR_INVALID_VALUE);
-    return nvs_sim_return(nvs_sim_allocate(context, bytesize, MEM_DEVICE, 0, dptr));
+    return nvs_sim_allocate(context, bytesize, MEM_DEVICE, 0, dptr);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
@@ -18,7 +18,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch
     NVS_SIM_CHECK(Height <= ((size_t)1 << 46) / pitch, CUDA_ERROR_OUT_OF_MEMORY);
     NVS_SIM_TRY(nvs_sim_allocate(context, pitch * Height, MEM_DEVICE, 0, dptr));
     *pPitch = pitch;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
@@ -26,7 +26,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_TRY(context->error);
     if (dptr == 0)
-        return nvs_sim_return(CUDA_SUCCESS);
+        return CUDA_SUCCESS;
     NVS_SIM_TRY(nvs_sim_capture_unsafe());
     sim_allocation *allocation = nvs_sim_find_base(dptr);
     NVS_SIM_CHECK(allocation != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -37,12 +37,12 @@ SIM_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
     if (allocation->kind == MEM_GRAPH) {
         const bool allocated = nvs_sim_graph_memory_free(allocation->handle);
         nvs_sim_device_wait(device);
-        return nvs_sim_return(allocated ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+        return allocated ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     }
     NVS_SIM_CHECK(!allocation->freed, CUDA_ERROR_INVALID_VALUE);
     allocation->freed = true; /* in driver 580 the pool goes on counting it */
     nvs_sim_device_wait(device); /* as in the driver, work that uses it ends first */
-    return nvs_sim_return(nvs_sim_release((uintptr_t)dptr));
+    return nvs_sim_release((uintptr_t)dptr);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free, size_t *total)
@@ -52,7 +52,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free, size_t *total)
     NVS_SIM_CHECK(free != NULL && total != NULL, CUDA_ERROR_INVALID_VALUE);
     *free = nvs_sim_free(context->device->gpu);
     *total = context->device->capacity_bytes;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
@@ -64,5 +64,5 @@ SIM_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *
         *pbase = allocation->base;
     if (psize != NULL)
         *psize = allocation->bytes;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

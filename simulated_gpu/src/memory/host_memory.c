@@ -18,17 +18,8 @@ static CUresult host_allocate(void **out, size_t bytes, unsigned flags)
     return result;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuMemAllocHost_v2(void **pp, size_t bytesize)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(host_allocate(pp, bytesize, 0));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(host_allocate(pp, bytesize, Flags));
-}
+NVS_SIM_ENTRY(cuMemAllocHost_v2, (void **pp, size_t bytesize), host_allocate(pp, bytesize, 0))
+NVS_SIM_ENTRY(cuMemHostAlloc, (void **pp, size_t bytesize, unsigned int Flags), host_allocate(pp, bytesize, Flags))
 
 SIM_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
 {
@@ -36,10 +27,10 @@ SIM_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
     NVS_SIM_TRY(context->error);
     sim_allocation *allocation = nvs_sim_find((uintptr_t)p);
     if (p == NULL)
-        return nvs_sim_return(CUDA_SUCCESS);
+        return CUDA_SUCCESS;
     NVS_SIM_CHECK(allocation != NULL && allocation->kind == MEM_HOST && allocation->base == (uintptr_t)p, CUDA_ERROR_INVALID_VALUE);
     nvs_sim_device_wait(allocation->device);
-    return nvs_sim_return(nvs_sim_release((uintptr_t)p));
+    return nvs_sim_release((uintptr_t)p);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)
@@ -51,7 +42,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void *p, size_t bytesize, unsig
     NVS_SIM_CHECK(!nvs_sim_overlaps((uintptr_t)p, bytesize), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     sim_allocation allocation = {.base = (uintptr_t)p, .bytes = bytesize, .kind = MEM_REGISTERED, .device = context->device,
                                  .context = context, .flags = Flags};
-    return nvs_sim_return(nvs_sim_insert(&allocation));
+    return nvs_sim_insert(&allocation);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemHostUnregister(void *p)
@@ -62,7 +53,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemHostUnregister(void *p)
     NVS_SIM_CHECK(allocation != NULL && allocation->kind == MEM_REGISTERED && allocation->base == (uintptr_t)p,
                   CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     nvs_sim_device_wait(allocation->device);
-    return nvs_sim_return(nvs_sim_release((uintptr_t)p));
+    return nvs_sim_release((uintptr_t)p);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags)
@@ -72,7 +63,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, voi
     NVS_SIM_CHECK(pdptr != NULL && Flags == 0 && allocation != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(allocation->kind == MEM_HOST || allocation->kind == MEM_REGISTERED, CUDA_ERROR_INVALID_VALUE);
     *pdptr = (CUdeviceptr)(uintptr_t)p;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *pFlags, void *p)
@@ -81,5 +72,5 @@ SIM_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *pFlags, void *p)
     sim_allocation *allocation = nvs_sim_find((uintptr_t)p);
     NVS_SIM_CHECK(pFlags != NULL && allocation != NULL && allocation->kind == MEM_HOST, CUDA_ERROR_INVALID_VALUE);
     *pFlags = allocation->flags | CU_MEMHOSTALLOC_DEVICEMAP;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

@@ -95,7 +95,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize
     NVS_SIM_CHECK(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(nvs_sim_allocate(context, bytesize, MEM_MANAGED, flags, dptr));
     nvs_sim_find_base(*dptr)->released = released;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static const sim_allocation *managed_range(CUdeviceptr pointer, size_t bytes)
@@ -124,7 +124,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count,
 {
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(dstDevice >= 0 || dstDevice == CU_DEVICE_CPU, CUDA_ERROR_INVALID_DEVICE);
-    return nvs_sim_return(prefetch(devPtr, count, dstDevice == CU_DEVICE_CPU ? -1 : dstDevice, hStream));
+    return prefetch(devPtr, count, dstDevice == CU_DEVICE_CPU ? -1 : dstDevice, hStream);
 }
 
 static CUresult location_of(CUmemLocation location, int32_t *ordinal)
@@ -150,7 +150,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t cou
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(location_of(location, &ordinal));
-    return nvs_sim_return(prefetch(devPtr, count, ordinal, hStream));
+    return prefetch(devPtr, count, ordinal, hStream);
 }
 
 /* Advice has no effect here; it is checked and forgotten. */
@@ -161,11 +161,7 @@ static CUresult advise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, i
     return ordinal >= nvs_sim_device_count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(advise(devPtr, count, advice, device));
-}
+NVS_SIM_ENTRY(cuMemAdvise, (CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device), advise(devPtr, count, advice, device))
 
 SIM_EXPORT CUresult CUDAAPI cuMemAdvise_v2(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location)
 {
@@ -174,16 +170,14 @@ SIM_EXPORT CUresult CUDAAPI cuMemAdvise_v2(CUdeviceptr devPtr, size_t count, CUm
     if (advice != CU_MEM_ADVISE_SET_READ_MOSTLY && advice != CU_MEM_ADVISE_UNSET_READ_MOSTLY &&
         advice != CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION)
         NVS_SIM_TRY(location_of(location, &ordinal));
-    return nvs_sim_return(advise(devPtr, count, advice, ordinal));
+    return advise(devPtr, count, advice, ordinal);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags)
 {
-    sim_stream *stream;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
+    NVS_SIM_ENTER_FIND(sim_stream *stream, nvs_sim_stream(hStream, &stream));
     sim_allocation *allocation = nvs_sim_find((uintptr_t)dptr);
     NVS_SIM_CHECK(allocation != NULL && allocation->kind == MEM_MANAGED, CUDA_ERROR_INVALID_VALUE);
     sim_work work = {.kind = OP_EMPTY};
-    return nvs_sim_return(nvs_sim_submit(stream, &work));
+    return nvs_sim_submit(stream, &work);
 }

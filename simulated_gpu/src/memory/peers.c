@@ -64,25 +64,23 @@ bool nvs_sim_kernel_reaches(const sim_context *by, uintptr_t address, size_t byt
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)
 {
-    sim_device *device, *peer;
-    NVS_SIM_ENTER();
+    sim_device *peer;
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(canAccessPeer != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     NVS_SIM_TRY(nvs_sim_device(peerDev, &peer));
     *canAccessPeer = device != peer && nvs_sim_peers_possible(device, peer);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice)
 {
-    sim_device *source, *target;
-    NVS_SIM_ENTER();
+    sim_device *target;
+    NVS_SIM_ENTER_FIND(sim_device *source, nvs_sim_device(srcDevice, &source));
     NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(srcDevice, &source));
     NVS_SIM_TRY(nvs_sim_device(dstDevice, &target));
     NVS_SIM_CHECK(source != target, CUDA_ERROR_INVALID_DEVICE);
     *value = attrib == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED && nvs_sim_peers_possible(source, target);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
@@ -96,7 +94,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigne
     uint64_t bit = 1ull << peer->device->ordinal;
     NVS_SIM_CHECK((context->peers & bit) == 0, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
     context->peers |= bit;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxDisablePeerAccess(CUcontext peerContext)
@@ -107,5 +105,5 @@ SIM_EXPORT CUresult CUDAAPI cuCtxDisablePeerAccess(CUcontext peerContext)
     uint64_t bit = 1ull << peer->device->ordinal;
     NVS_SIM_CHECK((context->peers & bit) != 0, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
     context->peers &= ~bit;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

@@ -98,10 +98,8 @@ static void released(const sim_allocation *allocation)
 static CUresult capture(CUdeviceptr *out, size_t bytes, sim_context *context, uint64_t accessors, sim_stream *stream)
 {
     sim_graph_memory *memory;
-    CUresult result = nvs_sim_graph_memory_new(context, bytes, accessors, &memory);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = nvs_sim_submit(stream, &(sim_work){.kind = OP_ALLOCATE, .u.pointer = memory->pointer});
+    NVS_SIM_TRY(nvs_sim_graph_memory_new(context, bytes, accessors, &memory));
+    const CUresult result = nvs_sim_submit(stream, &(sim_work){.kind = OP_ALLOCATE, .u.pointer = memory->pointer});
     if (result == CUDA_SUCCESS)
         *out = memory->pointer;
     else
@@ -133,28 +131,20 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, sim_pool *pool, CUstrea
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(allocate(dptr, bytesize, NULL, hStream));
-}
+NVS_SIM_ENTRY(cuMemAllocAsync, (CUdeviceptr *dptr, size_t bytesize, CUstream hStream), allocate(dptr, bytesize, NULL, hStream))
 
 SIM_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
 {
-    sim_pool *found;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(pool, &found));
+    NVS_SIM_ENTER_FIND(sim_pool *found, find(pool, &found));
     NVS_SIM_CHECK(found->device->primary.magic == SIM_CONTEXT || nvs_sim_current() != NULL, CUDA_ERROR_INVALID_CONTEXT);
-    return nvs_sim_return(allocate(dptr, bytesize, found, hStream));
+    return allocate(dptr, bytesize, found, hStream);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 {
-    sim_stream *stream;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
+    NVS_SIM_ENTER_FIND(sim_stream *stream, nvs_sim_stream(hStream, &stream));
     if (dptr == 0)
-        return nvs_sim_return(CUDA_SUCCESS);
+        return CUDA_SUCCESS;
     sim_allocation *allocation = nvs_sim_find_base(dptr);
     NVS_SIM_CHECK(allocation != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(allocation->kind != MEM_MANAGED, CUDA_ERROR_NOT_SUPPORTED); /* as in driver 580 */
@@ -173,29 +163,27 @@ SIM_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
         pool->figures.values[SIM_USED] -= bytes;
     else if (counts)
         nvs_sim_find_base(dptr)->freed = false;
-    return nvs_sim_return(result);
+    return result;
 }
 
 /* Pools. */
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 {
-    sim_device *device;
     sim_pool *made;
+    sim_device *device;
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(pool != NULL && poolProps != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(poolProps->location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED);
     NVS_SIM_TRY(nvs_sim_device(poolProps->location.id, &device));
     NVS_SIM_TRY(make_pool(device, false, &made));
     *pool = (CUmemoryPool)(void *)made;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
 {
-    sim_pool *found;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(pool, &found));
+    NVS_SIM_ENTER_FIND(sim_pool *found, find(pool, &found));
     NVS_SIM_CHECK(!found->built_in, CUDA_ERROR_INVALID_VALUE);
     if (found->device->pools.current == found)
         found->device->pools.current = found->device->pools.built_in;
@@ -208,16 +196,14 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
     *link = found->next;
     found->magic = 0;
     free(found);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 {
-    sim_pool *found;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(pool, &found));
+    NVS_SIM_ENTER_FIND(sim_pool *found, find(pool, &found));
     shrink(found, minBytesToKeep);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static const enum sim_figure figure_of[] = {
@@ -246,38 +232,32 @@ static void *attribute_of(sim_pool *pool, CUmemPool_attribute attribute, size_t 
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
-    sim_pool *found;
     size_t bytes;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_pool *found, find(pool, &found));
     NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(find(pool, &found));
     const void *kept = attribute_of(found, attr, &bytes);
     NVS_SIM_CHECK(kept != NULL, CUDA_ERROR_INVALID_VALUE);
     memcpy(value, kept, bytes);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
-    sim_pool *found;
     size_t bytes;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_pool *found, find(pool, &found));
     NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(find(pool, &found));
     void *kept = attribute_of(found, attr, &bytes);
     NVS_SIM_CHECK(kept != NULL, CUDA_ERROR_INVALID_VALUE);
     if (attr > CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
-        return nvs_sim_return(nvs_sim_figures_reset(&found->figures, figure_of[attr], value));
+        return nvs_sim_figures_reset(&found->figures, figure_of[attr], value);
     memcpy(kept, value, bytes);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 {
-    sim_pool *found;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_pool *found, find(pool, &found));
     NVS_SIM_CHECK(map != NULL || count == 0, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(find(pool, &found));
     uint64_t accessors = found->accessors;
     for (size_t i = 0; i < count; i++) {
         sim_device *device;
@@ -293,54 +273,46 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
     for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* earlier allocations, too */
         if (nvs_sim_allocation_at(i)->handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
             nvs_sim_allocation_at(i)->accessed_by = accessors;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location)
 {
-    sim_pool *found;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_pool *found, find(memPool, &found));
     NVS_SIM_CHECK(flags != NULL && location != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(find(memPool, &found));
     NVS_SIM_CHECK(location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id >= 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(location->id < nvs_sim_device_count, CUDA_ERROR_INVALID_VALUE);
     *flags = (found->accessors >> location->id & 1) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 {
-    sim_device *device;
     sim_pool *pool;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(pool_out != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     NVS_SIM_TRY(pool_of(device, &pool));
     *pool_out = (CUmemoryPool)(void *)device->pools.built_in;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 {
-    sim_device *device;
     sim_pool *found;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(pool != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
     NVS_SIM_TRY(pool_of(device, &found));
     *pool = (CUmemoryPool)(void *)found;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 {
-    sim_device *device;
     sim_pool *found, *current;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_TRY(find(pool, &found));
     NVS_SIM_TRY(pool_of(device, &current));
     NVS_SIM_CHECK(found->device == device, CUDA_ERROR_INVALID_VALUE);
     device->pools.current = found;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

@@ -25,9 +25,7 @@ CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *ou
     const unsigned grid[3] = {launch->gridDimX, launch->gridDimY, launch->gridDimZ};
     const unsigned block[3] = {launch->blockDimX, launch->blockDimY, launch->blockDimZ};
     sim_function *function;
-    CUresult result = nvs_sim_function(launch->func != NULL ? launch->func : (CUfunction)launch->kern, &function);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_function(launch->func != NULL ? launch->func : (CUfunction)launch->kern, &function));
     for (int i = 0; i < 3; i++)
         if (grid[i] == 0 || block[i] == 0)
             return CUDA_ERROR_INVALID_VALUE;
@@ -54,10 +52,9 @@ static CUresult launch(CUstream handle, const CUDA_KERNEL_NODE_PARAMS *params)
 {
     sim_stream *stream;
     sim_work work;
-    CUresult result = nvs_sim_stream(handle, &stream);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_kernel_work(params, &work);
-    return result == CUDA_SUCCESS ? nvs_sim_submit(stream, &work) : result;
+    NVS_SIM_TRY(nvs_sim_stream(handle, &stream));
+    NVS_SIM_TRY(nvs_sim_kernel_work(params, &work));
+    return nvs_sim_submit(stream, &work);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
@@ -68,7 +65,7 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gridDimX, 
                                             .blockDimX = blockDimX, .blockDimY = blockDimY, .blockDimZ = blockDimZ,
                                             .sharedMemBytes = sharedMemBytes, .kernelParams = kernelParams, .extra = extra};
     NVS_SIM_ENTER();
-    return nvs_sim_return(launch(hStream, &params));
+    return launch(hStream, &params);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)
@@ -79,7 +76,7 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfun
         .func = f, .gridDimX = config->gridDimX, .gridDimY = config->gridDimY, .gridDimZ = config->gridDimZ,
         .blockDimX = config->blockDimX, .blockDimY = config->blockDimY, .blockDimZ = config->blockDimZ,
         .sharedMemBytes = config->sharedMemBytes, .kernelParams = kernelParams, .extra = extra};
-    return nvs_sim_return(launch(config->hStream, &params));
+    return launch(config->hStream, &params);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
@@ -92,7 +89,7 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction f, unsigned int
                                             .sharedMemBytes = sharedMemBytes, .kernelParams = kernelParams};
     NVS_SIM_ENTER();
     NVS_SIM_CHECK((uint64_t)gridDimX * gridDimY * gridDimZ <= 16 * 32, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
-    return nvs_sim_return(launch(hStream, &params));
+    return launch(hStream, &params);
 }
 
 /* The launches of CUDA 3 have no parameters. */
@@ -104,20 +101,7 @@ static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream
     return launch(stream, &params);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuLaunch(CUfunction f)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(launch_grid(f, 1, 1, NULL));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuLaunchGrid(CUfunction f, int grid_width, int grid_height)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(launch_grid(f, grid_width, grid_height, NULL));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuLaunchGridAsync(CUfunction f, int grid_width, int grid_height, CUstream hStream)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(launch_grid(f, grid_width, grid_height, hStream));
-}
+NVS_SIM_ENTRY(cuLaunch, (CUfunction f), launch_grid(f, 1, 1, NULL))
+NVS_SIM_ENTRY(cuLaunchGrid, (CUfunction f, int grid_width, int grid_height), launch_grid(f, grid_width, grid_height, NULL))
+NVS_SIM_ENTRY(cuLaunchGridAsync, (CUfunction f, int grid_width, int grid_height, CUstream hStream),
+              launch_grid(f, grid_width, grid_height, hStream))

@@ -12,7 +12,7 @@ SIM_EXPORT CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *co
     NVS_SIM_CHECK(library != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(nvs_sim_module_new(code, &module));
     *library = (CUlibrary)(void *)module;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions,
@@ -29,16 +29,14 @@ SIM_EXPORT CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char
     free(image);
     if (result == CUDA_SUCCESS)
         *library = (CUlibrary)(void *)module;
-    return nvs_sim_return(result);
+    return result;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLibraryUnload(CUlibrary library)
 {
-    sim_module *module;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_module((CUmodule)library, &module));
+    NVS_SIM_ENTER_FIND(sim_module *module, nvs_sim_module((CUmodule)library, &module));
     nvs_sim_module_free(module);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLibraryGetModule(CUmodule *pMod, CUlibrary library)
@@ -49,7 +47,7 @@ SIM_EXPORT CUresult CUDAAPI cuLibraryGetModule(CUmodule *pMod, CUlibrary library
     NVS_SIM_TRY(nvs_sim_module((CUmodule)library, &module));
     NVS_SIM_TRY(context->error);
     *pMod = (CUmodule)(void *)module;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuKernelGetFunction(CUfunction *pFunc, CUkernel handle)
@@ -60,15 +58,13 @@ SIM_EXPORT CUresult CUDAAPI cuKernelGetFunction(CUfunction *pFunc, CUkernel hand
     NVS_SIM_TRY(nvs_sim_function((CUfunction)handle, &function));
     NVS_SIM_TRY(context->error);
     *pFunc = (CUfunction)(void *)function;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuKernelGetLibrary(CUlibrary *pLib, CUkernel handle)
 {
-    sim_function *function;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_function *function, nvs_sim_function((CUfunction)handle, &function));
     NVS_SIM_CHECK(pLib != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_function((CUfunction)handle, &function));
     *pLib = (CUlibrary)(void *)function->module;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

@@ -11,9 +11,7 @@ static CUresult blocks(int *out, CUfunction handle, int block_size, size_t share
     sim_function *function;
     if (out == NULL || block_size <= 0 || block_size > 1024)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = nvs_sim_function(handle, &function);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_function(handle, &function));
     int count = THREADS_PER_MULTIPROCESSOR / ((block_size + 31) / 32 * 32);
     if (count > BLOCKS_PER_MULTIPROCESSOR)
         count = BLOCKS_PER_MULTIPROCESSOR;
@@ -23,19 +21,11 @@ static CUresult blocks(int *out, CUfunction handle, int block_size, size_t share
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, CUfunction func, int blockSize,
-                                                                        size_t dynamicSMemSize)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(blocks(numBlocks, func, blockSize, dynamicSMemSize));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *numBlocks, CUfunction func, int blockSize,
-                                                                                 size_t dynamicSMemSize, unsigned int flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(blocks(numBlocks, func, blockSize, dynamicSMemSize));
-}
+NVS_SIM_ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *numBlocks, CUfunction func, int blockSize, size_t dynamicSMemSize),
+              blocks(numBlocks, func, blockSize, dynamicSMemSize))
+NVS_SIM_ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
+              (int *numBlocks, CUfunction func, int blockSize, size_t dynamicSMemSize, unsigned int flags),
+              blocks(numBlocks, func, blockSize, dynamicSMemSize))
 
 static CUresult potential(int *min_grid, int *block_size, CUfunction function, CUoccupancyB2DSize shared_of, size_t shared_bytes,
                           int limit)
@@ -44,9 +34,7 @@ static CUresult potential(int *min_grid, int *block_size, CUfunction function, C
     if (min_grid == NULL || block_size == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     for (int size = limit > 0 && limit < 1024 ? limit : 1024; size >= 32; size -= 32) {
-        CUresult result = blocks(&count, function, size, shared_of != NULL ? shared_of(size) : shared_bytes);
-        if (result != CUDA_SUCCESS)
-            return result;
+        NVS_SIM_TRY(blocks(&count, function, size, shared_of != NULL ? shared_of(size) : shared_bytes));
         if (count * size > best_threads) {
             best_threads = count * size;
             best = size;
@@ -57,19 +45,10 @@ static CUresult potential(int *min_grid, int *block_size, CUfunction function, C
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int *minGridSize, int *blockSize, CUfunction func,
-                                                             CUoccupancyB2DSize blockSizeToDynamicSMemSize,
-                                                             size_t dynamicSMemSize, int blockSizeLimit)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(potential(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxPotentialBlockSizeWithFlags(int *minGridSize, int *blockSize, CUfunction func,
-                                                                      CUoccupancyB2DSize blockSizeToDynamicSMemSize,
-                                                                      size_t dynamicSMemSize, int blockSizeLimit,
-                                                                      unsigned int flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(potential(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit));
-}
+NVS_SIM_ENTRY(cuOccupancyMaxPotentialBlockSize, (int *minGridSize, int *blockSize, CUfunction func,
+                                                 CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit),
+              potential(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit))
+NVS_SIM_ENTRY(cuOccupancyMaxPotentialBlockSizeWithFlags, (int *minGridSize, int *blockSize, CUfunction func,
+                                                          CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize,
+                                                          int blockSizeLimit, unsigned int flags),
+              potential(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit))

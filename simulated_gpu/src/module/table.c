@@ -25,9 +25,7 @@ CUresult nvs_sim_function(CUfunction handle, sim_function **out)
 CUresult nvs_sim_module_new(const void *image, sim_module **out)
 {
     sim_image copy;
-    CUresult result = nvs_sim_image_copy(image, &copy);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_image_copy(image, &copy));
     sim_module *module = calloc(1, sizeof *module);
     if (module == NULL) {
         free(copy.bytes);

@@ -13,13 +13,11 @@ uint32_t nvs_nvml_card_count;
 
 static nvml_result initialise(void)
 {
-    const char *problem = NULL;
     nvml_result result = NVML_SUCCESS;
     pthread_mutex_lock(&nvs_nvml_lock);
     if (nvs_nvml_shared == NULL) {
-        nvs_nvml_shared = nvs_sim_shared_open(&problem);
+        nvs_nvml_shared = nvs_sim_shared_open();
         if (nvs_nvml_shared == NULL) {
-            nvs_sim_say("%s", problem);
             result = NVML_UNKNOWN;
             goto out;
         }

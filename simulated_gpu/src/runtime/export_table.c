@@ -17,6 +17,8 @@ typedef union cell {
 #define SLOTS 96u
 #define FUNCTION(name) {.function = (slot)(name)}
 
+#define HOLD_LOCK() NVS_SIM_HOLD_LOCK((pthread_mutex_lock(&nvs_sim_lock), CUDA_SUCCESS))
+
 static CUresult not_supported(void) { return CUDA_ERROR_NOT_SUPPORTED; }
 static CUresult no_effect(void) { return CUDA_SUCCESS; }
 
@@ -54,38 +56,38 @@ static sim_storage **find_storage(sim_context *context, void *key)
 static CUresult storage_put(CUcontext handle, void *key, void *value, void (*destroy)(CUcontext, void *, void *))
 {
     sim_context *context;
-    pthread_mutex_lock(&nvs_sim_lock);
+    HOLD_LOCK();
     NVS_SIM_TRY(nvs_sim_context(handle, &context));
     sim_storage **link = find_storage(context, key);
     if (*link == NULL && (*link = calloc(1, sizeof **link)) == NULL)
-        return nvs_sim_return(CUDA_ERROR_OUT_OF_MEMORY);
+        return CUDA_ERROR_OUT_OF_MEMORY;
     (*link)->key = key;
     (*link)->value = value;
     (*link)->destroy = destroy;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static CUresult storage_drop(CUcontext handle, void *key)
 {
     sim_context *context;
-    pthread_mutex_lock(&nvs_sim_lock);
+    HOLD_LOCK();
     NVS_SIM_TRY(nvs_sim_context(handle, &context));
     sim_storage **link = find_storage(context, key), *dead = *link;
     if (dead != NULL)
         *link = dead->next;
     free(dead);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static CUresult storage_get(void **value, CUcontext handle, void *key)
 {
     sim_context *context;
-    pthread_mutex_lock(&nvs_sim_lock);
+    HOLD_LOCK();
     NVS_SIM_TRY(nvs_sim_context(handle, &context));
     sim_storage *found = *find_storage(context, key);
     NVS_SIM_CHECK(found != NULL, CUDA_ERROR_INVALID_HANDLE);
     *value = found->value;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static CUresult context_check(CUcontext handle, uint32_t *state, const void **more)
@@ -129,9 +131,9 @@ static CUresult prove(uint32_t version, uint64_t unix_seconds, uint8_t answer[16
 #ifdef NVS_SIM_RUNTIME
     const void *function;
     memcpy(&function, &validity[1].function, sizeof function);
-    pthread_mutex_lock(&nvs_sim_lock);
+    HOLD_LOCK();
     nvs_sim_handshake(version, unix_seconds, runtime_interface, validity, function, answer);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 #else
     return CUDA_ERROR_NOT_SUPPORTED;
 #endif
@@ -158,7 +160,7 @@ SIM_EXPORT CUresult CUDAAPI cuGetExportTable(const void **ppExportTable, const C
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
         if (memcmp(tables[t].id, pExportTableId->bytes, sizeof tables[t].id) == 0) {
             *ppExportTable = tables[t].table;
-            return nvs_sim_return(CUDA_SUCCESS);
+            return CUDA_SUCCESS;
         }
-    return nvs_sim_return(CUDA_ERROR_INVALID_VALUE);
+    return CUDA_ERROR_INVALID_VALUE;
 }

@@ -63,9 +63,7 @@ bool nvs_sim_capture_context(sim_context *context)
 
 CUresult nvs_sim_capture_status(sim_stream *stream, CUstreamCaptureStatus *out)
 {
-    CUresult result = implicit(stream, false);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(implicit(stream, false));
     const sim_capture *capture = stream->capture.of;
     *out = capture == NULL    ? CU_STREAM_CAPTURE_STATUS_NONE
            : capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
@@ -75,11 +73,9 @@ CUresult nvs_sim_capture_status(sim_stream *stream, CUstreamCaptureStatus *out)
 
 SIM_EXPORT CUresult CUDAAPI cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
 {
-    sim_stream *stream;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_stream *stream, nvs_sim_stream(hStream, &stream));
     NVS_SIM_CHECK(captureStatus != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
-    return nvs_sim_return(nvs_sim_capture_status(stream, captureStatus));
+    return nvs_sim_capture_status(stream, captureStatus);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
@@ -89,5 +85,5 @@ SIM_EXPORT CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMod
     CUstreamCaptureMode before = thread_mode;
     thread_mode = *mode;
     *mode = before;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

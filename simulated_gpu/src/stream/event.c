@@ -39,15 +39,13 @@ SIM_EXPORT CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags)
     NVS_SIM_CHECK(event != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     *event = (sim_event){.magic = SIM_EVENT, .context = context, .flags = Flags};
     *phEvent = (CUevent)(void *)event;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static CUresult destroy(CUevent handle)
 {
     sim_event *event;
-    CUresult result = nvs_sim_event(handle, &event);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_event(handle, &event));
     if (event->context->magic == SIM_CONTEXT && event->context->error != CUDA_SUCCESS)
         return event->context->error;
     nvs_sim_event_reset(event);
@@ -57,17 +55,8 @@ static CUresult destroy(CUevent handle)
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuEventDestroy(CUevent hEvent)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(destroy(hEvent));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuEventDestroy_v2(CUevent hEvent)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(destroy(hEvent));
-}
+NVS_SIM_ENTRY(cuEventDestroy, (CUevent hEvent), destroy(hEvent))
+NVS_SIM_ENTRY(cuEventDestroy_v2, (CUevent hEvent), destroy(hEvent))
 
 CUresult nvs_sim_event_record(sim_event *event, sim_stream *stream, unsigned flags)
 {
@@ -75,9 +64,7 @@ CUresult nvs_sim_event_record(sim_event *event, sim_stream *stream, unsigned fla
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture.of != NULL)
         return nvs_sim_stream_hooks.capture_record(stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0);
-    CUresult result = nvs_sim_capture_implicit(stream);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_capture_implicit(stream));
     sim_fence *fence = nvs_sim_fence_new();
     if (fence == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -85,7 +72,7 @@ CUresult nvs_sim_event_record(sim_event *event, sim_stream *stream, unsigned fla
     event->fence = fence;
     fence->references++;
     sim_work work = {.kind = OP_RECORD, .u.fence = fence};
-    result = nvs_sim_enqueue(stream, &work, false, false);
+    const CUresult result = nvs_sim_enqueue(stream, &work, false, false);
     if (result != CUDA_SUCCESS) {
         nvs_sim_event_reset(event);
         nvs_sim_fence_unref(fence);
@@ -95,29 +82,20 @@ CUresult nvs_sim_event_record(sim_event *event, sim_stream *stream, unsigned fla
 
 static CUresult find_both(CUevent event_handle, CUstream stream_handle, sim_event **event, sim_stream **stream)
 {
-    CUresult result = nvs_sim_event(event_handle, event);
-    return result == CUDA_SUCCESS ? nvs_sim_stream(stream_handle, stream) : result;
+    NVS_SIM_TRY(nvs_sim_event(event_handle, event));
+    return nvs_sim_stream(stream_handle, stream);
 }
 
 static CUresult record(CUevent event_handle, CUstream stream_handle, unsigned flags)
 {
     sim_event *event;
     sim_stream *stream;
-    CUresult result = find_both(event_handle, stream_handle, &event, &stream);
-    return result == CUDA_SUCCESS ? nvs_sim_event_record(event, stream, flags) : result;
+    NVS_SIM_TRY(find_both(event_handle, stream_handle, &event, &stream));
+    return nvs_sim_event_record(event, stream, flags);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuEventRecord(CUevent hEvent, CUstream hStream)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(record(hEvent, hStream, 0));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(record(hEvent, hStream, flags));
-}
+NVS_SIM_ENTRY(cuEventRecord, (CUevent hEvent, CUstream hStream), record(hEvent, hStream, 0))
+NVS_SIM_ENTRY(cuEventRecordWithFlags, (CUevent hEvent, CUstream hStream, unsigned int flags), record(hEvent, hStream, flags))
 
 CUresult nvs_sim_event_wait(sim_event *event, sim_stream *stream, unsigned flags)
 {
@@ -136,28 +114,22 @@ CUresult nvs_sim_event_wait(sim_event *event, sim_stream *stream, unsigned flags
 SIM_EXPORT CUresult CUDAAPI cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
 {
     sim_event *event;
-    sim_stream *stream;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(find_both(hEvent, hStream, &event, &stream));
-    return nvs_sim_return(nvs_sim_event_wait(event, stream, Flags));
+    NVS_SIM_ENTER_FIND(sim_stream *stream, find_both(hEvent, hStream, &event, &stream));
+    return nvs_sim_event_wait(event, stream, Flags);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuEventQuery(CUevent hEvent)
 {
-    sim_event *event;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_event(hEvent, &event));
+    NVS_SIM_ENTER_FIND(sim_event *event, nvs_sim_event(hEvent, &event));
     NVS_SIM_CHECK(event->capture_id == 0, CUDA_ERROR_CAPTURED_EVENT);
     NVS_SIM_TRY(nvs_sim_capture_unsafe());
     NVS_SIM_TRY(event->context->error);
-    return nvs_sim_return(event->fence == NULL || event->fence->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+    return event->fence == NULL || event->fence->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent hEvent)
 {
-    sim_event *event;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_event(hEvent, &event));
+    NVS_SIM_ENTER_FIND(sim_event *event, nvs_sim_event(hEvent, &event));
     NVS_SIM_CHECK(event->capture_id == 0, CUDA_ERROR_CAPTURED_EVENT);
     NVS_SIM_TRY(nvs_sim_capture_unsafe());
     sim_fence *fence = event->fence;
@@ -169,17 +141,15 @@ SIM_EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent hEvent)
         nvs_sim_fence_unref(fence);
     }
     nvs_sim_stream_hooks.synchronized(context->device);
-    return nvs_sim_return(context->error);
+    return context->error;
 }
 
 static CUresult elapsed(float *milliseconds, CUevent start_handle, CUevent end_handle)
 {
     sim_event *start, *end;
-    CUresult result = milliseconds == NULL ? CUDA_ERROR_INVALID_VALUE : nvs_sim_event(start_handle, &start);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_event(end_handle, &end);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_CHECK(milliseconds != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_event(start_handle, &start));
+    NVS_SIM_TRY(nvs_sim_event(end_handle, &end));
     if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0 || start->fence == NULL || end->fence == NULL)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!start->fence->done || !end->fence->done)
@@ -188,14 +158,5 @@ static CUresult elapsed(float *milliseconds, CUevent start_handle, CUevent end_h
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(elapsed(pMilliseconds, hStart, hEnd));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuEventElapsedTime_v2(float *pMilliseconds, CUevent hStart, CUevent hEnd)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(elapsed(pMilliseconds, hStart, hEnd));
-}
+NVS_SIM_ENTRY(cuEventElapsedTime, (float *pMilliseconds, CUevent hStart, CUevent hEnd), elapsed(pMilliseconds, hStart, hEnd))
+NVS_SIM_ENTRY(cuEventElapsedTime_v2, (float *pMilliseconds, CUevent hStart, CUevent hEnd), elapsed(pMilliseconds, hStart, hEnd))

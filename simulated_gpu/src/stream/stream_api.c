@@ -20,17 +20,8 @@ static CUresult create(CUstream *out, unsigned flags, int priority)
     return result;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *phStream, unsigned int Flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(create(phStream, Flags, 0));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(create(phStream, flags, priority));
-}
+NVS_SIM_ENTRY(cuStreamCreate, (CUstream *phStream, unsigned int Flags), create(phStream, Flags, 0))
+NVS_SIM_ENTRY(cuStreamCreateWithPriority, (CUstream *phStream, unsigned int flags, int priority), create(phStream, flags, priority))
 
 static CUresult destroy(CUstream handle)
 {
@@ -48,17 +39,8 @@ static CUresult destroy(CUstream handle)
     return result == SIM_STREAM_DETACHED ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS; /* as in driver 580 */
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream hStream)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(destroy(hStream));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(destroy(hStream));
-}
+NVS_SIM_ENTRY(cuStreamDestroy, (CUstream hStream), destroy(hStream))
+NVS_SIM_ENTRY(cuStreamDestroy_v2, (CUstream hStream), destroy(hStream))
 
 /* Also declares `stream`. */
 #define ENTER_STREAM(handle)                                                                    \
@@ -74,7 +56,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamSynchronize(CUstream hStream)
     if (context->error == CUDA_SUCCESS)
         nvs_sim_stream_wait(stream);
     nvs_sim_stream_hooks.synchronized(context->device);
-    return nvs_sim_return(context->error);
+    return context->error;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamQuery(CUstream hStream)
@@ -86,7 +68,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamQuery(CUstream hStream)
     if (stream->legacy) /* it waits for all blocking streams */
         for (sim_stream *other = stream->context->streams.all; other != NULL; other = other->next)
             idle = idle && ((other->flags & CU_STREAM_NON_BLOCKING) != 0 || other->queue.head == NULL);
-    return nvs_sim_return(idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+    return idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamGetPriority(CUstream hStream, int *priority)
@@ -94,7 +76,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetPriority(CUstream hStream, int *priority)
     ENTER_STREAM(hStream);
     NVS_SIM_CHECK(priority != NULL, CUDA_ERROR_INVALID_VALUE);
     *priority = stream->priority;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamGetFlags(CUstream hStream, unsigned int *flags)
@@ -102,7 +84,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetFlags(CUstream hStream, unsigned int *fla
     ENTER_STREAM(hStream);
     NVS_SIM_CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
     *flags = stream->flags;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* In driver 580, only cuStreamGetId and cuStreamGetDevice fail on a stream that captures. */
@@ -117,7 +99,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetId(CUstream hStream, unsigned long long *
     NVS_SIM_CHECK(streamId != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(refused_by_capture(stream));
     *streamId = stream->id;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamGetDevice(CUstream hStream, CUdevice *device)
@@ -126,7 +108,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetDevice(CUstream hStream, CUdevice *device
     NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(refused_by_capture(stream));
     *device = stream->context->device->ordinal;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
@@ -134,7 +116,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
     ENTER_STREAM(hStream);
     NVS_SIM_CHECK(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
     *pctx = (CUcontext)(void *)stream->context;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)
@@ -143,7 +125,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx,
     NVS_SIM_CHECK(pCtx != NULL && pGreenCtx != NULL, CUDA_ERROR_INVALID_VALUE);
     *pCtx = (CUcontext)(void *)stream->context;
     *pGreenCtx = NULL;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)
@@ -151,9 +133,9 @@ SIM_EXPORT CUresult CUDAAPI cuStreamAddCallback(CUstream hStream, CUstreamCallba
     ENTER_STREAM(hStream);
     NVS_SIM_CHECK(callback != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
     if (stream->capture.of != NULL)
-        return nvs_sim_return(nvs_sim_capture_check(stream)); /* callbacks cannot be captured */
+        return nvs_sim_capture_check(stream); /* callbacks cannot be captured */
     sim_work work = {.kind = OP_CALLBACK, .u.host = {.callback = callback, .stream = hStream, .data = userData}};
-    return nvs_sim_return(nvs_sim_submit(stream, &work));
+    return nvs_sim_submit(stream, &work);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData)
@@ -161,7 +143,7 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void
     ENTER_STREAM(hStream);
     NVS_SIM_CHECK(fn != NULL, CUDA_ERROR_INVALID_VALUE);
     sim_work work = {.kind = OP_HOST, .u.host = {.function = fn, .data = userData}};
-    return nvs_sim_return(nvs_sim_submit(stream, &work));
+    return nvs_sim_submit(stream, &work);
 }
 
 /* Attributes have no effect here; they are checked and forgotten. */
@@ -176,19 +158,19 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetAttribute(CUstream hStream, CUstreamAttrI
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(value_out != NULL, CUDA_ERROR_INVALID_VALUE);
     memset(value_out, 0, sizeof *value_out);
-    return nvs_sim_return(check(hStream));
+    return check(hStream);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *value)
 {
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
-    return nvs_sim_return(check(hStream));
+    return check(hStream);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamCopyAttributes(CUstream dst, CUstream src)
 {
     NVS_SIM_ENTER();
     NVS_SIM_TRY(check(src));
-    return nvs_sim_return(check(dst));
+    return check(dst);
 }

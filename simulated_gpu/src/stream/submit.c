@@ -18,6 +18,6 @@ CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work)
 {
     if (stream->capture.of != NULL)
         return nvs_sim_stream_hooks.capture_work(stream, work);
-    CUresult result = nvs_sim_capture_implicit(stream);
-    return result == CUDA_SUCCESS ? nvs_sim_enqueue(stream, work, work->kind == OP_KERNEL, false) : result;
+    NVS_SIM_TRY(nvs_sim_capture_implicit(stream));
+    return nvs_sim_enqueue(stream, work, work->kind == OP_KERNEL, false);
 }

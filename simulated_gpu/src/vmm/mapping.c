@@ -13,21 +13,15 @@ SIM_EXPORT CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, s
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(ptr != NULL && size != 0 && size % SIM_GRANULARITY == 0 && flags == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK((alignment & (alignment - 1)) == 0, CUDA_ERROR_INVALID_VALUE);
-    return nvs_sim_return(nvs_sim_reserve(size, alignment > SIM_GRANULARITY ? alignment : SIM_GRANULARITY, addr, ptr));
+    return nvs_sim_reserve(size, alignment > SIM_GRANULARITY ? alignment : SIM_GRANULARITY, addr, ptr);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuMemAddressFree(CUdeviceptr ptr, size_t size)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(nvs_sim_unreserve(ptr, size));
-}
+NVS_SIM_ENTRY(cuMemAddressFree, (CUdeviceptr ptr, size_t size), nvs_sim_unreserve(ptr, size))
 
 SIM_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                                      unsigned long long flags)
 {
-    sim_physical *physical;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_physical(handle, &physical));
+    NVS_SIM_ENTER_FIND(sim_physical *physical, nvs_sim_physical(handle, &physical));
     NVS_SIM_CHECK(offset == 0 && flags == 0 && size == physical->bytes && ptr % SIM_GRANULARITY == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(nvs_sim_reserved((uintptr_t)ptr, size), CUDA_ERROR_INVALID_VALUE);
     for (uintptr_t at = (uintptr_t)ptr; at < (uintptr_t)ptr + size; at += SIM_GRANULARITY)
@@ -38,10 +32,10 @@ SIM_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset
     NVS_SIM_TRY(nvs_sim_insert(&mapping));
     if (mmap((void *)(uintptr_t)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file, 0) == MAP_FAILED) {
         nvs_sim_remove(nvs_sim_find((uintptr_t)ptr));
-        return nvs_sim_return(CUDA_ERROR_OUT_OF_MEMORY);
+        return CUDA_ERROR_OUT_OF_MEMORY;
     }
     physical->mappings++;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr ptr, size_t size)
@@ -58,7 +52,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr ptr, size_t size)
         physical->mappings--;
         nvs_sim_physical_free_unused(physical);
     }
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 static uint64_t bit_of(CUmemLocation location)
@@ -102,7 +96,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const C
         NVS_SIM_CHECK(nvs_sim_each_mapping((uintptr_t)ptr, size, true, none ? forbid : allow, bit_of(desc[i].location)),
                       CUDA_ERROR_UNKNOWN);
     }
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
@@ -111,5 +105,5 @@ SIM_EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUme
     sim_allocation *one = nvs_sim_find((uintptr_t)ptr);
     NVS_SIM_CHECK(flags != NULL && location != NULL && one != NULL && one->kind == MEM_MAPPED, CUDA_ERROR_INVALID_VALUE);
     *flags = (one->accessed_by & bit_of(*location)) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }

@@ -12,7 +12,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemGetAllocationGranularity(size_t *granularity, c
     NVS_SIM_CHECK(granularity != NULL && prop != NULL && (unsigned)option <= CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
                   CUDA_ERROR_INVALID_VALUE);
     *granularity = SIM_GRANULARITY;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 CUresult nvs_sim_physical(CUmemGenericAllocationHandle handle, sim_physical **out)
@@ -44,7 +44,6 @@ SIM_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, si
                                         unsigned long long flags)
 {
     sim_device *device;
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(handle != NULL && prop != NULL && flags == 0 && size != 0 && size % SIM_GRANULARITY == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(check_properties(prop, &device));
@@ -56,14 +55,14 @@ SIM_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, si
     *physical = (sim_physical){.magic = SIM_PHYSICAL, .references = 1, .bytes = size, .file = file, .device = device,
                                .charged = device != NULL, .properties = *prop};
     *handle = (CUmemGenericAllocationHandle)(uintptr_t)physical;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 out:
     if (file >= 0)
         close(file);
     free(physical);
     if (device != NULL)
         nvs_sim_uncharge(device->gpu, size);
-    return nvs_sim_return(result);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 bool nvs_sim_payer_write(int file, size_t bytes, sim_payer payer)
@@ -87,12 +86,10 @@ void nvs_sim_physical_free_unused(sim_physical *physical)
 
 SIM_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-    sim_physical *physical;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_physical(handle, &physical));
+    NVS_SIM_ENTER_FIND(sim_physical *physical, nvs_sim_physical(handle, &physical));
     physical->references--;
     nvs_sim_physical_free_unused(physical);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
@@ -103,15 +100,13 @@ SIM_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHa
     sim_physical *physical = one->handle;
     physical->references++;
     *handle = (CUmemGenericAllocationHandle)(uintptr_t)physical;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
 {
-    sim_physical *physical;
-    NVS_SIM_ENTER();
+    NVS_SIM_ENTER_FIND(sim_physical *physical, nvs_sim_physical(handle, &physical));
     NVS_SIM_CHECK(prop != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_physical(handle, &physical));
     *prop = physical->properties;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
