@@ -7,15 +7,15 @@
 
 static CUresult copy(const sim_copy *c)
 {
-    bool unlocked = c->width * c->height * c->depth >= UNLOCKED_FROM;
+    const bool unlocked = c->width * c->height * c->depth >= UNLOCKED_FROM;
     if (!nvs_sim_copy_allowed(c))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (unlocked)
         nvs_sim_transfer_begin();
     for (size_t z = 0; z < c->depth; z++)
         for (size_t y = 0; y < c->height; y++)
-            memmove(c->target + z * c->target_slice + y * c->target_pitch,
-                    c->source + z * c->source_slice + y * c->source_pitch, c->width);
+            memmove(c->target.start + z * c->target.slice + y * c->target.pitch,
+                    c->source.start + z * c->source.slice + y * c->source.pitch, c->width);
     if (unlocked)
         nvs_sim_transfer_end();
     return CUDA_SUCCESS;
@@ -24,7 +24,7 @@ static CUresult copy(const sim_copy *c)
 static CUresult fill(const sim_fill *f)
 {
     bool unlocked = f->width * f->height * f->element >= UNLOCKED_FROM;
-    if (!nvs_sim_copy_reaches(f->by, (uintptr_t)f->target, nvs_sim_span(f->width * f->element, f->height, 1, f->pitch, 0)))
+    if (!nvs_sim_copy_reaches(f->rights, (uintptr_t)f->target, nvs_sim_fill_span(f)))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (unlocked)
         nvs_sim_transfer_begin();
@@ -34,7 +34,7 @@ static CUresult fill(const sim_fill *f)
             memset(row, (int)f->value, f->width);
         else
             for (size_t x = 0; x < f->width; x++)
-                memcpy(row + x * f->element, &f->value, f->element); /* little endian, as the card */
+                memcpy(row + x * f->element, &f->value, f->element); /* host and card are little-endian */
     }
     if (unlocked)
         nvs_sim_transfer_end();
@@ -44,7 +44,8 @@ static CUresult fill(const sim_fill *f)
 /* nvs_copy, the only kernel that touches memory. */
 static CUresult kernel_copy(const sim_context *launched_in, const sim_kernel *kernel)
 {
-    const sim_context *by = kernel->by != NULL && kernel->by->magic == SIM_CONTEXT ? kernel->by : launched_in;
+    const bool own = kernel->context != NULL && kernel->context->magic == SIM_CONTEXT;
+    const sim_context *by = own ? kernel->context : launched_in;
     if (!nvs_sim_kernel_reaches(by, (uintptr_t)kernel->to, kernel->bytes) ||
         !nvs_sim_kernel_reaches(by, (uintptr_t)kernel->from, kernel->bytes))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -63,8 +64,7 @@ CUresult nvs_sim_effect(sim_stream *stream, const sim_work *work)
     case OP_COPY:
         return copy(&work->u.copy);
     case OP_FILL:
-        nvs_sim_managed_prefetch((CUdeviceptr)(uintptr_t)f->target, nvs_sim_span(f->width * f->element, f->height, 1, f->pitch, 0),
-                                 (int32_t)device->gpu);
+        nvs_sim_managed_prefetch((CUdeviceptr)(uintptr_t)f->target, nvs_sim_fill_span(f), (int32_t)device->gpu);
         return fill(f);
     case OP_PREFETCH:
         nvs_sim_managed_prefetch(work->u.prefetch.pointer, work->u.prefetch.bytes, work->u.prefetch.gpu);

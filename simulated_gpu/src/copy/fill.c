@@ -1,15 +1,6 @@
 /* Fills. */
 #include "copy/copy.h"
 
-/* The description of a fill that is known to be correct. */
-static sim_work fill_of(const CUDA_MEMSET_NODE_PARAMS *params, const sim_device *by)
-{
-    const uint64_t bytes = (uint64_t)params->width * params->height * params->elementSize;
-    return (sim_work){.kind = OP_FILL, .bytes = bytes, .duration_ns = nvs_sim_copy_ns(bytes) / 8,
-                      .u.fill = {.target = SIM_POINTER(params->dst), .pitch = params->pitch, .width = params->width,
-                                 .height = params->height, .value = params->value, .element = params->elementSize, .by = by}};
-}
-
 static bool well_formed(const CUDA_MEMSET_NODE_PARAMS *params)
 {
     const unsigned size = params->elementSize;
@@ -17,32 +8,33 @@ static bool well_formed(const CUDA_MEMSET_NODE_PARAMS *params)
            (params->height <= 1 || params->pitch >= params->width * size);
 }
 
-static size_t span_of(const CUDA_MEMSET_NODE_PARAMS *params)
+static sim_work work_of(const CUDA_MEMSET_NODE_PARAMS *params, const sim_device *rights)
 {
-    return nvs_sim_span(params->width * params->elementSize, params->height, 1, params->pitch, 0);
+    const uint64_t bytes = (uint64_t)params->width * params->height * params->elementSize;
+    return (sim_work){.kind = OP_FILL, .bytes = bytes, .duration_ns = nvs_sim_copy_ns(bytes) / 8,
+                      .u.fill = {.target = SIM_POINTER(params->dst), .pitch = params->pitch, .width = params->width,
+                                 .height = params->height, .value = params->value, .element = params->elementSize, .rights = rights}};
 }
 
-CUresult nvs_sim_fill_work(const CUDA_MEMSET_NODE_PARAMS *params, const sim_device *by, sim_work *out)
+CUresult nvs_sim_fill_work(const CUDA_MEMSET_NODE_PARAMS *params, const sim_device *rights, sim_work *out)
 {
-    if (!well_formed(params) || params->width == 0 || params->height == 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = fill_of(params, by);
-    return nvs_sim_copy_reaches(by, (uintptr_t)params->dst, span_of(params)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    NVS_SIM_CHECK(well_formed(params) && params->width != 0 && params->height != 0, CUDA_ERROR_INVALID_VALUE);
+    *out = work_of(params, rights);
+    const bool allowed = nvs_sim_copy_reaches(rights, (uintptr_t)params->dst, nvs_sim_fill_span(&out->u.fill));
+    return allowed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult fill(CUstream handle, bool asynchronous, const CUDA_MEMSET_NODE_PARAMS *params)
 {
     sim_stream *stream;
-    CUresult result = nvs_sim_copy_stream(handle, asynchronous, &stream);
-    if (result == CUDA_SUCCESS)
-        result = stream->context->error;
-    if (result != CUDA_SUCCESS || params->width == 0 || params->height == 0)
-        return result;
-    if (!well_formed(params) || nvs_sim_pageable(SIM_POINTER(params->dst)) ||
-        !nvs_sim_fill_reaches(stream->context, (uintptr_t)params->dst, span_of(params)))
-        return CUDA_ERROR_INVALID_VALUE;
-    const sim_work work = fill_of(params, stream->context->device);
-    return nvs_sim_submit(stream, &work);
+    NVS_SIM_TRY(nvs_sim_copy_stream(handle, asynchronous, &stream));
+    NVS_SIM_TRY(stream->context->error);
+    if (params->width == 0 || params->height == 0)
+        return CUDA_SUCCESS;
+    NVS_SIM_CHECK(well_formed(params) && !nvs_sim_pageable(SIM_POINTER(params->dst)), CUDA_ERROR_INVALID_VALUE);
+    const sim_work work = work_of(params, stream->context->device);
+    const bool allowed = nvs_sim_fill_reaches(stream->context, (uintptr_t)params->dst, nvs_sim_fill_span(&work.u.fill));
+    return allowed ? nvs_sim_submit(stream, &work) : CUDA_ERROR_INVALID_VALUE;
 }
 
 #define FILL(name, parameters, stream, asynchronous, size, ...)                                 \

@@ -1,22 +1,20 @@
 /* Copies of linear memory. */
 #include "copy/copy.h"
 
-static CUresult linear_by(CUstream handle, const void *target, const sim_device *target_by, const void *source,
-                          const sim_device *source_by, size_t bytes, enum sim_waiting waiting)
+static CUresult linear_by(CUstream handle, sim_copy_end target, sim_copy_end source, size_t bytes, enum sim_waiting waiting)
 {
     sim_stream *stream;
     NVS_SIM_TRY(nvs_sim_copy_stream(handle, waiting == SIM_WAIT_AS_ASYNC, &stream));
-    sim_copy copy = {.target = SIM_POINTER(target), .source = source, .width = bytes, .height = 1, .depth = 1,
-                     .target_by = target_by, .source_by = source_by};
+    sim_copy copy = {.target = target, .source = source, .width = bytes, .height = 1, .depth = 1};
     return nvs_sim_copy_submit(stream, &copy, waiting);
 }
 
-static CUresult linear(CUstream handle, const void *target, const void *source, size_t bytes, enum sim_waiting waiting)
+static CUresult linear(CUstream handle, void *target, void *source, size_t bytes, enum sim_waiting waiting)
 {
-    return linear_by(handle, target, NULL, source, NULL, bytes, waiting);
+    return linear_by(handle, (sim_copy_end){.start = target}, (sim_copy_end){.start = source}, bytes, waiting);
 }
 
-/* The host does not wait for a copy between devices, not even a synchronous one. */
+/* The host does not wait for a synchronous copy between devices. */
 static enum sim_waiting between(CUdeviceptr target, CUdeviceptr source)
 {
     const sim_allocation *ends[2] = {nvs_sim_find((uintptr_t)target), nvs_sim_find((uintptr_t)source)};
@@ -27,11 +25,7 @@ static enum sim_waiting between(CUdeviceptr target, CUdeviceptr source)
 }
 
 #define COPY(name, parameters, handle, target, source, waiting)                                 \
-    SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
-    {                                                                                           \
-        NVS_SIM_ENTER();                                                                        \
-        return linear(handle, SIM_POINTER(target), SIM_POINTER(source), ByteCount, waiting);    \
-    }
+    NVS_SIM_ENTRY(name, parameters, linear(handle, SIM_POINTER(target), SIM_POINTER(source), ByteCount, waiting))
 
 COPY(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount), NULL, dst, src, between(dst, src))
 COPY(cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream), hStream, dst, src, SIM_WAIT_AS_ASYNC)
@@ -48,7 +42,8 @@ static CUresult peer(CUstream handle, CUdeviceptr target, CUcontext target_conte
     sim_context *to, *from;
     NVS_SIM_TRY(nvs_sim_context(target_context, &to));
     NVS_SIM_TRY(nvs_sim_context(source_context, &from));
-    return linear_by(handle, SIM_POINTER(target), to->device, SIM_POINTER(source), from->device, bytes, waiting);
+    const sim_copy_end ends[] = {{.start = SIM_POINTER(target), .rights = to->device}, {.start = SIM_POINTER(source), .rights = from->device}};
+    return linear_by(handle, ends[0], ends[1], bytes, waiting);
 }
 
 NVS_SIM_ENTRY(cuMemcpyPeer, (CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t ByteCount),
@@ -57,7 +52,7 @@ NVS_SIM_ENTRY(cuMemcpyPeerAsync, (CUdeviceptr dst, CUcontext dstContext, CUdevic
                                   CUstream hStream),
               peer(hStream, dst, dstContext, src, srcContext, ByteCount, SIM_WAIT_AS_ASYNC))
 
-/* Many copies in one call, in order, which is one of the allowed orders.  As documented, the legacy stream is an error. */
+/* The copies run in order, which is one of the allowed orders.  As documented, the legacy stream is an error. */
 static CUresult batch(CUstream handle, const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes, size_t count)
 {
     if (targets == NULL || sources == NULL || sizes == NULL || count == 0)

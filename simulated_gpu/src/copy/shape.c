@@ -1,7 +1,7 @@
 /* The 2D and 3D copies, which may have an array at either end. */
 #include "copy/copy.h"
 
-typedef struct end { /* of a copy, as CUDA_MEMCPY3D describes it */
+typedef struct end { /* one side of a CUDA_MEMCPY3D */
     CUmemorytype type;
     const void *host;
     CUdeviceptr device;
@@ -9,8 +9,7 @@ typedef struct end { /* of a copy, as CUDA_MEMCPY3D describes it */
     size_t pitch, height, x, y, z;
 } end;
 
-/* Where the end starts, and the steps to the next row and slice. */
-static CUresult locate(end at, const CUDA_MEMCPY3D *shape, char **start, size_t *pitch, size_t *slice)
+static CUresult locate(end at, const CUDA_MEMCPY3D *shape, sim_copy_end *out)
 {
     sim_array *array;
     char *base;
@@ -40,77 +39,61 @@ static CUresult locate(end at, const CUDA_MEMCPY3D *shape, char **start, size_t 
         at.height = shape->Height;
     if (base == NULL || (shape->Height > 1 && at.pitch < shape->WidthInBytes + at.x))
         return CUDA_ERROR_INVALID_VALUE;
-    *pitch = at.pitch;
-    *slice = at.pitch * at.height;
-    *start = base + at.z * *slice + at.y * at.pitch + at.x;
+    *out = (sim_copy_end){.start = base + at.z * at.pitch * at.height + at.y * at.pitch + at.x, .pitch = at.pitch,
+                          .slice = at.pitch * at.height};
     return CUDA_SUCCESS;
 }
 
-CUresult nvs_sim_copy_from_3d(const CUDA_MEMCPY3D *shape, sim_copy *out)
+static CUresult copy_of(const CUDA_MEMCPY3D *shape, sim_copy *out)
 {
     const end from = {shape->srcMemoryType, shape->srcHost, shape->srcDevice, shape->srcArray, shape->srcPitch, shape->srcHeight,
                       shape->srcXInBytes, shape->srcY, shape->srcZ};
     const end to = {shape->dstMemoryType, shape->dstHost, shape->dstDevice, shape->dstArray, shape->dstPitch, shape->dstHeight,
                     shape->dstXInBytes, shape->dstY, shape->dstZ};
-    char *source = NULL;
     *out = (sim_copy){.width = shape->WidthInBytes, .height = shape->Height, .depth = shape->Depth};
-    CUresult result = locate(from, shape, &source, &out->source_pitch, &out->source_slice);
-    out->source = source;
-    return result == CUDA_SUCCESS ? locate(to, shape, &out->target, &out->target_pitch, &out->target_slice) : result;
+    NVS_SIM_TRY(locate(from, shape, &out->source));
+    return locate(to, shape, &out->target);
 }
 
-/* As for a call, the addresses of a node are checked when it is created. */
-CUresult nvs_sim_copy_work(const CUDA_MEMCPY3D *shape, const sim_device *by, sim_work *out)
+/* The addresses of a graph node are checked when it is created. */
+CUresult nvs_sim_copy_work(const CUDA_MEMCPY3D *shape, const sim_device *rights, sim_work *out)
 {
-    *out = (sim_work){.kind = OP_COPY};
+    const uint64_t bytes = shape->WidthInBytes * shape->Height * shape->Depth;
+    *out = (sim_work){.kind = OP_COPY, .bytes = bytes, .duration_ns = nvs_sim_copy_ns(bytes)};
     sim_copy *copy = &out->u.copy;
-    CUresult result = nvs_sim_copy_from_3d(shape, copy);
-    out->bytes = shape->WidthInBytes * shape->Height * shape->Depth;
-    out->duration_ns = nvs_sim_copy_ns(out->bytes);
-    copy->target_by = copy->source_by = by;
-    return result == CUDA_SUCCESS && !nvs_sim_copy_allowed(copy) ? CUDA_ERROR_INVALID_VALUE : result;
+    NVS_SIM_TRY(copy_of(shape, copy));
+    copy->target.rights = copy->source.rights = rights;
+    return nvs_sim_copy_allowed(copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-void nvs_sim_copy_describe(const sim_copy *copy, CUDA_MEMCPY3D *out)
-{
-    *out = (CUDA_MEMCPY3D){.srcMemoryType = CU_MEMORYTYPE_UNIFIED, .srcDevice = (CUdeviceptr)(uintptr_t)copy->source,
-                           .srcPitch = copy->source_pitch, .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
-                           .dstDevice = (CUdeviceptr)(uintptr_t)copy->target, .dstPitch = copy->target_pitch,
-                           .WidthInBytes = copy->width, .Height = copy->height, .Depth = copy->depth};
-    out->srcHeight = copy->source_pitch != 0 ? copy->source_slice / copy->source_pitch : 0;
-    out->dstHeight = copy->target_pitch != 0 ? copy->target_slice / copy->target_pitch : 0;
-}
-
-/* A context given for an end names the GPU whose access rights count there. */
-static CUresult rights_of(CUcontext handle, const sim_device **by)
+/* A context that is given for an end names the GPU whose access rights count there. */
+static CUresult find_rights(CUcontext handle, const sim_device **rights)
 {
     sim_context *context;
-    CUresult result = handle != NULL ? nvs_sim_context(handle, &context) : CUDA_SUCCESS;
-    if (handle != NULL && result == CUDA_SUCCESS)
-        *by = context->device;
-    return result;
+    if (handle == NULL)
+        return CUDA_SUCCESS;
+    NVS_SIM_TRY(nvs_sim_context(handle, &context));
+    *rights = context->device;
+    return CUDA_SUCCESS;
 }
 
-static CUresult copy_3d_by(const CUDA_MEMCPY3D *shape, CUcontext target_context, CUcontext source_context, CUstream handle,
-                           bool asynchronous)
+static CUresult copy_between(const CUDA_MEMCPY3D *shape, CUcontext target_context, CUcontext source_context, CUstream handle,
+                             bool asynchronous)
 {
     sim_stream *stream;
     sim_copy copy;
-    CUresult result = nvs_sim_copy_stream(handle, asynchronous, &stream);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_copy_from_3d(shape, &copy);
-    if (result == CUDA_SUCCESS)
-        result = rights_of(target_context, &copy.target_by);
-    if (result == CUDA_SUCCESS)
-        result = rights_of(source_context, &copy.source_by);
+    NVS_SIM_TRY(nvs_sim_copy_stream(handle, asynchronous, &stream));
+    NVS_SIM_TRY(copy_of(shape, &copy));
+    NVS_SIM_TRY(find_rights(target_context, &copy.target.rights));
+    NVS_SIM_TRY(find_rights(source_context, &copy.source.rights));
     const bool host = shape->srcMemoryType == CU_MEMORYTYPE_HOST || shape->dstMemoryType == CU_MEMORYTYPE_HOST;
     const enum sim_waiting waiting = asynchronous ? SIM_WAIT_AS_ASYNC : host ? SIM_ALWAYS_WAIT : SIM_NEVER_WAIT;
-    return result == CUDA_SUCCESS ? nvs_sim_copy_submit(stream, &copy, waiting) : result;
+    return nvs_sim_copy_submit(stream, &copy, waiting);
 }
 
 CUresult nvs_sim_copy_3d(const CUDA_MEMCPY3D *shape, CUstream handle, bool asynchronous)
 {
-    return copy_3d_by(shape, NULL, NULL, handle, asynchronous);
+    return copy_between(shape, NULL, NULL, handle, asynchronous);
 }
 
 static CUresult copy_2d(const CUDA_MEMCPY2D *flat, CUstream handle, bool asynchronous)
@@ -133,7 +116,7 @@ static CUresult copy_peer(const CUDA_MEMCPY3D_PEER *peer, CUstream handle, bool 
         .dstMemoryType = peer->dstMemoryType, .dstHost = peer->dstHost, .dstDevice = peer->dstDevice, .dstArray = peer->dstArray,
         .dstPitch = peer->dstPitch, .dstHeight = peer->dstHeight, .WidthInBytes = peer->WidthInBytes, .Height = peer->Height,
         .Depth = peer->Depth};
-    return copy_3d_by(&shape, peer->dstContext, peer->srcContext, handle, asynchronous);
+    return copy_between(&shape, peer->dstContext, peer->srcContext, handle, asynchronous);
 }
 
 #define SHAPED(name, function, parameters, stream, asynchronous)                                \

@@ -6,13 +6,13 @@
 
 #define SNAPSHOT_BYTES (64u << 10)
 
-bool nvs_sim_copy_allowed(const sim_copy *copy)
+static bool end_allowed(const sim_copy *copy, const sim_copy_end *end)
 {
-    const size_t to = nvs_sim_span(copy->width, copy->height, copy->depth, copy->target_pitch, copy->target_slice);
-    const size_t from = nvs_sim_span(copy->width, copy->height, copy->depth, copy->source_pitch, copy->source_slice);
-    return nvs_sim_copy_reaches(copy->target_by, (uintptr_t)copy->target, to) &&
-           nvs_sim_copy_reaches(copy->source_by, (uintptr_t)copy->source, from);
+    const size_t bytes = nvs_sim_span(copy->width, copy->height, copy->depth, end->pitch, end->slice);
+    return nvs_sim_copy_reaches(end->rights, (uintptr_t)end->start, bytes);
 }
+
+bool nvs_sim_copy_allowed(const sim_copy *copy) { return end_allowed(copy, &copy->target) && end_allowed(copy, &copy->source); }
 
 bool nvs_sim_pageable(const void *pointer)
 {
@@ -21,24 +21,24 @@ bool nvs_sim_pageable(const void *pointer)
 
 CUresult nvs_sim_copy_stream(CUstream handle, bool asynchronous, sim_stream **out)
 {
-    if (!asynchronous && nvs_sim_current() == NULL)
-        return nvs_sim_no_context();
-    NVS_SIM_TRY(asynchronous ? CUDA_SUCCESS : nvs_sim_capture_unsafe());
+    NVS_SIM_CHECK(asynchronous || nvs_sim_current() != NULL, nvs_sim_no_context());
+    if (!asynchronous)
+        NVS_SIM_TRY(nvs_sim_capture_unsafe());
     return nvs_sim_stream(handle, out);
 }
 
-/* An asynchronous copy waits for pageable memory, except that it takes a snapshot of a small source. */
+/* An asynchronous copy waits for pageable memory, unless a snapshot of a small source can be taken. */
 static bool must_wait(sim_copy *copy, size_t bytes)
 {
-    if (nvs_sim_pageable(copy->target))
+    if (nvs_sim_pageable(copy->target.start))
         return true;
-    if (!nvs_sim_pageable(copy->source))
+    if (!nvs_sim_pageable(copy->source.start))
         return false;
     const bool flat = copy->height == 1 && copy->depth == 1;
     if (!flat || bytes > SNAPSHOT_BYTES || (copy->snapshot = malloc(bytes)) == NULL)
         return true;
-    memcpy(copy->snapshot, copy->source, bytes);
-    copy->source = copy->snapshot;
+    memcpy(copy->snapshot, copy->source.start, bytes);
+    copy->source.start = copy->snapshot;
     return false;
 }
 
@@ -48,11 +48,11 @@ CUresult nvs_sim_copy_submit(sim_stream *stream, sim_copy *copy, enum sim_waitin
     const size_t bytes = copy->width * copy->height * copy->depth;
     if (context->error != CUDA_SUCCESS || bytes == 0)
         return context->error;
-    if (copy->target_by == NULL)
-        copy->target_by = context->device;
-    if (copy->source_by == NULL)
-        copy->source_by = context->device;
-    if (copy->target == NULL || copy->source == NULL || !nvs_sim_copy_allowed(copy)) /* as the driver, at submission */
+    if (copy->target.rights == NULL)
+        copy->target.rights = context->device;
+    if (copy->source.rights == NULL)
+        copy->source.rights = context->device;
+    if (copy->target.start == NULL || copy->source.start == NULL || !nvs_sim_copy_allowed(copy)) /* as the driver, at submission */
         return CUDA_ERROR_INVALID_VALUE;
     bool wait = waiting == SIM_ALWAYS_WAIT;
     if (waiting == SIM_WAIT_AS_ASYNC && stream->capture.of == NULL)

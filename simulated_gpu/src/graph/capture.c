@@ -2,19 +2,15 @@
 #include "graph/graph.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 CUresult nvs_sim_capture_set_tail(sim_stream *stream, sim_node *const *nodes, size_t count)
 {
-    sim_node **copy = malloc((count + 1) * sizeof *copy);
-    if (copy == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (count != 0)
-        memcpy(copy, nodes, count * sizeof *copy);
-    free(stream->capture.tail);
-    stream->capture.tail = copy;
-    stream->capture.count = count;
-    return CUDA_SUCCESS;
+    sim_nodes tail = {0};
+    const CUresult result = nvs_sim_nodes_add(&tail, nodes, count);
+    free(result == CUDA_SUCCESS ? stream->capture.tail.all : tail.all);
+    if (result == CUDA_SUCCESS)
+        stream->capture.tail = tail;
+    return result;
 }
 
 static CUgraphNodeType type_of(const sim_work *work)
@@ -37,7 +33,7 @@ static CUresult append(sim_stream *stream, CUgraphNodeType type, sim_node **out)
 {
     if (stream->capture.of->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    NVS_SIM_TRY(nvs_sim_node_new(stream->capture.of->graph, type, stream->capture.tail, stream->capture.count, out));
+    NVS_SIM_TRY(nvs_sim_node_new(stream->capture.of->graph, type, stream->capture.tail.all, stream->capture.tail.count, out));
     return nvs_sim_capture_set_tail(stream, out, 1);
 }
 
@@ -52,28 +48,18 @@ CUresult nvs_sim_capture_work(sim_stream *stream, const sim_work *work)
     node->work = *work;
     if (work->kind == OP_ALLOCATE)
         node->memory = nvs_sim_graph_memory_at(work->u.pointer);
-    if (work->kind == OP_COPY)
-        nvs_sim_copy_describe(&work->u.copy, &node->record.copy);
-    if (work->kind == OP_FILL)
-        node->record.fill = (CUDA_MEMSET_NODE_PARAMS){.dst = (CUdeviceptr)(uintptr_t)work->u.fill.target, .pitch = work->u.fill.pitch,
-                                               .value = work->u.fill.value, .elementSize = work->u.fill.element,
-                                               .width = work->u.fill.width, .height = work->u.fill.height};
-    if (work->kind == OP_KERNEL) {
-        NVS_SIM_TRY(nvs_sim_node_set_kernel(node, &work->u.kernel.params));
-        node->work.u.kernel.by = stream->context;
-    }
+    if (work->kind == OP_KERNEL)
+        node->work.u.kernel.context = stream->context;
     return CUDA_SUCCESS;
 }
 
 static CUresult append_event(sim_stream *stream, CUgraphNodeType type, enum sim_op_kind kind, sim_event *event)
 {
     sim_node *node;
-    CUresult result = append(stream, type, &node);
-    if (result == CUDA_SUCCESS) {
-        node->work = (sim_work){.kind = kind};
-        node->event = event;
-    }
-    return result;
+    NVS_SIM_TRY(append(stream, type, &node));
+    node->work = (sim_work){.kind = kind};
+    node->event = event;
+    return CUDA_SUCCESS;
 }
 
 CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool external)
@@ -83,12 +69,7 @@ CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool exter
     if (external)
         return append_event(stream, CU_GRAPH_NODE_TYPE_EVENT_RECORD, OP_RECORD, event);
     nvs_sim_event_reset(event);
-    event->nodes = malloc((stream->capture.count + 1) * sizeof *event->nodes);
-    if (event->nodes == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (stream->capture.count != 0)
-        memcpy(event->nodes, stream->capture.tail, stream->capture.count * sizeof *event->nodes);
-    event->node_count = stream->capture.count;
+    NVS_SIM_TRY(nvs_sim_nodes_add(&event->nodes, stream->capture.tail.all, stream->capture.tail.count));
     event->capture_id = stream->capture.of->id;
     return CUDA_SUCCESS;
 }
@@ -99,27 +80,6 @@ static sim_capture *capture_named(uint64_t id)
     while (capture != NULL && capture->id != id)
         capture = capture->next;
     return capture;
-}
-
-/* The next captured node also depends on these nodes. */
-CUresult nvs_sim_capture_join(sim_stream *stream, sim_node *const *nodes, size_t node_count)
-{
-    size_t count = stream->capture.count;
-    sim_node **all = malloc((count + node_count + 1) * sizeof *all);
-    if (all == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (count != 0)
-        memcpy(all, stream->capture.tail, count * sizeof *all);
-    for (size_t i = 0; i < node_count; i++) {
-        bool known = false;
-        for (size_t k = 0; k < count; k++)
-            known = known || all[k] == nodes[i];
-        if (!known)
-            all[count++] = nodes[i];
-    }
-    CUresult result = nvs_sim_capture_set_tail(stream, all, count);
-    free(all);
-    return result;
 }
 
 CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool external)
@@ -144,5 +104,5 @@ CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool externa
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
     stream->capture.of = source;
-    return nvs_sim_capture_join(stream, event->nodes, event->node_count);
+    return nvs_sim_nodes_add(&stream->capture.tail, event->nodes.all, event->nodes.count);
 }

@@ -5,10 +5,8 @@
 
 static void stop(sim_stream *stream)
 {
-    free(stream->capture.tail);
-    stream->capture.of = NULL;
-    stream->capture.tail = NULL;
-    stream->capture.count = 0;
+    free(stream->capture.tail.all);
+    stream->capture = (sim_stream_capture){0};
 }
 
 static void each_stream(void (*visit)(sim_stream *, void *), void *argument)
@@ -50,7 +48,6 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, sim_graph *grap
     return CUDA_SUCCESS;
 }
 
-NVS_SIM_ENTRY(cuStreamBeginCapture, (CUstream hStream), begin(hStream, CU_STREAM_CAPTURE_MODE_GLOBAL, NULL, NULL, 0))
 NVS_SIM_ENTRY(cuStreamBeginCapture_v2, (CUstream hStream, CUstreamCaptureMode mode), begin(hStream, mode, NULL, NULL, 0))
 
 SIM_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies,
@@ -72,10 +69,10 @@ static void check_joined(sim_stream *stream, void *argument)
     const sim_stream *origin = state->capture->origin;
     if (stream->capture.of != state->capture || stream == origin)
         return;
-    for (size_t i = 0; i < stream->capture.count; i++) {
+    for (size_t i = 0; i < stream->capture.tail.count; i++) {
         bool reached = false;
-        for (size_t k = 0; k < origin->capture.count; k++)
-            reached = reached || nvs_sim_node_reaches(origin->capture.tail[k], stream->capture.tail[i]);
+        for (size_t k = 0; k < origin->capture.tail.count; k++)
+            reached = reached || nvs_sim_node_reaches(origin->capture.tail.all[k], stream->capture.tail.all[i]);
         state->unjoined = state->unjoined || !reached;
     }
 }
@@ -147,16 +144,14 @@ static CUresult info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t 
     if (graph != NULL)
         *graph = (CUgraph)(void *)stream->capture.of->graph;
     if (dependencies != NULL)
-        *dependencies = (const CUgraphNode *)(const void *)stream->capture.tail;
+        *dependencies = (const CUgraphNode *)(const void *)stream->capture.tail.all;
     if (data != NULL)
         *data = NULL;
     if (count != NULL)
-        *count = stream->capture.count;
+        *count = stream->capture.tail.count;
     return CUDA_SUCCESS;
 }
 
-NVS_SIM_ENTRY(cuStreamGetCaptureInfo, (CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out),
-              info(hStream, captureStatus_out, id_out, NULL, NULL, NULL, NULL))
 NVS_SIM_ENTRY(cuStreamGetCaptureInfo_v2, (CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out,
                                           CUgraph *graph_out, const CUgraphNode **dependencies_out, size_t *numDependencies_out),
               info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, NULL, numDependencies_out))
@@ -176,7 +171,7 @@ static CUresult update(CUstream handle, CUgraphNode *dependencies, size_t count,
     sim_node *const *nodes = (sim_node *const *)(void *)dependencies;
     if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES)
         return nvs_sim_capture_set_tail(stream, nodes, count);
-    return nvs_sim_capture_join(stream, nodes, count);
+    return nvs_sim_nodes_add(&stream->capture.tail, nodes, count);
 }
 
 NVS_SIM_ENTRY(cuStreamUpdateCaptureDependencies, (CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags),

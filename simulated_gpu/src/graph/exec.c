@@ -17,15 +17,14 @@ static void free_exec(sim_exec *exec)
 static CUresult instantiate(CUgraphExec *out, CUgraph handle, cuuint64_t flags)
 {
     sim_graph *graph;
-    CUresult result = nvs_sim_graph(handle, &graph);
-    if (result != CUDA_SUCCESS || out == NULL)
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
+    NVS_SIM_TRY(nvs_sim_graph(handle, &graph));
+    NVS_SIM_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
     sim_exec *exec = calloc(1, sizeof *exec);
     if (exec == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     exec->magic = SIM_EXEC;
     exec->flags = flags;
-    result = nvs_sim_graph_clone(graph, &exec->graph);
+    CUresult result = nvs_sim_graph_clone(graph, &exec->graph);
     if (result == CUDA_SUCCESS)
         result = nvs_sim_graph_sort(exec->graph, &exec->order);
     if (result == CUDA_SUCCESS && (exec->disabled = calloc(exec->graph->count + 1, sizeof *exec->disabled)) == NULL)
@@ -39,11 +38,6 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, cuuint64_t flags)
     return result;
 }
 
-NVS_SIM_ENTRY(cuGraphInstantiate, (CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize),
-              instantiate(phGraphExec, hGraph, 0))
-NVS_SIM_ENTRY(cuGraphInstantiate_v2, (CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer,
-                                      size_t bufferSize),
-              instantiate(phGraphExec, hGraph, 0))
 NVS_SIM_ENTRY(cuGraphInstantiateWithFlags, (CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags),
               instantiate(phGraphExec, hGraph, flags))
 
@@ -71,13 +65,5 @@ SIM_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec hGraphExec)
 {
     NVS_SIM_ENTER_FIND(sim_exec *exec, nvs_sim_exec(hGraphExec, &exec));
     free_exec(exec);
-    return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags)
-{
-    NVS_SIM_ENTER_FIND(sim_exec *exec, nvs_sim_exec(hGraphExec, &exec));
-    NVS_SIM_CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
-    *flags = exec->flags;
     return CUDA_SUCCESS;
 }

@@ -44,14 +44,12 @@ EXEC_SET(cuGraphExecChildGraphNodeSetParams, GRAPH, CUgraph child, .child = chil
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams)
 {
-    sim_general_params all = {0};
     sim_exec *exec;
     size_t index;
     NVS_SIM_ENTER();
     NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
     NVS_SIM_CHECK(nodeParams != NULL && nodeParams->type == exec->order[index]->type, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_params_unpack(nodeParams, &all));
-    return nvs_sim_node_set(exec->order[index], all.params);
+    return nvs_sim_node_set(exec->order[index], nvs_sim_params_of(nodeParams));
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled)
@@ -61,17 +59,6 @@ SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgrap
     NVS_SIM_ENTER();
     NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
     exec->disabled[index] = isEnabled == 0;
-    return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled)
-{
-    sim_exec *exec;
-    size_t index;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(isEnabled != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
-    *isEnabled = !exec->disabled[index];
     return CUDA_SUCCESS;
 }
 
@@ -86,10 +73,10 @@ static CUgraphExecUpdateResult difference(sim_graph *old, sim_graph *new)
     for (sim_node *a = old->nodes, *b = new->nodes; a != NULL; a = a->next, b = b->next) {
         if (a->type != b->type)
             return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
-        if (a->dependency_count != b->dependency_count)
+        if (a->dependencies.count != b->dependencies.count)
             return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-        for (size_t i = 0; i < a->dependency_count; i++)
-            if (a->dependencies[i]->mark != b->dependencies[i]->mark)
+        for (size_t i = 0; i < a->dependencies.count; i++)
+            if (a->dependencies.all[i]->mark != b->dependencies.all[i]->mark)
                 return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
     }
     return CU_GRAPH_EXEC_UPDATE_SUCCESS;
@@ -120,19 +107,6 @@ static CUresult update(CUgraphExec exec_handle, CUgraph graph_handle, CUgraphExe
     exec->graph = copy;
     exec->order = order;
     return nvs_sim_exec_memory_open(&exec->memory, graph, order, copy->count);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out,
-                                              CUgraphExecUpdateResult *updateResult_out)
-{
-    CUgraphExecUpdateResult why;
-    NVS_SIM_ENTER();
-    CUresult result = update(hGraphExec, hGraph, &why);
-    if (hErrorNode_out != NULL)
-        *hErrorNode_out = NULL;
-    if (updateResult_out != NULL)
-        *updateResult_out = why;
-    return result;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo)

@@ -20,7 +20,7 @@ static void free_node(sim_node *node)
         nvs_sim_graph_free(node->child);
     if (node->memory != NULL)
         node->memory->nodes--;
-    free(node->dependencies);
+    free(node->dependencies.all);
     node->magic = 0;
     free(node);
 }
@@ -54,16 +54,19 @@ CUresult nvs_sim_node(CUgraphNode handle, sim_node **out)
     return CUDA_SUCCESS;
 }
 
-CUresult nvs_sim_node_depend(sim_node *node, sim_node *dependency)
+CUresult nvs_sim_nodes_add(sim_nodes *list, sim_node *const *nodes, size_t count)
 {
-    for (size_t i = 0; i < node->dependency_count; i++)
-        if (node->dependencies[i] == dependency)
-            return CUDA_SUCCESS;
-    sim_node **larger = realloc(node->dependencies, (node->dependency_count + 1) * sizeof *larger);
-    if (larger == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    larger[node->dependency_count++] = dependency;
-    node->dependencies = larger;
+    for (size_t i = 0; i < count; i++) {
+        size_t known = 0;
+        while (known < list->count && list->all[known] != nodes[i])
+            known++;
+        if (known < list->count)
+            continue;
+        sim_node **larger = realloc(list->all, (list->count + 1) * sizeof *larger);
+        NVS_SIM_CHECK(larger != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+        larger[list->count++] = nodes[i];
+        list->all = larger;
+    }
     return CUDA_SUCCESS;
 }
 
@@ -79,11 +82,10 @@ CUresult nvs_sim_node_new(sim_graph *graph, CUgraphNodeType type, sim_node *cons
     node->graph = graph;
     node->type = type;
     node->id = nvs_sim_next_id++;
-    for (size_t i = 0; i < count; i++)
-        if (nvs_sim_node_depend(node, dependencies[i]) != CUDA_SUCCESS) {
-            free_node(node);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
+    if (nvs_sim_nodes_add(&node->dependencies, dependencies, count) != CUDA_SUCCESS) {
+        free_node(node);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     *graph->last = node;
     graph->last = &node->next;
     graph->count++;
@@ -97,14 +99,9 @@ static CUresult clone_node(const sim_node *node, sim_graph *into, sim_node **out
     sim_node *clone = *out;
     clone->id = node->id;
     clone->work = node->work;
-    clone->record = node->record;
     clone->event = node->event;
     if ((clone->memory = node->memory) != NULL)
         clone->memory->nodes++;
-    for (int i = 0; i < 3; i++)
-        clone->record.arguments[i] = &clone->record.values[i];
-    if (clone->record.kernel.kernelParams != NULL)
-        clone->record.kernel.kernelParams = clone->record.arguments;
     return node->child != NULL ? nvs_sim_graph_clone(node->child, &clone->child) : CUDA_SUCCESS;
 }
 
@@ -124,8 +121,8 @@ CUresult nvs_sim_graph_clone(const sim_graph *graph, sim_graph **out)
     }
     result = CUDA_SUCCESS;
     for (const sim_node *node = graph->nodes; node != NULL; node = node->next)
-        for (size_t i = 0; i < node->dependency_count && result == CUDA_SUCCESS; i++)
-            result = nvs_sim_node_depend(clones[node->mark], clones[node->dependencies[i]->mark]);
+        for (size_t i = 0; i < node->dependencies.count && result == CUDA_SUCCESS; i++)
+            result = nvs_sim_nodes_add(&clones[node->mark]->dependencies, &clones[node->dependencies.all[i]->mark], 1);
 out:
     free(clones);
     if (result == CUDA_SUCCESS)
@@ -148,8 +145,8 @@ CUresult nvs_sim_graph_sort(sim_graph *graph, sim_node ***out)
         before = placed;
         for (sim_node *node = graph->nodes; node != NULL; node = node->next) {
             bool ready = node->mark == 0;
-            for (size_t i = 0; i < node->dependency_count; i++)
-                ready = ready && node->dependencies[i]->mark != 0;
+            for (size_t i = 0; i < node->dependencies.count; i++)
+                ready = ready && node->dependencies.all[i]->mark != 0;
             if (ready) {
                 node->mark = 1;
                 order[placed++] = node;
@@ -171,8 +168,8 @@ static bool reaches(sim_node *from, const sim_node *ancestor)
     if (from->mark != 0)
         return false;
     from->mark = 1;
-    for (size_t i = 0; i < from->dependency_count; i++)
-        if (reaches(from->dependencies[i], ancestor))
+    for (size_t i = 0; i < from->dependencies.count; i++)
+        if (reaches(from->dependencies.all[i], ancestor))
             return true;
     return false;
 }
@@ -184,11 +181,11 @@ bool nvs_sim_node_reaches(sim_node *from, const sim_node *ancestor)
     return reaches(from, ancestor);
 }
 
-static void undepend(sim_node *node, const sim_node *dependency)
+static void undepend(sim_nodes *list, const sim_node *dependency)
 {
-    for (size_t i = 0; i < node->dependency_count; i++)
-        if (node->dependencies[i] == dependency)
-            node->dependencies[i--] = node->dependencies[--node->dependency_count];
+    for (size_t i = 0; i < list->count; i++)
+        if (list->all[i] == dependency)
+            list->all[i--] = list->all[--list->count];
 }
 
 void nvs_sim_node_remove(sim_node *node)
@@ -202,7 +199,7 @@ void nvs_sim_node_remove(sim_node *node)
         graph->last = link;
     graph->count--;
     for (sim_node *other = graph->nodes; other != NULL; other = other->next)
-        undepend(other, node);
+        undepend(&other->dependencies, node);
     free_node(node);
 }
 

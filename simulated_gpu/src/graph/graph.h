@@ -8,14 +8,6 @@
 typedef struct sim_graph sim_graph;
 typedef struct sim_node sim_node;
 
-typedef struct sim_node_record { /* what the node's parameters are read from */
-    CUDA_KERNEL_NODE_PARAMS kernel;
-    uint64_t values[3]; /* the kernel's parameters that nvs_sim_kernel_work read */
-    void *arguments[3];
-    CUDA_MEMCPY3D copy;
-    CUDA_MEMSET_NODE_PARAMS fill;
-} sim_node_record;
-
 struct sim_node {
     uint32_t magic;
     sim_graph *graph;
@@ -23,12 +15,10 @@ struct sim_node {
     uint64_t id;    /* kept by clones, so that an executable and a clone find the original */
     CUgraphNodeType type;
     sim_work work;
-    sim_node_record record;
     sim_event *event; /* of record and wait nodes */
     sim_graph *child;
     sim_graph_memory *memory; /* of a node that allocates */
-    sim_node **dependencies;
-    size_t dependency_count;
+    sim_nodes dependencies;
     size_t mark; /* scratch of walks */
 };
 
@@ -71,18 +61,9 @@ typedef struct sim_node_params {
         CUgraph child;
         CUDA_MEM_ALLOC_NODE_PARAMS *alloc; /* dptr: set for the caller */
         const CUdeviceptr *free;
-        const void *any;
+        void *any;
     };
 } sim_node_params;
-
-typedef struct sim_general_params { /* CUgraphNodeParams, which carries any type, unpacked */
-    CUDA_KERNEL_NODE_PARAMS kernel;
-    CUDA_MEMCPY3D copy;
-    CUDA_MEMSET_NODE_PARAMS fill;
-    CUDA_HOST_NODE_PARAMS host;
-    CUDA_MEM_ALLOC_NODE_PARAMS alloc;
-    sim_node_params params;
-} sim_general_params;
 
 /* graph.c */
 sim_graph *nvs_sim_graph_new(void);
@@ -90,7 +71,7 @@ void nvs_sim_graph_free(sim_graph *graph);
 CUresult nvs_sim_graph(CUgraph handle, sim_graph **out);
 CUresult nvs_sim_node(CUgraphNode handle, sim_node **out);
 CUresult nvs_sim_node_new(sim_graph *graph, CUgraphNodeType type, sim_node *const *dependencies, size_t count, sim_node **out);
-CUresult nvs_sim_node_depend(sim_node *node, sim_node *dependency); /* idempotent */
+CUresult nvs_sim_nodes_add(sim_nodes *list, sim_node *const *nodes, size_t count); /* those that the list lacks */
 void nvs_sim_node_remove(sim_node *node);                            /* from its graph, and frees it */
 CUresult nvs_sim_graph_clone(const sim_graph *graph, sim_graph **out);
 /* All nodes, each after its dependencies; *out is to be freed.  INVALID_VALUE if there is a cycle. */
@@ -100,9 +81,7 @@ bool nvs_sim_graph_allocates(const sim_graph *graph);
 
 /* node_params.c */
 CUresult nvs_sim_node_set(sim_node *node, sim_node_params params);
-CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *params);
-CUresult nvs_sim_params_unpack(const CUgraphNodeParams *from, sim_general_params *out);
-CUDA_KERNEL_NODE_PARAMS nvs_sim_kernel_params_widen(const CUDA_KERNEL_NODE_PARAMS_v1 *old);
+sim_node_params nvs_sim_params_of(CUgraphNodeParams *from); /* points into it */
 
 /* exec_memory.c */
 CUresult nvs_sim_exec_memory_open(sim_exec_memory *memory, const sim_graph *of, sim_node *const *order, size_t count);
@@ -119,7 +98,6 @@ CUresult nvs_sim_capture_work(sim_stream *stream, const sim_work *work);
 CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool external);
 CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool external);
 CUresult nvs_sim_capture_set_tail(sim_stream *stream, sim_node *const *nodes, size_t count);
-CUresult nvs_sim_capture_join(sim_stream *stream, sim_node *const *nodes, size_t count);
 
 /* capture_api.c */
 void nvs_sim_capture_context_gone(sim_context *context);

@@ -1,8 +1,6 @@
 /* cuGraph*: creation, nodes and edges. */
 #include "graph/graph.h"
 
-#include <string.h>
-
 SIM_EXPORT CUresult CUDAAPI cuGraphCreate(CUgraph *phGraph, unsigned int flags)
 {
     NVS_SIM_ENTER();
@@ -40,14 +38,13 @@ SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeTyp
     return CUDA_SUCCESS;
 }
 
-/* As documented, unused room is filled with NULL, and without an array this only counts. */
+/* As documented, unused entries become NULL; without an array the call only counts. */
 static CUresult nodes_of(CUgraph handle, CUgraphNode *out, size_t *count)
 {
     sim_graph *graph;
     size_t number = 0;
-    CUresult result = nvs_sim_graph(handle, &graph);
-    if (result != CUDA_SUCCESS || count == NULL)
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
+    NVS_SIM_TRY(nvs_sim_graph(handle, &graph));
+    NVS_SIM_CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);
     for (sim_node *node = graph->nodes; node != NULL; node = node->next, number++)
         if (out != NULL && number < *count)
             out[number] = (CUgraphNode)(void *)node;
@@ -60,31 +57,25 @@ static CUresult nodes_of(CUgraph handle, CUgraphNode *out, size_t *count)
 
 NVS_SIM_ENTRY(cuGraphGetNodes, (CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes), nodes_of(hGraph, nodes, numNodes))
 
-static CUresult edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count)
+static CUresult edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, size_t *count)
 {
     sim_graph *graph;
     size_t number = 0;
-    CUresult result = nvs_sim_graph(handle, &graph);
-    if (result != CUDA_SUCCESS || count == NULL)
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
+    NVS_SIM_TRY(nvs_sim_graph(handle, &graph));
+    NVS_SIM_CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);
     size_t room = from != NULL && to != NULL ? *count : 0;
     for (sim_node *node = graph->nodes; node != NULL; node = node->next)
-        for (size_t i = 0; i < node->dependency_count; i++, number++)
+        for (size_t i = 0; i < node->dependencies.count; i++, number++)
             if (number < room) {
-                from[number] = (CUgraphNode)(void *)node->dependencies[i];
+                from[number] = (CUgraphNode)(void *)node->dependencies.all[i];
                 to[number] = (CUgraphNode)(void *)node;
-                if (data != NULL)
-                    memset(&data[number], 0, sizeof *data);
             }
     if (room == 0 || *count > number)
         *count = number;
     return CUDA_SUCCESS;
 }
 
-NVS_SIM_ENTRY(cuGraphGetEdges, (CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges),
-              edges(hGraph, from, to, NULL, numEdges))
-NVS_SIM_ENTRY(cuGraphGetEdges_v2, (CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData, size_t *numEdges),
-              edges(hGraph, from, to, edgeData, numEdges))
+NVS_SIM_ENTRY(cuGraphGetEdges, (CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count), edges(graph, from, to, count))
 
 SIM_EXPORT CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode hNode)
 {

@@ -11,9 +11,9 @@
 /* The context of a node that runs on another GPU than the launch's stream; else NULL. */
 static sim_context *other_context(const sim_stream *stream, const sim_work *work)
 {
-    sim_context *by = work->kind == OP_KERNEL ? work->u.kernel.by : NULL;
-    if (work->kind == OP_FILL && work->u.fill.by != NULL)
-        by = work->u.fill.by->contexts;
+    sim_context *by = work->kind == OP_KERNEL ? work->u.kernel.context : NULL;
+    if (work->kind == OP_FILL && work->u.fill.rights != NULL)
+        by = work->u.fill.rights->contexts;
     return by != NULL && by->magic == SIM_CONTEXT && by->device != stream->context->device ? by : NULL;
 }
 

@@ -1,10 +1,10 @@
-/* Global variables: created on demand, in device memory of the current context. */
+/* Global variables: created at the first lookup, in device memory of the current context. */
 #include "module/module.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define GLOBAL_BYTES 65536u /* as much as constant memory has; the image does not always tell the size */
+#define GLOBAL_BYTES 65536u /* the size of constant memory; not every image has the size of a variable */
 
 typedef struct sim_global {
     struct sim_global *next;

@@ -1,12 +1,10 @@
-/* Images of modules.  They are not run.
+/* Images of modules: an ELF file for CUDA, a fat binary, or PTX text.  They are not run.
  *
- * An image must look like one: ELF for CUDA, a fat binary, or PTX text.  Names of functions are checked where the image shows them:
- * section .text.NAME of a cubin, .entry NAME of PTX.  A fat binary may be compressed, so any name is found there.
+ * A function must have a section .text.NAME in a cubin, or an .entry NAME in PTX.  A fat binary may be compressed: it has every name.
  */
 #include "module/module.h"
 
 #include <elf.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,48 +62,23 @@ CUresult nvs_sim_image_copy(const void *image, sim_image *out)
     return CUDA_SUCCESS;
 }
 
-CUresult nvs_sim_image_from_file(const char *path, char **out)
+static bool same_name(const char *text, size_t length, const char *name)
 {
-    FILE *file = fopen(path, "rb");
-    char *bytes = NULL;
-    size_t used = 0, room = 0;
-    if (file == NULL)
-        return CUDA_ERROR_FILE_NOT_FOUND;
-    for (;;) {
-        if (room - used < 4096) {
-            room = room == 0 ? 65536 : room * 2;
-            char *larger = realloc(bytes, room);
-            if (larger == NULL) {
-                free(bytes);
-                fclose(file);
-                return CUDA_ERROR_OUT_OF_MEMORY;
-            }
-            bytes = larger;
-        }
-        size_t got = fread(bytes + used, 1, room - used - 64, file); /* zeros follow the image */
-        if (got == 0)
-            break;
-        used += got;
-    }
-    memset(bytes + used, 0, 64);
-    fclose(file);
-    *out = bytes;
-    return CUDA_SUCCESS;
+    return strlen(name) == length && memcmp(text, name, length) == 0;
 }
 
-static bool ptx_names(const sim_image *image, bool (*visit)(const char *name, size_t length, void *argument), void *argument)
+static bool ptx_has(const sim_image *image, const char *name)
 {
     for (const char *at = image->bytes; (at = strstr(at, ".entry")) != NULL;) {
         at += strlen(".entry");
         at += strspn(at, " \t\r\n");
-        size_t length = strcspn(at, " \t\r\n({");
-        if (length != 0 && visit(at, length, argument))
+        if (same_name(at, strcspn(at, " \t\r\n({"), name))
             return true;
     }
     return false;
 }
 
-static bool cubin_names(const sim_image *image, bool (*visit)(const char *name, size_t length, void *argument), void *argument)
+static bool cubin_has(const sim_image *image, const char *name)
 {
     Elf64_Ehdr header;
     Elf64_Shdr names, section;
@@ -117,20 +90,14 @@ static bool cubin_names(const sim_image *image, bool (*visit)(const char *name, 
         return false;
     for (unsigned i = 0; i < header.e_shnum; i++) {
         memcpy(&section, image->bytes + header.e_shoff + i * sizeof section, sizeof section);
-        if (section.sh_name >= names.sh_size)
-            continue;
-        const char *name = image->bytes + names.sh_offset + section.sh_name;
-        if (strncmp(name, ".text.", 6) == 0 && visit(name + 6, strlen(name + 6), argument))
+        const char *text = image->bytes + names.sh_offset + section.sh_name;
+        if (section.sh_name < names.sh_size && strncmp(text, ".text.", 6) == 0 && strcmp(text + 6, name) == 0)
             return true;
     }
     return false;
 }
 
-bool nvs_sim_image_names(const sim_image *image, bool (*visit)(const char *name, size_t length, void *argument), void *argument)
+bool nvs_sim_image_has(const sim_image *image, const char *name)
 {
-    switch (image->kind) {
-    case IMAGE_PTX: return ptx_names(image, visit, argument);
-    case IMAGE_CUBIN: return cubin_names(image, visit, argument);
-    default: return false;
-    }
+    return image->kind == IMAGE_FATBIN || (image->kind == IMAGE_PTX ? ptx_has(image, name) : cubin_has(image, name));
 }

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* The first parameters, each of 8 bytes, of a kernel that is known to have `count` of them; false: none were given. */
+/* Reads the first `count` parameters, of 8 bytes each.  False: the launch has no parameters. */
 static bool read_parameters(const CUDA_KERNEL_NODE_PARAMS *launch, uint64_t *out, size_t count)
 {
     for (size_t i = 0; launch->kernelParams != NULL && i < count; i++) {
@@ -33,18 +33,19 @@ CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *ou
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t given[3] = {0};
     *out = (sim_work){.kind = OP_KERNEL, .duration_ns = nvs_sim_settings.kernel_ns,
-                      .u.kernel = {.params = *launch, .symbol = function->name, .demand = nvs_sim_settings.demand}};
-    if (function->busy && read_parameters(launch, given, 1))
-        out->duration_ns = given[0];
-    if (function->part && read_parameters(launch, given, 2)) {
-        out->duration_ns = given[0];
-        out->u.kernel.demand = given[1] != 0 && given[1] < SIM_WHOLE ? (uint32_t)given[1] : SIM_WHOLE;
-    }
-    if (function->copies && read_parameters(launch, given, 3)) {
+                      .u.kernel = {.symbol = function->name, .demand = nvs_sim_settings.demand}};
+    static const size_t parameters[] = {[KERNEL_BUSY] = 1, [KERNEL_PART] = 2, [KERNEL_COPY] = 3};
+    if (function->model == KERNEL_OPAQUE || !read_parameters(launch, given, parameters[function->model]))
+        return CUDA_SUCCESS;
+    if (function->model == KERNEL_COPY) {
         out->u.kernel.to = given[0];
         out->u.kernel.from = given[1];
         out->u.kernel.bytes = 4 * given[2];
+        return CUDA_SUCCESS;
     }
+    out->duration_ns = given[0];
+    if (function->model == KERNEL_PART)
+        out->u.kernel.demand = given[1] != 0 && given[1] < SIM_WHOLE ? (uint32_t)given[1] : SIM_WHOLE;
     return CUDA_SUCCESS;
 }
 
@@ -91,17 +92,3 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction f, unsigned int
     NVS_SIM_CHECK((uint64_t)gridDimX * gridDimY * gridDimZ <= 16 * 32, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
     return launch(hStream, &params);
 }
-
-/* The launches of CUDA 3 have no parameters. */
-
-static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream)
-{
-    const CUDA_KERNEL_NODE_PARAMS params = {.func = f, .gridDimX = (unsigned)width, .gridDimY = (unsigned)height, .gridDimZ = 1,
-                                            .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
-    return launch(stream, &params);
-}
-
-NVS_SIM_ENTRY(cuLaunch, (CUfunction f), launch_grid(f, 1, 1, NULL))
-NVS_SIM_ENTRY(cuLaunchGrid, (CUfunction f, int grid_width, int grid_height), launch_grid(f, grid_width, grid_height, NULL))
-NVS_SIM_ENTRY(cuLaunchGridAsync, (CUfunction f, int grid_width, int grid_height, CUstream hStream),
-              launch_grid(f, grid_width, grid_height, hStream))

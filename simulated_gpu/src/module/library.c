@@ -1,8 +1,6 @@
 /* cuLibrary*, and the functions that only kernel handles have. */
 #include "module/module.h"
 
-#include <stdlib.h>
-
 SIM_EXPORT CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues,
                                               unsigned int numJitOptions, CUlibraryOption *libraryOptions,
                                               void **libraryOptionValues, unsigned int numLibraryOptions)
@@ -13,23 +11,6 @@ SIM_EXPORT CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *co
     NVS_SIM_TRY(nvs_sim_module_new(code, &module));
     *library = (CUlibrary)(void *)module;
     return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions,
-                                                  void **jitOptionsValues, unsigned int numJitOptions,
-                                                  CUlibraryOption *libraryOptions, void **libraryOptionValues,
-                                                  unsigned int numLibraryOptions)
-{
-    sim_module *module;
-    char *image;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(library != NULL && fileName != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_image_from_file(fileName, &image));
-    CUresult result = nvs_sim_module_new(image, &module);
-    free(image);
-    if (result == CUDA_SUCCESS)
-        *library = (CUlibrary)(void *)module;
-    return result;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLibraryUnload(CUlibrary library)
@@ -58,13 +39,5 @@ SIM_EXPORT CUresult CUDAAPI cuKernelGetFunction(CUfunction *pFunc, CUkernel hand
     NVS_SIM_TRY(nvs_sim_function((CUfunction)handle, &function));
     NVS_SIM_TRY(context->error);
     *pFunc = (CUfunction)(void *)function;
-    return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuKernelGetLibrary(CUlibrary *pLib, CUkernel handle)
-{
-    NVS_SIM_ENTER_FIND(sim_function *function, nvs_sim_function((CUfunction)handle, &function));
-    NVS_SIM_CHECK(pLib != NULL, CUDA_ERROR_INVALID_VALUE);
-    *pLib = (CUlibrary)(void *)function->module;
     return CUDA_SUCCESS;
 }

@@ -1,4 +1,4 @@
-/* Modules, libraries, functions and kernels.  A library is a module of no context; a kernel handle is a function handle. */
+/* Modules, libraries, functions and kernels.  A library is a module without a context; a kernel handle is a function handle. */
 #ifndef SIM_MODULE_H
 #define SIM_MODULE_H
 
@@ -20,22 +20,25 @@ typedef struct sim_module {
     struct sim_global *globals;
 } sim_module;
 
+enum sim_kernel_model {
+    KERNEL_OPAQUE, /* the default duration and demand */
+    KERNEL_BUSY,   /* nvs_busy(duration) */
+    KERNEL_PART,   /* nvs_part(duration, demand in millionths of the multiprocessors) */
+    KERNEL_COPY,   /* nvs_copy(target, source, count): copies words of 4 bytes */
+};
+
 typedef struct sim_function {
     uint32_t magic;
     struct sim_function *next;
     sim_module *module;
     char *name;
-    bool busy;   /* nvs_busy: its first parameter is its duration */
-    bool part;   /* nvs_part: as nvs_busy; the second is its demand, in millionths of the multiprocessors */
-    bool copies; /* nvs_copy: copies words of 4 bytes; its parameters are target, source and their number */
+    enum sim_kernel_model model;
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
 } sim_function;
 
 /* image.c */
 CUresult nvs_sim_image_copy(const void *image, sim_image *out);
-CUresult nvs_sim_image_from_file(const char *path, char **out);
-/* Calls visit with each name that the image shows, until it returns true. */
-bool nvs_sim_image_names(const sim_image *image, bool (*visit)(const char *name, size_t length, void *argument), void *argument);
+bool nvs_sim_image_has(const sim_image *image, const char *name);
 
 /* global.c */
 CUresult nvs_sim_global(sim_context *context, sim_module *module, const char *name, CUdeviceptr *pointer, size_t *bytes);
@@ -46,8 +49,6 @@ CUresult nvs_sim_module(CUmodule handle, sim_module **out);
 CUresult nvs_sim_module_new(const void *image, sim_module **out);
 void nvs_sim_module_free(sim_module *module);
 void nvs_sim_modules_unload(sim_context *context);
-CUresult nvs_sim_module_count(sim_module *module, unsigned *out); /* of its functions; a fat binary shows none */
-CUresult nvs_sim_module_list(sim_module *module, sim_function **out, unsigned room);
 CUresult nvs_sim_function(CUfunction handle, sim_function **out);
 CUresult nvs_sim_function_named(sim_module *module, const char *name, sim_function **out);
 

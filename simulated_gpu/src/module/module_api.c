@@ -1,8 +1,6 @@
 /* cuModule*, and the functions and variables of modules and libraries. */
 #include "module/module.h"
 
-#include <stdlib.h>
-
 static CUresult load(CUmodule *out, const void *image)
 {
     sim_context *context = nvs_sim_current();
@@ -23,17 +21,6 @@ NVS_SIM_ENTRY(cuModuleLoadDataEx, (CUmodule *module, const void *image, unsigned
                                    void **optionValues),
               load(module, image))
 NVS_SIM_ENTRY(cuModuleLoadFatBinary, (CUmodule *module, const void *fatCubin), load(module, fatCubin))
-
-SIM_EXPORT CUresult CUDAAPI cuModuleLoad(CUmodule *module, const char *fname)
-{
-    char *image;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(fname != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_image_from_file(fname, &image));
-    CUresult result = load(module, image);
-    free(image);
-    return result;
-}
 
 SIM_EXPORT CUresult CUDAAPI cuModuleUnload(CUmodule hmod)
 {
@@ -57,42 +44,19 @@ SIM_EXPORT CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
     return CUDA_SUCCESS;
 }
 
-/* Functions that modules and libraries have in common. */
-#define LISTING(prefix, version, owner, thing, things, type)                                                                 \
-    SIM_EXPORT CUresult CUDAAPI prefix##Get##thing(type *out, owner handle, const char *name)                                \
-    {                                                                                                                        \
-        sim_module *module;                                                                                                  \
-        sim_function *function;                                                                                              \
-        NVS_SIM_ENTER();                                                                                                     \
-        NVS_SIM_CHECK(out != NULL && name != NULL && *name != '\0', CUDA_ERROR_INVALID_VALUE);                               \
-        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                              \
-        NVS_SIM_TRY(nvs_sim_function_named(module, name, &function));                                                        \
-        *out = (type)(void *)function;                                                                                       \
-        return CUDA_SUCCESS;                                                                                                 \
-    }                                                                                                                        \
-    SIM_EXPORT CUresult CUDAAPI prefix##Get##thing##Count(unsigned int *count, owner handle)                                 \
-    {                                                                                                                        \
-        sim_module *module;                                                                                                  \
-        NVS_SIM_ENTER();                                                                                                     \
-        NVS_SIM_CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);                                                              \
-        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                              \
-        return nvs_sim_module_count(module, count);                                                                          \
-    }                                                                                                                        \
-    SIM_EXPORT CUresult CUDAAPI prefix##Enumerate##things(type *list, unsigned int room, owner handle)                       \
-    {                                                                                                                        \
-        sim_module *module;                                                                                                  \
-        NVS_SIM_ENTER();                                                                                                     \
-        NVS_SIM_CHECK(list != NULL && room != 0, CUDA_ERROR_INVALID_VALUE);                                                  \
-        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                              \
-        return nvs_sim_module_list(module, (sim_function **)(void *)list, room);                                             \
-    }                                                                                                                        \
+#define LOOKUPS(prefix, version, owner, thing, type)                                            \
+    SIM_EXPORT CUresult CUDAAPI prefix##Get##thing(type *out, owner handle, const char *name)    \
+    {                                                                                           \
+        NVS_SIM_ENTER_FIND(sim_module *module, nvs_sim_module((CUmodule)handle, &module));      \
+        return nvs_sim_function_named(module, name, (sim_function **)(void *)out);              \
+    }                                                                                           \
     SIM_EXPORT CUresult CUDAAPI prefix##GetGlobal##version(CUdeviceptr *dptr, size_t *bytes, owner handle, const char *name) \
-    {                                                                                                                        \
-        sim_module *module;                                                                                                  \
-        NVS_SIM_ENTER_CONTEXT();                                                                                             \
-        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                              \
-        return nvs_sim_global(context, module, name, dptr, bytes);                                                           \
+    {                                                                                           \
+        sim_module *module;                                                                     \
+        NVS_SIM_ENTER_CONTEXT();                                                                \
+        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                 \
+        return nvs_sim_global(context, module, name, dptr, bytes);                              \
     }
 
-LISTING(cuModule, _v2, CUmodule, Function, Functions, CUfunction)
-LISTING(cuLibrary, , CUlibrary, Kernel, Kernels, CUkernel)
+LOOKUPS(cuModule, _v2, CUmodule, Function, CUfunction)
+LOOKUPS(cuLibrary, , CUlibrary, Kernel, CUkernel)

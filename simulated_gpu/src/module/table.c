@@ -37,34 +37,30 @@ CUresult nvs_sim_module_new(const void *image, sim_module **out)
     return CUDA_SUCCESS;
 }
 
-static bool same_name(const char *name, size_t length, void *argument)
+CUresult nvs_sim_function_named(sim_module *module, const char *name, sim_function **out)
 {
-    return strlen(argument) == length && memcmp(name, argument, length) == 0;
-}
-
-static CUresult function_named(sim_module *module, const char *name, size_t length, sim_function **out)
-{
+    static const struct {
+        const char *name;
+        enum sim_kernel_model model;
+    } known[] = {{"nvs_busy", KERNEL_BUSY}, {"nvs_part", KERNEL_PART}, {"nvs_copy", KERNEL_COPY}};
+    NVS_SIM_CHECK(out != NULL && name != NULL && *name != '\0', CUDA_ERROR_INVALID_VALUE);
     for (sim_function *one = module->functions; one != NULL; one = one->next)
-        if (strlen(one->name) == length && memcmp(one->name, name, length) == 0) {
+        if (strcmp(one->name, name) == 0) {
             *out = one;
             return CUDA_SUCCESS;
         }
-    char *copy = strndup(name, length);
+    NVS_SIM_CHECK(nvs_sim_image_has(&module->image, name), CUDA_ERROR_NOT_FOUND);
+    char *copy = strdup(name);
     sim_function *made = calloc(1, sizeof *made);
     if (copy == NULL || made == NULL) {
         free(copy);
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (module->image.kind != IMAGE_FATBIN && !nvs_sim_image_names(&module->image, same_name, copy)) {
-        free(copy);
-        free(made);
-        return CUDA_ERROR_NOT_FOUND;
-    }
     *made = (sim_function){.magic = SIM_FUNCTION, .module = module, .name = copy, .next = module->functions};
-    made->busy = strcmp(copy, "nvs_busy") == 0;
-    made->part = strcmp(copy, "nvs_part") == 0;
-    made->copies = strcmp(copy, "nvs_copy") == 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(name, known[i].name) == 0)
+            made->model = known[i].model;
     made->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
     made->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;
     made->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = 90;
@@ -73,45 +69,6 @@ static CUresult function_named(sim_module *module, const char *name, size_t leng
     module->functions = made;
     *out = made;
     return CUDA_SUCCESS;
-}
-
-CUresult nvs_sim_function_named(sim_module *module, const char *name, sim_function **out)
-{
-    if (name == NULL || *name == '\0')
-        return CUDA_ERROR_INVALID_VALUE;
-    return function_named(module, name, strlen(name), out);
-}
-
-typedef struct collecting {
-    sim_module *module;
-    CUresult result;
-} collecting;
-
-static bool collect(const char *name, size_t length, void *argument)
-{
-    collecting *state = argument;
-    sim_function *ignored;
-    state->result = function_named(state->module, name, length, &ignored);
-    return state->result != CUDA_SUCCESS;
-}
-
-CUresult nvs_sim_module_count(sim_module *module, unsigned *out)
-{
-    collecting state = {.module = module, .result = CUDA_SUCCESS};
-    nvs_sim_image_names(&module->image, collect, &state);
-    *out = 0;
-    for (sim_function *one = module->functions; one != NULL; one = one->next)
-        ++*out;
-    return state.result;
-}
-
-CUresult nvs_sim_module_list(sim_module *module, sim_function **out, unsigned room)
-{
-    unsigned count;
-    CUresult result = nvs_sim_module_count(module, &count);
-    for (sim_function *one = module->functions; result == CUDA_SUCCESS && one != NULL && room != 0; one = one->next, room--)
-        *out++ = one;
-    return result;
 }
 
 void nvs_sim_module_free(sim_module *module)

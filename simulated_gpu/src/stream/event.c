@@ -8,10 +8,9 @@ static sim_event *spare;
 void nvs_sim_event_reset(sim_event *event)
 {
     nvs_sim_fence_unref(event->fence);
-    free(event->nodes);
+    free(event->nodes.all);
     event->fence = NULL;
-    event->nodes = NULL;
-    event->node_count = 0;
+    event->nodes = (sim_nodes){0};
     event->capture_id = 0;
 }
 

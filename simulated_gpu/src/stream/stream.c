@@ -43,8 +43,8 @@ CUresult nvs_sim_stream_create(sim_context *context, unsigned flags, int priorit
 
 void nvs_sim_stream_destroy(sim_stream *stream)
 {
-    free(stream->capture.tail);
-    stream->capture.tail = NULL;
+    free(stream->capture.tail.all);
+    stream->capture.tail = (sim_nodes){0};
     stream->closing = true;
     if (!stream->busy)
         nvs_sim_stream_recycle(stream);

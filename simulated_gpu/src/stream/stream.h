@@ -32,6 +32,16 @@ typedef struct sim_capture {
     bool invalid;
 } sim_capture;
 
+typedef struct sim_nodes { /* a set of graph nodes */
+    struct sim_node **all;
+    size_t count;
+} sim_nodes;
+
+typedef struct sim_stream_capture {
+    sim_capture *of; /* NULL: the stream does not capture */
+    sim_nodes tail;  /* dependencies of the next captured node */
+} sim_stream_capture;
+
 struct sim_stream {
     uint32_t magic;
     sim_context *context;
@@ -49,11 +59,7 @@ struct sim_stream {
         uint64_t submitted, completed;
         uint64_t last_end_ns;
     } queue;
-    struct {
-        sim_capture *of;        /* NULL: the stream does not capture */
-        struct sim_node **tail; /* the nodes that the next captured node depends on */
-        size_t count;
-    } capture;
+    sim_stream_capture capture;
 };
 
 typedef struct sim_event {
@@ -63,8 +69,7 @@ typedef struct sim_event {
     unsigned flags;
     sim_fence *fence;    /* the last recording; NULL: never recorded */
     uint64_t capture_id; /* the last recording was into this capture; else 0 */
-    struct sim_node **nodes;
-    size_t node_count;
+    sim_nodes nodes; /* of that capture, which a wait joins */
 } sim_event;
 
 /* The calls from streams to higher folders; start.c sets them once. */

@@ -10,30 +10,51 @@ typedef struct sim_fence { /* one recording of an event; shared by the event and
     uint64_t end_ns;
 } sim_fence;
 
-typedef struct sim_copy { /* width x height x depth bytes between linear host mappings */
-    char *target;
-    const char *source;
-    size_t target_pitch, target_slice, source_pitch, source_slice;
-    size_t width, height, depth;
-    const sim_device *target_by, *source_by; /* the GPU whose access rights count at each end; NULL: that of the stream (peers.c) */
-    void *snapshot; /* owned copy of the source, when it was taken at submission */
+typedef struct sim_copy_end { /* in host address space */
+    char *start;
+    size_t pitch, slice;      /* bytes to the next row, and to the next plane */
+    const sim_device *rights; /* the GPU whose access rights count (memory/peers.c); NULL: that of the stream */
+} sim_copy_end;
+
+typedef struct sim_copy {
+    sim_copy_end target, source;
+    size_t width, height, depth; /* width in bytes */
+    void *snapshot;              /* owned copy of the source, if it was taken at submission */
 } sim_copy;
 
 typedef struct sim_fill {
     char *target;
     size_t pitch, width, height; /* width in elements */
     uint32_t value;
-    uint32_t element; /* 1, 2 or 4 bytes */
-    const sim_device *by; /* as in a copy */
+    uint32_t element;         /* 1, 2 or 4 bytes */
+    const sim_device *rights; /* as in a copy */
 } sim_fill;
 
 typedef struct sim_kernel {
-    CUDA_KERNEL_NODE_PARAMS params; /* kernelParams and extra are valid only during the launch call */
-    sim_context *by;                /* of a graph node; NULL: that of the stream */
+    sim_context *context; /* of a graph node; NULL: that of the stream */
     const char *symbol;
-    uint32_t demand; /* millionths of the multiprocessors */
+    uint32_t demand;          /* millionths of the multiprocessors */
     uint64_t to, from, bytes; /* the arguments of nvs_copy; 0 bytes: another kernel */
 } sim_kernel;
+
+typedef struct sim_host_call {
+    CUhostFn function;
+    CUstreamCallback callback;
+    CUstream stream;
+    void *data;
+} sim_host_call;
+
+typedef struct sim_prefetch {
+    CUdeviceptr pointer;
+    size_t bytes;
+    int32_t gpu; /* -1: to the host */
+} sim_prefetch;
+
+typedef struct sim_value_write {
+    CUdeviceptr pointer;
+    uint64_t value;
+    uint32_t bytes;
+} sim_value_write;
 
 enum sim_op_kind {
     OP_EMPTY,
@@ -57,25 +78,12 @@ typedef struct sim_work {
     union {
         sim_copy copy;
         sim_fill fill;
-        struct {
-            CUhostFn function;
-            CUstreamCallback callback;
-            CUstream stream;
-            void *data;
-        } host;
+        sim_host_call host;
         sim_kernel kernel;
         sim_fence *fence; /* one reference is owned */
-        struct {
-            CUdeviceptr pointer;
-            size_t bytes;
-            int32_t gpu; /* -1: to the host */
-        } prefetch;
+        sim_prefetch prefetch;
         CUdeviceptr pointer; /* OP_FREE, OP_ALLOCATE */
-        struct {
-            CUdeviceptr pointer;
-            uint64_t value;
-            uint32_t bytes;
-        } write;
+        sim_value_write write;
     } u;
 } sim_work;
 
