@@ -1,7 +1,7 @@
 /* Start of the simulated driver: cuInit, fork, and the calls from lower folders to higher ones.
  *
- * Nothing exists before cuInit: no mapping, no thread.  A child of a fork after cuInit has no driver: as with the real one, every
- * call returns NOT_INITIALIZED there.
+ * Before cuInit the process has no mapping and no thread.  In a child that was forked after cuInit every call returns NOT_INITIALIZED,
+ * as with the real driver.
  */
 #include "base/state_file.h"
 #include "context/context.h"
@@ -32,7 +32,7 @@ SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
         NVS_SIM_CHECK(nvs_sim_shared_state != NULL, CUDA_ERROR_SYSTEM_NOT_READY);
         pthread_atfork(before_fork, in_parent, in_child);
     }
-    if (!nvs_sim_registered()) {
+    if (nvs_sim_self() == NULL) {
         nvs_sim_say("more than %u processes use this state file", NVS_SIM_MAX_PROCESSES);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }

@@ -1,14 +1,14 @@
-/* What every file of the simulated driver uses: the lock, the clock, the settings, messages, and the mark of an object.
+/* The lock, the clock, the settings, messages, and the marks of objects.
  *
  * nvs_sim_lock guards all state of the process.  A public function takes it once (entry/entry.h); internal functions (nvs_sim_*)
  * expect that it is held.  It is dropped only while a thread sleeps, while an executor moves many bytes, and around callbacks.
- * The lock in the shared state file is taken inside it.
+ * Lock order: nvs_sim_lock, then the lock of the shared state file.
  */
 #ifndef SIM_BASE_H
 #define SIM_BASE_H
 
 #ifndef __CUDA_API_VERSION_INTERNAL
-#define __CUDA_API_VERSION_INTERNAL /* every version of every function under its exported name */
+#define __CUDA_API_VERSION_INTERNAL /* cuda.h then declares each version of a function under its exported name */
 #endif
 #include <cuda.h>
 
@@ -22,7 +22,7 @@
 
 #define SIM_EXPORT __attribute__((visibility("default")))
 
-enum { /* first word of each object; a dead object stays readable, so a stale handle is recognised */
+enum { /* first word of each object; the memory of dead objects stays readable, to recognise stale handles */
     SIM_CONTEXT = 0x43585431,
     SIM_STREAM = 0x53545231,
     SIM_EVENT = 0x45564e31,
@@ -39,21 +39,27 @@ enum { /* first word of each object; a dead object stays readable, so a stale ha
 
 #define SIM_WHOLE 1000000u /* all multiprocessors, or full speed, in millionths */
 
+typedef struct sim_slice_settings {
+    uint64_t length_ns; /* 0: programs do not slow each other */
+    uint64_t switch_ns; /* cost of a slice that ends before the work of its program */
+} sim_slice_settings;
+
+typedef struct sim_mps_settings {
+    bool client;
+    uint32_t priority; /* 0 normal, 1 below */
+    uint32_t share;    /* the most that its kernels get, in millionths */
+} sim_mps_settings;
+
 typedef struct sim_settings {
     int driver_version;
     uint64_t kernel_ns;
-    double copy_bytes_per_ns; /* 0: instantaneous */
+    uint32_t demand;          /* millionths of the multiprocessors that a kernel wants */
+    double copy_bytes_per_ns; /* 0: copies take no time */
     uint64_t context_bytes;
     uint32_t launch_queue;
     bool peers; /* GPUs can be given access to each other's memory */
-    uint64_t slice_ns;  /* 0: programs do not slow each other */
-    uint64_t switch_ns; /* lost when a slice ends before the work of its program */
-    uint32_t demand;    /* millionths of the multiprocessors that a kernel wants */
-    struct {
-        bool client;
-        uint32_t priority; /* 0 normal, 1 below */
-        uint32_t share;    /* the most that its kernels get, in millionths */
-    } mps;
+    sim_slice_settings slices;
+    sim_mps_settings mps;
 } sim_settings;
 
 extern pthread_mutex_t nvs_sim_lock;

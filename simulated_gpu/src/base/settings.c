@@ -1,4 +1,4 @@
-/* State of the process that belongs to no object, and the settings, which the environment gives. */
+/* Global state of the process, and the settings from the environment. */
 #include "base/base.h"
 
 #include <stdio.h>
@@ -25,7 +25,7 @@ static uint64_t number_from(const char *name, uint64_t fallback)
     return value;
 }
 
-/* A part of `whole`, in millionths: more than nothing, at most everything, which is also the fallback. */
+/* A part of `whole`, in millionths.  A value that is missing, not positive or too large counts as the whole. */
 static uint32_t part_from(const char *name, double whole)
 {
     const char *text = getenv(name);
@@ -33,7 +33,7 @@ static uint32_t part_from(const char *name, double whole)
     return part >= 1e-6 && part < 1.0 ? (uint32_t)(part * SIM_WHOLE + 0.5) : SIM_WHOLE;
 }
 
-/* The double of the control daemon is its entry `control` in CUDA_MPS_PIPE_DIRECTORY, which has no default here. */
+/* A file `control` in CUDA_MPS_PIPE_DIRECTORY stands for the control daemon; the variable has no default here. */
 static bool control_daemon_runs(void)
 {
     const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
@@ -53,8 +53,8 @@ void nvs_sim_read_settings(void)
     nvs_sim_settings.peers = number_from("NVSHARE_SIM_PEERS", 1) != 0;
     nvs_sim_settings.context_bytes = number_from("NVSHARE_SIM_CONTEXT_BYTES", 0);
     nvs_sim_settings.launch_queue = (uint32_t)number_from("NVSHARE_SIM_LAUNCH_QUEUE", 1024);
-    nvs_sim_settings.slice_ns = number_from("NVSHARE_SIM_SLICE_NS", 2000000);
-    nvs_sim_settings.switch_ns = number_from("NVSHARE_SIM_SWITCH_NS", 100000);
+    nvs_sim_settings.slices.length_ns = number_from("NVSHARE_SIM_SLICE_NS", 2000000);
+    nvs_sim_settings.slices.switch_ns = number_from("NVSHARE_SIM_SWITCH_NS", 100000);
     nvs_sim_settings.demand = part_from("NVSHARE_SIM_DEMAND", 1.0);
     nvs_sim_settings.mps.client = control_daemon_runs();
     nvs_sim_settings.mps.priority = number_from("CUDA_MPS_CLIENT_PRIORITY", 0) != 0;

@@ -1,4 +1,4 @@
-/* Contexts of cuCtxCreate, and waiting for a context. */
+/* Contexts of cuCtxCreate, and waits for a context. */
 #include "context/context.h"
 
 static CUresult create(unsigned flags, CUdevice dev, CUcontext *out)
@@ -23,14 +23,6 @@ static CUresult create(unsigned flags, CUdevice dev, CUcontext *out)
 
 NVS_SIM_ENTRY(cuCtxCreate_v2, (CUcontext *pctx, unsigned int flags, CUdevice dev), create(flags, dev, pctx))
 
-SIM_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags,
-                                           CUdevice dev)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(numParams == 0, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
-    return create(flags, dev, pctx);
-}
-
 SIM_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
 {
     NVS_SIM_ENTER();
@@ -41,7 +33,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
 static CUresult destroy(CUcontext handle)
 {
     sim_context *context = (sim_context *)(void *)handle;
-    if (context == NULL || context->magic != SIM_CONTEXT || context->primary || context->owner != NULL)
+    if (context == NULL || context->magic != SIM_CONTEXT || nvs_sim_is_primary(context) || context->owner != NULL)
         return CUDA_ERROR_INVALID_CONTEXT;
     nvs_sim_context_close(context);
     nvs_sim_pop_if_current(context);
@@ -53,13 +45,13 @@ static CUresult destroy(CUcontext handle)
 NVS_SIM_ENTRY(cuCtxDestroy, (CUcontext ctx), destroy(ctx))
 NVS_SIM_ENTRY(cuCtxDestroy_v2, (CUcontext ctx), destroy(ctx))
 
-/* From before contexts were pushed and popped: the current context counts its users. */
+/* The interface of CUDA 2: the current context counts its users. */
 SIM_EXPORT CUresult CUDAAPI cuCtxAttach(CUcontext *pctx, unsigned int flags)
 {
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(pctx != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
     sim_context *context = nvs_sim_current();
-    NVS_SIM_CHECK(context != NULL && !context->primary && context->owner == NULL, CUDA_ERROR_INVALID_CONTEXT);
+    NVS_SIM_CHECK(context != NULL && !nvs_sim_is_primary(context) && context->owner == NULL, CUDA_ERROR_INVALID_CONTEXT);
     context->references++;
     *pctx = (CUcontext)(void *)context;
     return CUDA_SUCCESS;
@@ -69,7 +61,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
     NVS_SIM_ENTER();
     sim_context *context = nvs_sim_current();
-    NVS_SIM_CHECK(context != NULL && (CUcontext)(void *)context == ctx && !context->primary, CUDA_ERROR_INVALID_CONTEXT);
+    NVS_SIM_CHECK(context != NULL && (CUcontext)(void *)context == ctx && !nvs_sim_is_primary(context), CUDA_ERROR_INVALID_CONTEXT);
     if (context->references == 0)
         return destroy(ctx);
     context->references--;
@@ -82,7 +74,7 @@ static CUresult synchronize(sim_context *context)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (context->error == CUDA_SUCCESS) /* driver 580 does not wait for the graph nodes of launches on another GPU */
         nvs_sim_context_wait(context, context->streams.graph);
-    for (sim_context *green = context->device->contexts; context->primary && green != NULL; green = green->next)
+    for (sim_context *green = context->device->contexts; nvs_sim_is_primary(context) && green != NULL; green = green->next)
         if (green->owner == context)
             nvs_sim_context_wait(green, NULL);
     nvs_sim_pools_synchronized(context->device);

@@ -1,7 +1,4 @@
-/* Green contexts: streams of their own, the memory of the primary context, and a share of the device's processors.
- *
- * The share is only reported: it does not change how long kernels take.
- */
+/* Green contexts: own streams, the memory of the primary context, and a share of the multiprocessors, which has no effect. */
 #include "context/context.h"
 
 #include <stdlib.h>
@@ -15,7 +12,7 @@ typedef struct sim_green {
     unsigned processors;
 } sim_green;
 
-static sim_green *greens; /* destroyed ones included, so that a stale handle is recognised */
+static sim_green *greens; /* including destroyed ones, to recognise stale handles */
 
 static CUresult find(CUgreenCtx handle, sim_green **out)
 {
@@ -25,14 +22,6 @@ static CUresult find(CUgreenCtx handle, sim_green **out)
             return green->magic == SIM_GREEN && green->context->magic == SIM_CONTEXT ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
         }
     return CUDA_ERROR_INVALID_CONTEXT;
-}
-
-static sim_green *of_context(const sim_context *context)
-{
-    for (sim_green *green = greens; green != NULL; green = green->next)
-        if (green->magic == SIM_GREEN && green->context == context)
-            return green;
-    return NULL;
 }
 
 static CUresult describe(CUdevResource *resource, CUdevResourceType type, unsigned processors)
@@ -47,19 +36,6 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetDevResource(CUdevice device, CUdevResourc
 {
     NVS_SIM_ENTER_FIND(sim_device *found, nvs_sim_device(device, &found));
     return describe(resource, type, PROCESSORS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxGetDevResource(CUcontext hCtx, CUdevResource *resource, CUdevResourceType type)
-{
-    NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_context(hCtx, &context));
-    const sim_green *green = of_context(context);
-    return describe(resource, type, green != NULL ? green->processors : PROCESSORS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx hCtx, CUdevResource *resource, CUdevResourceType type)
-{
-    NVS_SIM_ENTER_FIND(sim_green *green, find(hCtx, &green));
-    return describe(resource, type, green->processors);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *nbGroups, const CUdevResource *input,
@@ -79,7 +55,7 @@ SIM_EXPORT CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource *result, u
     return CUDA_SUCCESS;
 }
 
-/* The interface has no function that frees a descriptor. */
+/* No function of the interface frees a descriptor. */
 SIM_EXPORT CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources)
 {
     NVS_SIM_ENTER();
@@ -111,7 +87,7 @@ static CUresult open_green(sim_device *device, sim_context **out)
     return CUDA_SUCCESS;
 }
 
-/* Its streams stay as handles that can only be destroyed. */
+/* Its streams remain as handles that can only be destroyed. */
 static void close_green(sim_context *context)
 {
     sim_context *owner = context->owner;
@@ -170,14 +146,6 @@ SIM_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hC
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long *greenCtxId)
-{
-    NVS_SIM_ENTER_FIND(sim_green *green, find(greenCtx, &green));
-    NVS_SIM_CHECK(greenCtxId != NULL, CUDA_ERROR_INVALID_VALUE);
-    *greenCtxId = green->context->id;
-    return CUDA_SUCCESS;
-}
-
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
 {
     sim_stream *stream;
@@ -188,15 +156,7 @@ SIM_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCt
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
-{
-    NVS_SIM_ENTER_FIND(sim_stream *stream, nvs_sim_stream(hStream, &stream));
-    NVS_SIM_CHECK(phCtx != NULL, CUDA_ERROR_INVALID_VALUE);
-    *phCtx = (CUgreenCtx)(void *)of_context(stream->context);
-    return CUDA_SUCCESS;
-}
-
-/* The streams that the context has now, one after the other. */
+/* Each present stream of the context waits. */
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
 {
     sim_event *event;
@@ -208,7 +168,7 @@ SIM_EXPORT CUresult CUDAAPI cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
     return result;
 }
 
-/* The event is recorded on the context's default stream, behind a wait for each of the others. */
+/* Records the event on the default stream of the context, after a wait for each other stream. */
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent)
 {
     sim_event *event;

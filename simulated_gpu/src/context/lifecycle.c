@@ -1,10 +1,10 @@
-/* Opening and closing a context, with everything that is in it. */
+/* Opening and closing a context, with its contents. */
 #include "context/context.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static sim_context *spare; /* destroyed ones, kept readable so that a stale handle is recognised */
+static sim_context *spare; /* destroyed contexts; readable, to recognise stale handles */
 
 sim_context *nvs_sim_context_new(void)
 {
@@ -42,14 +42,13 @@ CUresult nvs_sim_context_open(sim_context *context, sim_device *device, unsigned
     context->settings.limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
     context->settings.limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
     NVS_SIM_TRY(nvs_sim_stream_create(context, CU_STREAM_DEFAULT, 0, &context->streams.legacy));
-    context->streams.legacy->legacy = true;
     context->next = device->contexts;
     device->contexts = context;
     nvs_sim_attach(device->gpu, 1);
     return CUDA_SUCCESS;
 }
 
-/* libcudart drops what it keeps for this context. */
+/* Calls the destructors of the storage that libcudart has attached. */
 static void drop_storage(sim_context *context)
 {
     while (context->storage != NULL) {
@@ -79,7 +78,7 @@ static void destroy_streams(sim_context *context)
         next = stream->next;
         nvs_sim_stream_destroy(stream);
     }
-    while (context->streams.all != NULL) /* some are idle, but still on the executor's list */
+    while (context->streams.all != NULL) /* an idle stream may still be in the executor's list */
         pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
 }
 

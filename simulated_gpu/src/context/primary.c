@@ -11,7 +11,6 @@ CUresult nvs_sim_primary_retain(sim_device *device, sim_context **out)
     sim_context *context = &device->primary;
     if (context->magic != SIM_CONTEXT) {
         NVS_SIM_TRY(nvs_sim_context_open(context, device, context->settings.flags));
-        context->primary = true;
     }
     context->references++;
     *out = context;
@@ -72,7 +71,6 @@ PRIMARY(cuDevicePrimaryCtxRelease, (CUdevice dev), nvs_sim_primary_release(devic
 PRIMARY(cuDevicePrimaryCtxRelease_v2, (CUdevice dev), nvs_sim_primary_release(device, false))
 PRIMARY(cuDevicePrimaryCtxReset, (CUdevice dev), nvs_sim_primary_release(device, true))
 PRIMARY(cuDevicePrimaryCtxReset_v2, (CUdevice dev), nvs_sim_primary_release(device, true))
-PRIMARY(cuDevicePrimaryCtxSetFlags, (CUdevice dev, unsigned int flags), set_flags(device, flags))
 PRIMARY(cuDevicePrimaryCtxSetFlags_v2, (CUdevice dev, unsigned int flags), set_flags(device, flags))
 
 SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)

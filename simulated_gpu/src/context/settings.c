@@ -1,4 +1,4 @@
-/* Flags, limits and cache preferences of a context, which it only remembers, and calls that have no effect here. */
+/* Flags and limits of a context, and calls without effect. */
 #include "context/context.h"
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetFlags(unsigned int *flags)
@@ -49,36 +49,6 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetLimit(size_t *pvalue, CUlimit limit)
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuCtxGetCacheConfig(CUfunc_cache *pconfig)
-{
-    NVS_SIM_ENTER_CONTEXT();
-    NVS_SIM_CHECK(pconfig != NULL, CUDA_ERROR_INVALID_VALUE);
-    *pconfig = context->settings.cache;
-    return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxSetCacheConfig(CUfunc_cache config)
-{
-    NVS_SIM_ENTER_CONTEXT();
-    context->settings.cache = config;
-    return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxGetSharedMemConfig(CUsharedconfig *pConfig)
-{
-    NVS_SIM_ENTER_CONTEXT();
-    NVS_SIM_CHECK(pConfig != NULL, CUDA_ERROR_INVALID_VALUE);
-    *pConfig = context->settings.shared_config;
-    return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxSetSharedMemConfig(CUsharedconfig config)
-{
-    NVS_SIM_ENTER_CONTEXT();
-    context->settings.shared_config = config;
-    return CUDA_SUCCESS;
-}
-
 SIM_EXPORT CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority)
 {
     NVS_SIM_ENTER_CONTEXT();
@@ -89,7 +59,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *leastPriority, int 
     return CUDA_SUCCESS;
 }
 
-/* cudaProfiler.h, which declares these, is not in every wheel. */
+/* cudaProfiler.h, which declares these two, is not in every wheel. */
 SIM_EXPORT CUresult CUDAAPI cuProfilerStart(void);
 SIM_EXPORT CUresult CUDAAPI cuProfilerStop(void);
 
@@ -100,7 +70,7 @@ SIM_EXPORT CUresult CUDAAPI cuProfilerStop(void);
         return context->error;                                                                  \
     }
 
-NO_EFFECT(cuCtxResetPersistingL2Cache, (void))
-NO_EFFECT(cuFlushGPUDirectRDMAWrites, (CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope))
+NO_EFFECT(cuCtxSetCacheConfig, (CUfunc_cache config))
+NO_EFFECT(cuCtxSetSharedMemConfig, (CUsharedconfig config))
 NO_EFFECT(cuProfilerStart, (void))
 NO_EFFECT(cuProfilerStop, (void))

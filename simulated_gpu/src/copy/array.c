@@ -33,8 +33,8 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape)
     const size_t element = format_bytes(shape->Format) * shape->NumChannels;
     *array = (sim_array){.magic = SIM_ARRAY, .context = context, .element = element, .pitch = shape->Width * element,
                          .rows = shape->Height == 0 ? 1 : shape->Height};
-    CUresult result = nvs_sim_allocate(context, array->pitch * array->rows * (shape->Depth == 0 ? 1 : shape->Depth), MEM_DEVICE, 0,
-                              &array->memory);
+    CUresult result = nvs_sim_allocate(context, array->pitch * array->rows * (shape->Depth == 0 ? 1 : shape->Depth), MEM_DEVICE,
+                                       &array->memory);
     if (result != CUDA_SUCCESS)
         free(array);
     else
@@ -42,14 +42,7 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape)
     return result;
 }
 
-CUresult nvs_sim_array(CUarray handle, sim_array **out)
-{
-    sim_array *array = (sim_array *)(void *)handle;
-    if (array == NULL || array->magic != SIM_ARRAY)
-        return CUDA_ERROR_INVALID_HANDLE;
-    *out = array;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_DEFINE_FIND(nvs_sim_array, CUarray, sim_array, SIM_ARRAY, CUDA_ERROR_INVALID_HANDLE)
 
 SIM_EXPORT CUresult CUDAAPI cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray)
 {

@@ -2,24 +2,19 @@
 #include "base/state_file.h"
 #include "device/device.h"
 
-static nvs_sim_process *self_entry;
-
-static nvs_sim_process *self(void)
+nvs_sim_process *nvs_sim_self(void)
 {
-    if (self_entry == NULL) {
-        self_entry = nvs_sim_shared_self(nvs_sim_shared_state);
-        if (self_entry != NULL)
-            self_entry->mps_priority = nvs_sim_settings.mps.priority;
+    static nvs_sim_process *self;
+    if (self == NULL) {
+        self = nvs_sim_shared_self(nvs_sim_shared_state);
+        if (self != NULL)
+            self->mps_priority = nvs_sim_settings.mps.priority;
     }
-    return self_entry;
+    return self;
 }
 
-nvs_sim_process *nvs_sim_self(void) { return self(); }
-
-bool nvs_sim_registered(void) { return self() != NULL; }
-
-/* With the shared lock.  Pages out managed memory: that of other processes first, the largest first, then our own. */
-static bool make_room(uint32_t gpu, uint64_t bytes)
+/* With the shared lock.  Pages out managed memory: first that of other processes, from the largest on, then that of this process. */
+static bool make_room(nvs_sim_process *own, uint32_t gpu, uint64_t bytes)
 {
     nvs_sim_shared *shared = nvs_sim_shared_state;
     uint64_t capacity = shared->gpus[gpu].capacity_bytes;
@@ -32,12 +27,12 @@ static bool make_room(uint32_t gpu, uint64_t bytes)
         nvs_sim_process *victim = NULL;
         for (uint32_t i = 0; i < shared->processes_used; i++) {
             nvs_sim_process *process = &shared->processes[i];
-            if (process->process_id != 0 && process != self() && process->paged_bytes[gpu] != 0 &&
+            if (process->process_id != 0 && process != own && process->paged_bytes[gpu] != 0 &&
                 (victim == NULL || process->paged_bytes[gpu] > victim->paged_bytes[gpu]))
                 victim = process;
         }
-        if (victim == NULL && self() != NULL && self()->paged_bytes[gpu] != 0)
-            victim = self();
+        if (victim == NULL && own->paged_bytes[gpu] != 0)
+            victim = own;
         if (victim == NULL)
             return false;
         uint64_t missing = used + bytes - capacity;
@@ -50,12 +45,11 @@ static bool make_room(uint32_t gpu, uint64_t bytes)
 
 bool nvs_sim_charge(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = self();
-    bool room = false;
+    nvs_sim_process *own = nvs_sim_self();
     if (own == NULL || bytes > nvs_sim_shared_state->gpus[gpu].capacity_bytes)
         return false;
     nvs_sim_shared_lock(nvs_sim_shared_state);
-    room = make_room(gpu, bytes);
+    const bool room = make_room(own, gpu, bytes);
     if (room)
         own->fixed_bytes[gpu] += bytes;
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -64,7 +58,7 @@ bool nvs_sim_charge(uint32_t gpu, uint64_t bytes)
 
 void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = self();
+    nvs_sim_process *own = nvs_sim_self();
     nvs_sim_shared_lock(nvs_sim_shared_state);
     own->fixed_bytes[gpu] -= bytes;
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -72,18 +66,18 @@ void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes)
 
 uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = self();
+    nvs_sim_process *own = nvs_sim_self();
     uint64_t capacity = nvs_sim_shared_state->gpus[gpu].capacity_bytes;
     if (own == NULL)
         return 0;
     nvs_sim_shared_lock(nvs_sim_shared_state);
-    /* A process that overcommits alone keeps what is resident: paging in never pages out its own memory. */
+    /* Paging in never pages out other memory of the same process. */
     uint64_t held = own->paged_bytes[gpu], fixed = own->fixed_bytes[gpu];
     uint64_t most = capacity > held + fixed ? capacity - held - fixed : 0;
     if (bytes > most)
         bytes = most;
-    own->paged_bytes[gpu] = 0; /* its own request does not page it out */
-    if (!make_room(gpu, held + bytes)) {
+    own->paged_bytes[gpu] = 0; /* make_room then leaves this process alone */
+    if (!make_room(own, gpu, held + bytes)) {
         nvs_sim_shared_reap(nvs_sim_shared_state);
         uint64_t used = nvs_sim_shared_used(nvs_sim_shared_state, gpu) + held;
         bytes = used < capacity ? capacity - used : 0;
@@ -95,7 +89,7 @@ uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes)
 
 void nvs_sim_page_out(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = self();
+    nvs_sim_process *own = nvs_sim_self();
     nvs_sim_shared_lock(nvs_sim_shared_state);
     own->paged_bytes[gpu] -= bytes < own->paged_bytes[gpu] ? bytes : own->paged_bytes[gpu];
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -103,7 +97,7 @@ void nvs_sim_page_out(uint32_t gpu, uint64_t bytes)
 
 uint64_t nvs_sim_paged(uint32_t gpu)
 {
-    nvs_sim_process *own = self();
+    nvs_sim_process *own = nvs_sim_self();
     if (own == NULL)
         return 0;
     nvs_sim_shared_lock(nvs_sim_shared_state);
@@ -124,7 +118,7 @@ uint64_t nvs_sim_free(uint32_t gpu)
 
 void nvs_sim_attach(uint32_t gpu, int change)
 {
-    nvs_sim_process *own = self();
+    nvs_sim_process *own = nvs_sim_self();
     if (own == NULL)
         return;
     nvs_sim_shared_lock(nvs_sim_shared_state);
@@ -135,15 +129,15 @@ void nvs_sim_attach(uint32_t gpu, int change)
 void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work)
 {
     nvs_sim_shared *shared = nvs_sim_shared_state;
-    nvs_sim_process *own = self();
+    nvs_sim_process *own = nvs_sim_self();
     if (own == NULL)
         return;
     own->busy_ns[gpu] += work->work_ns;
-    /* Relaxed: only the number matters; the record itself is published by its sequence. */
+    /* Relaxed: the sequence of the record publishes it. */
     uint64_t number = atomic_fetch_add_explicit(&shared->trace_next, 1, memory_order_relaxed);
     nvs_sim_record *record = &nvs_sim_shared_records(shared)[number % shared->trace_records];
     atomic_store_explicit(&record->sequence, 0, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release); /* a reader that sees new fields sees the zero before them */
+    atomic_thread_fence(memory_order_release); /* a reader that sees a new field also sees the zero */
     record->start_ns = work->start_ns;
     record->end_ns = work->end_ns;
     record->stream = work->stream;
@@ -152,6 +146,6 @@ void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work)
     record->process_id = own->process_id;
     record->gpu = (uint16_t)gpu;
     record->kind = work->kind;
-    /* Release: pairs with the reader, which takes a record only if its sequence is what the position demands. */
+    /* Release: pairs with the reader, which accepts a record only with the sequence of its position. */
     atomic_store_explicit(&record->sequence, number + 1, memory_order_release);
 }

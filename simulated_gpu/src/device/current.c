@@ -1,4 +1,4 @@
-/* The stack of current contexts of each thread, and what happens to a context that ends while it is current, or before. */
+/* The stack of current contexts of each thread, and the rules for destroyed contexts. */
 #include "device/device.h"
 
 #include <signal.h>
@@ -10,7 +10,7 @@ bool (*nvs_sim_reopen_primary)(sim_device *device);
 
 static _Thread_local struct {
     sim_context *contexts[STACK_DEPTH];
-    bool late[STACK_DEPTH]; /* pushed after the context had ended */
+    bool late[STACK_DEPTH]; /* the context was already destroyed when it was pushed */
     unsigned depth;
 } stack;
 
@@ -19,18 +19,14 @@ static sim_context *top(void) { return stack.depth != 0 ? stack.contexts[stack.d
 /* The next use of a retained primary context reopens it after a reset. */
 static bool alive(sim_context *context)
 {
-    if (context->magic == SIM_CONTEXT || context->references == 0)
-        return context->magic == SIM_CONTEXT;
-    for (int i = 0; i < nvs_sim_device_count; i++)
-        if (context == &nvs_sim_devices[i].primary)
-            return nvs_sim_reopen_primary(&nvs_sim_devices[i]);
-    return false;
+    const bool was_reset = context->magic != SIM_CONTEXT && context->references != 0 && nvs_sim_is_primary(context);
+    return context->magic == SIM_CONTEXT || (was_reset && nvs_sim_reopen_primary(context->device));
 }
 
 sim_context *nvs_sim_current(void)
 {
     sim_context *context = top();
-    return context != NULL && alive(context) ? context : NULL; /* NULL also when it was destroyed while current */
+    return context != NULL && alive(context) ? context : NULL; /* NULL also after it was destroyed while current */
 }
 
 CUresult nvs_sim_context(CUcontext handle, sim_context **out)
@@ -45,13 +41,13 @@ CUresult nvs_sim_context(CUcontext handle, sim_context **out)
 /* A context of cuCtxCreate that was destroyed. */
 static bool destroyed(const sim_context *context)
 {
-    return context->magic != SIM_CONTEXT && !context->primary && context->owner == NULL;
+    return context->magic != SIM_CONTEXT && !nvs_sim_is_primary(context) && context->owner == NULL;
 }
 
-/* A primary context that was reset after a sticky error: it does not come back. */
+/* A primary context that was reset after a sticky error cannot be reopened. */
 static bool lost(const sim_context *context)
 {
-    return context->magic != SIM_CONTEXT && context->primary && context->device->error != CUDA_SUCCESS;
+    return context->magic != SIM_CONTEXT && nvs_sim_is_primary(context) && context->device->error != CUDA_SUCCESS;
 }
 
 CUresult nvs_sim_no_context(void)
@@ -86,7 +82,7 @@ static void crash_if_late(void)
 {
     if (stack.depth == 0 || !stack.late[stack.depth - 1] || !destroyed(top()))
         return;
-    static const char why[] = "simulated GPU: the driver crashes here: a context was made current after its end\n";
+    static const char why[] = "simulated GPU: the driver crashes here: a context was made current after it was destroyed\n";
     (void)!write(STDERR_FILENO, why, sizeof why - 1);
     (void)raise(SIGSEGV);
 }

@@ -1,4 +1,4 @@
-/* Devices, the contexts on them, the current context of each thread, and the use of a card by this process. */
+/* Devices, contexts, the current context of each thread, and the use of a card by this process. */
 #ifndef SIM_DEVICE_H
 #define SIM_DEVICE_H
 
@@ -14,28 +14,27 @@ typedef struct sim_storage { /* local storage that libcudart attaches to a conte
     void (*destroy)(CUcontext, void *, void *);
 } sim_storage;
 
-typedef struct sim_context_settings { /* remembered only */
+typedef struct sim_context_settings { /* without effect */
     unsigned flags;
-    CUfunc_cache cache;
-    CUsharedconfig shared_config;
     size_t limits[CU_LIMIT_MAX];
 } sim_context_settings;
+
+typedef struct sim_context_streams {
+    struct sim_stream *all, *legacy;
+    struct sim_stream *graph; /* for graph nodes that run here but were launched on a stream of another GPU; may be NULL */
+} sim_context_streams;
 
 struct sim_context {
     uint32_t magic;
     sim_device *device;
     sim_context *next;
-    bool primary;
     sim_context *owner; /* of a green context: the primary context, whose memory it uses */
     uint64_t id;
-    uint32_t references; /* primary: retain count; made by cuCtxCreate: users beside the first */
-    CUresult error;      /* sticky: ILLEGAL_ADDRESS and the like.  Only physical memory and its mappings can still be given back */
-    uint64_t peers;      /* bit per visible device whose memory it has access to */
+    uint32_t references; /* primary: retain count; of cuCtxCreate: users in addition to the first */
+    CUresult error;      /* sticky: ILLEGAL_ADDRESS and the like.  Only physical memory and its mappings can still be released */
+    uint64_t peers;      /* one bit per visible device whose memory it can access */
     sim_context_settings settings;
-    struct {
-        struct sim_stream *all, *legacy;
-        struct sim_stream *graph; /* for graph nodes that run here but were launched on another GPU's stream; may be NULL */
-    } streams;
+    sim_context_streams streams;
     struct sim_module *modules;
     sim_storage *storage;
 };
@@ -45,6 +44,21 @@ typedef struct sim_figures { /* of a memory pool, or of a device's graph memory 
     uint64_t values[SIM_FIGURES];
 } sim_figures;
 
+typedef struct sim_executor {
+    struct sim_stream *busy; /* streams with work */
+    bool started, asleep;
+    uint64_t kernel_end_ns; /* of the kernel that ended last */
+} sim_executor;
+
+typedef struct sim_pools {
+    struct sim_pool *built_in, *current, *all;
+} sim_pools;
+
+typedef struct sim_device_graph_memory {
+    sim_figures figures; /* used and reserved: the memory that the card has given to graphs */
+    uint64_t attached;   /* the part that executables or live allocations hold */
+} sim_device_graph_memory;
+
 struct sim_device {
     int ordinal;  /* CUdevice */
     uint32_t gpu; /* index in the shared file */
@@ -52,62 +66,57 @@ struct sim_device {
     uint8_t uuid[16];
     bool instance; /* a MIG instance */
     sim_context primary;
-    sim_context *contexts; /* all live ones, the primary context included */
-    CUresult error;        /* of the first context with a sticky error: this process opens no more contexts here */
-    struct {
-        struct sim_stream *busy; /* streams that have work */
-        bool started, asleep;
-        uint64_t kernel_end_ns; /* of the kernel that ended last */
-    } executor;
-    struct {
-        struct sim_pool *built_in, *current, *all;
-    } pools;
-    struct {
-        sim_figures figures; /* used and reserved are both what the card has given to graphs */
-        uint64_t attached;   /* of these, with executables or allocations */
-    } graph_memory;
+    sim_context *contexts; /* all live contexts, including the primary one */
+    CUresult error;        /* the first sticky error of a context: this process opens no more contexts here */
+    sim_executor executor;
+    sim_pools pools;
+    sim_device_graph_memory graph_memory;
 };
+
+static inline bool nvs_sim_is_primary(const sim_context *context)
+{
+    return context->device != NULL && context == &context->device->primary;
+}
 
 extern sim_device nvs_sim_devices[NVS_SIM_MAX_GPUS];
 extern int nvs_sim_device_count;
 
 /* devices.c */
-void nvs_sim_find_devices(const nvs_sim_shared *shared); /* those that CUDA_VISIBLE_DEVICES names */
+void nvs_sim_find_devices(const nvs_sim_shared *shared); /* selected by CUDA_VISIBLE_DEVICES */
 CUresult nvs_sim_device(CUdevice ordinal, sim_device **out);
 sim_device *nvs_sim_device_of_gpu(uint32_t gpu); /* NULL: not visible */
 
 /* charge.c */
-nvs_sim_process *nvs_sim_self(void);                 /* its entry in the shared file; NULL: the table is full */
-bool nvs_sim_registered(void);                       /* this process has a place in the shared file */
-bool nvs_sim_charge(uint32_t gpu, uint64_t bytes);   /* false: no room, even after paging out managed memory of other processes */
+nvs_sim_process *nvs_sim_self(void);                 /* the entry of this process in the shared file; NULL: the table is full */
+bool nvs_sim_charge(uint32_t gpu, uint64_t bytes);   /* false: no room, even after managed memory was paged out */
 void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes);
-uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes); /* managed memory: how many bytes found room */
+uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes); /* managed memory: returns the bytes that found room */
 void nvs_sim_page_out(uint32_t gpu, uint64_t bytes);
 uint64_t nvs_sim_paged(uint32_t gpu); /* managed memory of this process that is still resident */
 uint64_t nvs_sim_free(uint32_t gpu);
 void nvs_sim_attach(uint32_t gpu, int change); /* counts contexts */
-void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work); /* its start, end, work, stream, bytes and kind */
+void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work); /* writes a record; `work` has start, end, work, stream, bytes and kind */
 
-/* slices.c: with the shared lock, except where it says so */
-uint64_t nvs_sim_clock_at(const sim_device *device, uint64_t real_ns); /* of this process's kernels; it stands outside its slices */
-uint64_t nvs_sim_clock_end(const sim_device *device, uint64_t clock_ns); /* real time; UINT64_MAX: not in this slice, as things are */
+/* slices.c: with the shared lock, unless stated otherwise */
+uint64_t nvs_sim_clock_at(const sim_device *device, uint64_t real_ns); /* the clock of this process's kernels, which runs in its slices only */
+uint64_t nvs_sim_clock_end(const sim_device *device, uint64_t clock_ns); /* real time; UINT64_MAX: not in the present slice */
 bool nvs_sim_clock_covers(const sim_device *device, uint64_t clock_ns);
-/* More of the GPU's time, until the clock is there, for work that could run from ready_ns on. */
+/* Extends or begins a slice, up to clock_ns, for work that is ready at ready_ns. */
 void nvs_sim_claim(sim_device *device, uint64_t ready_ns, uint64_t clock_ns, uint64_t now_ns);
-void nvs_sim_demand(sim_device *device, uint32_t demand, uint64_t now_ns); /* what the running kernels want; for clients of MPS */
-uint64_t nvs_sim_next_look(sim_device *device, bool beyond, uint64_t now_ns); /* beyond: a kernel does not end in this slice */
+void nvs_sim_demand(sim_device *device, uint32_t demand, uint64_t now_ns); /* publishes the demand of the running kernels; for clients of MPS */
+uint64_t nvs_sim_next_look(sim_device *device, bool beyond, uint64_t now_ns); /* beyond: a kernel does not end in the present slice */
 uint32_t nvs_sim_wakes(const sim_device *device);  /* without the shared lock */
 void nvs_sim_wake(sim_device *device);             /* the executor; without the shared lock */
 void nvs_sim_sleep(sim_device *device, uint32_t wakes, uint64_t until_ns); /* until nvs_sim_wakes changes; drops nvs_sim_lock */
 
 /* figures.c */
 void nvs_sim_figures_set(sim_figures *figures, uint64_t used, uint64_t reserved); /* raises the high marks */
-CUresult nvs_sim_figures_reset(sim_figures *figures, enum sim_figure high, const void *value); /* to the present; *value must be 0 */
+CUresult nvs_sim_figures_reset(sim_figures *figures, enum sim_figure high, const void *value); /* to the present value; *value must be 0 */
 
 /* current.c */
-extern bool (*nvs_sim_reopen_primary)(sim_device *device); /* set by start.c: reopens a primary context after its reset */
+extern bool (*nvs_sim_reopen_primary)(sim_device *device); /* set by start.c: reopens a primary context after a reset */
 sim_context *nvs_sim_current(void);
-CUresult nvs_sim_no_context(void); /* why there is no current context */
+CUresult nvs_sim_no_context(void); /* the error for a thread without a current context */
 CUresult nvs_sim_push(sim_context *context);
 void nvs_sim_pop_if_current(const sim_context *context);
 CUresult nvs_sim_context(CUcontext handle, sim_context **out); /* NULL: the current context */

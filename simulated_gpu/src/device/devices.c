@@ -10,7 +10,7 @@
 sim_device nvs_sim_devices[NVS_SIM_MAX_GPUS];
 int nvs_sim_device_count;
 
-/* One entry of CUDA_VISIBLE_DEVICES: the index of a card, or the beginning of a UUID.  -1: there is no such GPU. */
+/* One entry of CUDA_VISIBLE_DEVICES: the index of a card, or a prefix of a UUID.  -1: there is no such GPU. */
 static int find_gpu(const nvs_sim_shared *shared, const char *word)
 {
     char text[SIM_UUID_TEXT], *rest;
@@ -50,7 +50,7 @@ void nvs_sim_find_devices(const nvs_sim_shared *shared)
     char copy[4096], *save = NULL;
     if (visible == NULL) {
         for (uint32_t i = 0; i < shared->gpu_count; i++)
-            if (shared->gpus[i].instance <= 1) /* a process sees the first instance of a split card, unless it names another */
+            if (shared->gpus[i].instance <= 1) /* of a split card, the first instance is visible by default */
                 add_device(shared, i);
         return;
     }

@@ -1,4 +1,4 @@
-/* Figures of memory that is used and reserved, with their high marks. */
+/* Used and reserved memory, with high marks. */
 #include "device/device.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Properties of a device: a card of compute capability 9.0. */
+/* Properties of a device, which has compute capability 9.0. */
 #include "device/device.h"
 
 #include <stdio.h>
@@ -98,14 +98,12 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
     {CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT, 32},
     {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
-    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
     {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 233472},
     {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
     {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
-    {CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED, 0},
     {CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO, 2},
     {CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1},
     {CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, 1},
@@ -122,8 +120,6 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 1},
     {CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 1},
     {CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, 1},
-    {CU_DEVICE_ATTRIBUTE_NUMA_CONFIG, 0},
-    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0},
     {CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
 };
 
@@ -147,30 +143,4 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevic
     NVS_SIM_CHECK(pciBusId != NULL && len >= 13, CUDA_ERROR_INVALID_VALUE);
     snprintf(pciBusId, (size_t)len, "0000:%02x:00.0", nvs_sim_shared_state->gpus[device->gpu].card + 1);
     return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId)
-{
-    unsigned domain, bus, slot;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(dev != NULL && pciBusId != NULL, CUDA_ERROR_INVALID_VALUE);
-    if (sscanf(pciBusId, "%x:%x:%x", &domain, &bus, &slot) != 3) {
-        domain = 0;
-        NVS_SIM_CHECK(sscanf(pciBusId, "%x:%x", &bus, &slot) == 2, CUDA_ERROR_INVALID_VALUE);
-    }
-    for (int i = 0; i < nvs_sim_device_count; i++)
-        if (domain == 0 && bus == nvs_sim_shared_state->gpus[nvs_sim_devices[i].gpu].card + 1) {
-            *dev = i;
-            return CUDA_SUCCESS;
-        }
-    return CUDA_ERROR_INVALID_DEVICE;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int *pi, CUexecAffinityType type, CUdevice dev)
-{
-    sim_device *device;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(pi != NULL, CUDA_ERROR_INVALID_VALUE);
-    *pi = 0;
-    return nvs_sim_device(dev, &device);
 }

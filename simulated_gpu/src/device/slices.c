@@ -1,11 +1,12 @@
-/* The GPU's time among programs: time slices, and multiprocessors among the clients of MPS.
+/* Time slices of programs on a GPU, and the multiprocessors of the clients of MPS.
  *
- * A program (a process, or all clients of MPS together) claims a slice that lasts until its known work is done.  The next program
- * to claim cuts it: to slice_ns if it has had less, to the present moment if it has had more, and then the switch costs switch_ns.
- * So a lone program has one slice without end, and a program without work has none.  A slice that has a successor does not change,
- * so one of a dead process ends like any other.
- * In a slice the clock of its program runs; kernels end by that clock.  It is slower than real time for clients of MPS whose demands
- * exceed the multiprocessors: clients of normal priority share what there is in proportion, those below what remains.
+ * A program is a process, or all clients of MPS together.  It claims a slice that lasts until the end of its known work.  A claim by
+ * another program cuts the slice: to the length of a slice, or to the present time if the slice is already longer.  The switch then
+ * costs switch_ns.  A program that runs alone is never cut, and a program without work has no slice.  A slice with a successor does
+ * not change any more, so the slice of a dead process ends normally.
+ * The clock of a program runs in its slices, and kernels end by that clock.  For clients of MPS the clock is slower than real time if
+ * their demands exceed the multiprocessors: clients of normal priority share the multiprocessors in proportion to their demands,
+ * clients of lower priority share the rest.
  */
 #include "base/state_file.h"
 #include "device/device.h"
@@ -51,7 +52,7 @@ uint64_t nvs_sim_clock_at(const sim_device *device, uint64_t real_ns)
 
 bool nvs_sim_clock_covers(const sim_device *device, uint64_t clock_ns) { return clock_ns <= nvs_sim_clock_at(device, UINT64_MAX); }
 
-/* When the clock is there if the slice lasts; its rate is not 0. */
+/* The real time at which the clock reaches clock_ns if the slice lasts.  The rate must not be 0. */
 static uint64_t real_at(const nvs_sim_program *own, uint32_t priority, uint64_t clock_ns)
 {
     uint64_t rate = own->rate[priority], missing = clock_ns > own->clock_ns[priority] ? clock_ns - own->clock_ns[priority] : 0;
@@ -68,7 +69,7 @@ uint64_t nvs_sim_clock_end(const sim_device *device, uint64_t clock_ns)
     return real_at(own, priority, clock_ns);
 }
 
-/* The program with the last slice; NULL: none yet, or its process is gone. */
+/* The program with the last slice; NULL: none yet, or its process is dead. */
 static nvs_sim_program *last_program(const sim_device *device, nvs_sim_process **process)
 {
     nvs_sim_slicer *slices = slicer(device);
@@ -80,10 +81,10 @@ static nvs_sim_program *last_program(const sim_device *device, nvs_sim_process *
     return same ? &(*process)->programs[device->gpu] : NULL;
 }
 
-/* Cuts the slice of the last program, and returns when a slice behind it can start. */
+/* Cuts the slice of the last program, and returns the earliest start of the next slice. */
 static uint64_t end_of_last(sim_device *device, nvs_sim_program *last, nvs_sim_process *process, uint64_t now_ns)
 {
-    uint64_t cut_ns = last->slice_start_ns + nvs_sim_settings.slice_ns;
+    uint64_t cut_ns = last->slice_start_ns + nvs_sim_settings.slices.length_ns;
     if (cut_ns < now_ns)
         cut_ns = now_ns;
     if (last->slice_end_ns <= cut_ns)
@@ -94,7 +95,7 @@ static uint64_t end_of_last(sim_device *device, nvs_sim_program *last, nvs_sim_p
         wake(process, device->gpu);
     else
         wake_clients(device->gpu);
-    return cut_ns + nvs_sim_settings.switch_ns;
+    return cut_ns + nvs_sim_settings.slices.switch_ns;
 }
 
 static void begin_slice(nvs_sim_program *own, uint64_t start_ns)
@@ -107,7 +108,7 @@ static void begin_slice(nvs_sim_program *own, uint64_t start_ns)
     own->slice_start_ns = own->slice_end_ns = own->since_ns = start_ns;
 }
 
-/* With other rates the clocks go on from when_ns. */
+/* Recomputes the rates of the clocks of MPS, from when_ns on. */
 static void update_rates(sim_device *device, uint64_t when_ns)
 {
     const nvs_sim_shared *shared = nvs_sim_shared_state;
@@ -137,11 +138,11 @@ void nvs_sim_claim(sim_device *device, uint64_t ready_ns, uint64_t clock_ns, uin
     nvs_sim_process *self = nvs_sim_self(), *process;
     nvs_sim_program *own = program(device), *last = last_program(device, &process);
     if (nvs_sim_settings.mps.client && own->rate[0] == 0)
-        update_rates(device, now_ns); /* the first client of all */
+        update_rates(device, now_ns); /* this is the first client */
     if (nvs_sim_settings.mps.client && own->rate[self->mps_priority] == 0)
-        return; /* clients of higher priority take everything; the end of their kernels wakes this process */
+        return; /* clients of higher priority use all multiprocessors; the end of their kernels wakes this process */
     if (last != own && now_ns < own->slice_end_ns)
-        return; /* another program is next; a new claim follows when this slice is over */
+        return; /* another program is next; a new claim follows at the end of this slice */
     if (last != own || ready_ns > own->slice_end_ns) {
         uint64_t start_ns = ready_ns > own->slice_end_ns ? ready_ns : own->slice_end_ns;
         uint64_t free_ns = last == own || last == NULL ? 0 : end_of_last(device, last, process, now_ns);
@@ -160,7 +161,7 @@ void nvs_sim_demand(sim_device *device, uint32_t demand, uint64_t now_ns)
     if (!nvs_sim_settings.mps.client || demand == before)
         return;
     *published = demand;
-    /* Less counts from the end of the kernel, also if this thread woke late; more from now, as others have read their clocks. */
+    /* A lower demand counts from the end of the kernel, a higher one from now: other processes have already read their clocks. */
     update_rates(device, demand < before ? device->executor.kernel_end_ns : now_ns);
 }
 
@@ -169,17 +170,17 @@ uint64_t nvs_sim_next_look(sim_device *device, bool beyond, uint64_t now_ns)
     const nvs_sim_program *own = program(device);
     nvs_sim_slicer *slices = slicer(device);
     bool slowed = nvs_sim_settings.mps.client && own->rate[nvs_sim_self()->mps_priority] < SIM_WHOLE;
-    if (slowed && now_ns - slices->checked_ns >= nvs_sim_settings.slice_ns) {
+    if (slowed && now_ns - slices->checked_ns >= nvs_sim_settings.slices.length_ns) {
         slices->checked_ns = now_ns;
         nvs_sim_shared_reap(nvs_sim_shared_state);
         update_rates(device, now_ns);
     }
-    uint64_t look_ns = beyond || slowed ? now_ns + nvs_sim_settings.slice_ns : UINT64_MAX;
+    uint64_t look_ns = beyond || slowed ? now_ns + nvs_sim_settings.slices.length_ns : UINT64_MAX;
     bool ends = beyond && own->slice_end_ns > now_ns;
     return ends && (!slowed || own->slice_end_ns < look_ns) ? own->slice_end_ns : look_ns;
 }
 
-/* Acquire: pairs with the release of the one who woke this executor; what changed is behind a lock besides. */
+/* Acquire: pairs with the release in wake(). */
 uint32_t nvs_sim_wakes(const sim_device *device)
 {
     return atomic_load_explicit(&nvs_sim_self()->wake[device->gpu], memory_order_acquire);

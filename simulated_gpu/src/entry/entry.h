@@ -42,6 +42,16 @@ static inline void nvs_sim_leave(const CUresult *entered)
         return __VA_ARGS__;                                                                     \
     }
 
+/* Defines a function that finds the object of a handle. */
+#define NVS_SIM_DEFINE_FIND(name, handle_type, type, mark, error)                               \
+    CUresult name(handle_type handle, type **out)                                               \
+    {                                                                                           \
+        type *object = (type *)(void *)handle;                                                  \
+        NVS_SIM_CHECK(object != NULL && object->magic == (mark), error);                        \
+        *out = object;                                                                          \
+        return CUDA_SUCCESS;                                                                    \
+    }
+
 #define NVS_SIM_CHECK(condition, result)                                                        \
     do {                                                                                        \
         if (!(condition))                                                                       \

@@ -99,7 +99,7 @@ CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool externa
         stream->capture.of->invalid = source->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_MERGE;
     }
-    if (stream->legacy) {
+    if (nvs_sim_is_legacy(stream)) {
         source->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }

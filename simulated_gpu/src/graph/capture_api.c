@@ -21,7 +21,7 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, sim_graph *grap
 {
     sim_stream *stream;
     NVS_SIM_TRY(nvs_sim_stream(handle, &stream));
-    if (stream->legacy)
+    if (nvs_sim_is_legacy(stream))
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (stream->capture.of != NULL)
         return CUDA_ERROR_ILLEGAL_STATE;

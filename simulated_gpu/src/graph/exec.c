@@ -52,14 +52,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *phGraphExe
     return result;
 }
 
-CUresult nvs_sim_exec(CUgraphExec handle, sim_exec **out)
-{
-    sim_exec *exec = (sim_exec *)(void *)handle;
-    if (exec == NULL || exec->magic != SIM_EXEC)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = exec;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_DEFINE_FIND(nvs_sim_exec, CUgraphExec, sim_exec, SIM_EXEC, CUDA_ERROR_INVALID_VALUE)
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec hGraphExec)
 {

@@ -81,7 +81,7 @@ void nvs_sim_exec_memory_close(sim_exec_memory *memory)
         sim_graph_memory *part = memory->order[i]->memory;
         if (part == NULL || !part->live)
             continue;
-        part->left_behind = true;
+        part->orphan = true;
         part->device->graph_memory.attached += nvs_sim_graph_memory_charge(part);
     }
 }

@@ -36,23 +36,9 @@ void nvs_sim_graph_free(sim_graph *graph)
     free(graph);
 }
 
-CUresult nvs_sim_graph(CUgraph handle, sim_graph **out)
-{
-    sim_graph *graph = (sim_graph *)(void *)handle;
-    if (graph == NULL || graph->magic != SIM_GRAPH)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = graph;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_DEFINE_FIND(nvs_sim_graph, CUgraph, sim_graph, SIM_GRAPH, CUDA_ERROR_INVALID_VALUE)
 
-CUresult nvs_sim_node(CUgraphNode handle, sim_node **out)
-{
-    sim_node *node = (sim_node *)(void *)handle;
-    if (node == NULL || node->magic != SIM_NODE)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = node;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_DEFINE_FIND(nvs_sim_node, CUgraphNode, sim_node, SIM_NODE, CUDA_ERROR_INVALID_VALUE)
 
 CUresult nvs_sim_nodes_add(sim_nodes *list, sim_node *const *nodes, size_t count)
 {

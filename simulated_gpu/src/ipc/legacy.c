@@ -1,8 +1,8 @@
 /* Legacy IPC: device memory that another process maps as well.
  *
  * The first export moves an allocation into a file of its own, at the same address.  The handle names a descriptor of the exporter,
- * and importers open it through /proc.  The exporter pays for the memory.  Allocations below 64 KiB are not exported (a driver
- * exports the whole block that contains them), and there are no handles of events.
+ * and importers open it through /proc.  The memory is charged to the exporter.
+ * Allocations below 64 KiB cannot be exported (a real driver exports the block that contains them).  Events have no handles.
  */
 #include "memory/memory.h"
 
@@ -26,11 +26,6 @@ _Static_assert(sizeof(label) == sizeof(CUipcMemHandle), "the size is CUDA's");
 
 static const char magic[8] = "simIPC1";
 
-static bool same(const label *a, const label *b)
-{
-    return memcmp(a, b, sizeof *a) == 0;
-}
-
 static label label_of(const sim_allocation *one)
 {
     label made = {.process_id = getpid(), .file = one->ipc.file - 1, .bytes = one->bytes, .mapped_bytes = one->mapped_bytes,
@@ -39,7 +34,7 @@ static label label_of(const sim_allocation *one)
     return made;
 }
 
-/* Moves the contents into a file, which is then mapped in their place. */
+/* Moves the bytes into a file, which is then mapped at their address. */
 static CUresult move_into_file(sim_allocation *one)
 {
     const int file = (int)syscall(SYS_memfd_create, "simulated_gpu_shared", 1u /* MFD_CLOEXEC */);
@@ -89,7 +84,7 @@ static sim_allocation *find_import(const sim_context *context, const label *want
     return NULL;
 }
 
-/* The file of the memory, if the handle is still valid. */
+/* The file of the memory; -1: the handle is no longer valid. */
 static int open_file(const label *wanted)
 {
     char path[64];
@@ -97,7 +92,7 @@ static int open_file(const label *wanted)
     snprintf(path, sizeof path, "/proc/%d/fd/%d", wanted->process_id, wanted->file);
     const int file = open(path, O_RDWR | O_CLOEXEC);
     if (file >= 0 &&
-        (pread(file, &found, sizeof found, (off_t)wanted->mapped_bytes) != (ssize_t)sizeof found || !same(&found, wanted))) {
+        (pread(file, &found, sizeof found, (off_t)wanted->mapped_bytes) != (ssize_t)sizeof found || memcmp(&found, wanted, sizeof found) != 0)) {
         close(file);
         return -1;
     }
@@ -130,8 +125,7 @@ static CUresult open_handle(CUdeviceptr *pdptr, const CUipcMemHandle *handle, un
     label wanted;
     memcpy(&wanted, handle, sizeof wanted);
     sim_context *context = nvs_sim_current();
-    if (context == NULL)
-        return nvs_sim_no_context();
+    NVS_SIM_CHECK(context != NULL, nvs_sim_no_context());
     if (pdptr == NULL || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(wanted.magic, magic, sizeof magic) != 0 ||
         wanted.mapped_bytes == 0 || wanted.bytes > wanted.mapped_bytes || wanted.mapped_bytes > (uint64_t)1 << 46)
         return CUDA_ERROR_INVALID_VALUE;

@@ -1,6 +1,6 @@
 /* Physical memory that processes share by descriptor.
  *
- * The file says which process pays for the memory: its creator, and when the creator has released it, the next importer.
+ * The file names the process that is charged: the creator or, after the creator has released the memory, the next importer.
  */
 #include "vmm/vmm.h"
 
@@ -27,7 +27,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, 
     return CUDA_SUCCESS;
 }
 
-/* A file of shared memory as physical memory of this process, which pays for it if no other process does. */
+/* Makes a file of shared memory physical memory of this process, charged here if no other process is charged. */
 static CUresult adopt(int file, size_t bytes, sim_physical *out)
 {
     sim_payer payer;

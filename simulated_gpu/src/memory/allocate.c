@@ -1,7 +1,7 @@
 /* Allocations: their bytes, and their charge.
  *
- * Device memory is private host memory of this process; the shared file charges what the card would hold.
- * Small allocations come from malloc, so that sanitizers see an overrun; others come from mmap.
+ * Device memory is private host memory of this process; the shared file records its size as used on the card.
+ * Small allocations come from malloc, so that sanitizers detect an overrun; others come from mmap.
  */
 #include "memory/memory.h"
 
@@ -35,7 +35,7 @@ static void free_bytes(const sim_allocation *allocation)
         free((void *)allocation->base);
 }
 
-CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_kind kind, unsigned flags, CUdeviceptr *out)
+CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_kind kind, CUdeviceptr *out)
 {
     sim_device *device = context->device;
     bool charged = kind == MEM_DEVICE || kind == MEM_POOL;
@@ -45,8 +45,7 @@ CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_ki
     if (bytes > (size_t)1 << 46 || (charged && !nvs_sim_charge(device->gpu, charge)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     sim_allocation allocation = {.bytes = bytes, .charged_bytes = charge, .kind = kind, .device = device,
-                                 .context = context->owner != NULL ? context->owner : context,
-                                 .flags = flags};
+                                 .context = context->owner != NULL ? context->owner : context};
     void *memory = host_bytes(bytes, &allocation.mapped_bytes);
     allocation.base = (uintptr_t)memory;
     CUresult result = memory == NULL ? CUDA_ERROR_OUT_OF_MEMORY : nvs_sim_insert(&allocation);
@@ -72,8 +71,8 @@ CUresult nvs_sim_release(uintptr_t base)
         close(allocation.ipc.file - 1); /* importers keep what they have mapped */
     if (allocation.kind != MEM_MANAGED && allocation.charged_bytes != 0)
         nvs_sim_uncharge(allocation.device->gpu, allocation.charged_bytes);
-    if (allocation.released != NULL)
-        allocation.released(&allocation);
+    if (allocation.account.released != NULL)
+        allocation.account.released(&allocation);
     if (allocation.kind != MEM_REGISTERED)
         free_bytes(&allocation);
     return CUDA_SUCCESS;

@@ -13,7 +13,7 @@ static bool of_no_context(const sim_allocation *one)
     return one->kind == MEM_MAPPED || one->kind == MEM_POOL || one->kind == MEM_GRAPH;
 }
 
-/* The size of an attribute's value, for those that may be zeroed when the pointer is unknown. */
+/* The size of an attribute's value. */
 static size_t value_size(CUpointer_attribute attribute)
 {
     switch (attribute) {
@@ -48,24 +48,24 @@ static CUresult get(void *out, CUpointer_attribute attribute, CUdeviceptr pointe
             return CUDA_ERROR_INVALID_VALUE;
         value = pointer;
         break;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: value = one->id; break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: value = one->id; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: value = one->kind == MEM_MANAGED; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: value = (uint64_t)one->device->ordinal; break;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: value = one->base; break;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: value = one->bytes; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: value = 1; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: value = one->base; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: value = one->bytes; break;
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: value = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE; break;
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: value = one->kind == MEM_POOL ? (uintptr_t)one->handle : 0; break;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: value = one->kind == MEM_POOL ? (uintptr_t)one->account.handle : 0; break;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: value = one->sync_memops; break;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: value = one->kind == MEM_DEVICE && one->mapped_bytes != 0; break;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: value = one->kind == MEM_MAPPED ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : 0; break;
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: value = 0; break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
-    memcpy(out, &value, value_size(attribute)); /* little endian */
+    memcpy(out, &value, value_size(attribute)); /* the host is little-endian */
     return CUDA_SUCCESS;
 }
 
@@ -76,7 +76,7 @@ SIM_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribut
     return get(data, attribute, ptr);
 }
 
-/* As documented, unknown pointers give zeros, not an error. */
+/* As documented, unknown pointers give zeros. */
 SIM_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data,
                                                    CUdeviceptr ptr)
 {

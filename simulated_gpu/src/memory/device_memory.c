@@ -5,7 +5,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
     NVS_SIM_ENTER_ALLOCATING();
     NVS_SIM_CHECK(dptr != NULL, CUDA_ERROR_INVALID_VALUE);
-    return nvs_sim_allocate(context, bytesize, MEM_DEVICE, 0, dptr);
+    return nvs_sim_allocate(context, bytesize, MEM_DEVICE, dptr);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
@@ -16,7 +16,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch
     NVS_SIM_CHECK(ElementSizeBytes == 4 || ElementSizeBytes == 8 || ElementSizeBytes == 16, CUDA_ERROR_INVALID_VALUE);
     size_t pitch = (WidthInBytes + 511) / 512 * 512;
     NVS_SIM_CHECK(Height <= ((size_t)1 << 46) / pitch, CUDA_ERROR_OUT_OF_MEMORY);
-    NVS_SIM_TRY(nvs_sim_allocate(context, pitch * Height, MEM_DEVICE, 0, dptr));
+    NVS_SIM_TRY(nvs_sim_allocate(context, pitch * Height, MEM_DEVICE, dptr));
     *pPitch = pitch;
     return CUDA_SUCCESS;
 }
@@ -35,12 +35,12 @@ SIM_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
                   CUDA_ERROR_INVALID_VALUE);
     sim_device *device = allocation->device;
     if (allocation->kind == MEM_GRAPH) {
-        const bool allocated = nvs_sim_graph_memory_free(allocation->handle);
+        const bool allocated = nvs_sim_graph_memory_free(allocation->account.handle);
         nvs_sim_device_wait(device);
         return allocated ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     }
-    NVS_SIM_CHECK(!allocation->freed, CUDA_ERROR_INVALID_VALUE);
-    allocation->freed = true; /* in driver 580 the pool goes on counting it */
+    NVS_SIM_CHECK(!allocation->account.freed, CUDA_ERROR_INVALID_VALUE);
+    allocation->account.freed = true; /* in driver 580 the pool goes on counting it */
     nvs_sim_device_wait(device); /* as in the driver, work that uses it ends first */
     return nvs_sim_release((uintptr_t)dptr);
 }

@@ -1,4 +1,4 @@
-/* The memory that nodes of graphs allocate: an address for each node, which charges nothing (graph/exec_memory.c does). */
+/* The addresses of graph memory: one for each node that allocates.  graph/exec_memory.c charges the memory. */
 #include "memory/memory.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@ size_t nvs_sim_graph_memory_charge(const sim_graph_memory *memory)
 sim_graph_memory *nvs_sim_graph_memory_at(CUdeviceptr pointer)
 {
     const sim_allocation *allocation = nvs_sim_find_base(pointer);
-    return allocation != NULL && allocation->kind == MEM_GRAPH ? allocation->handle : NULL;
+    return allocation != NULL && allocation->kind == MEM_GRAPH ? allocation->account.handle : NULL;
 }
 
 /* Queued work may use an address until the device is idle. */
@@ -34,15 +34,15 @@ void nvs_sim_graph_memory_collect(void)
 bool nvs_sim_graph_memory_free(sim_graph_memory *memory)
 {
     const bool was = memory->live;
-    if (memory->left_behind)
+    if (memory->orphan)
         memory->device->graph_memory.attached -= nvs_sim_graph_memory_charge(memory);
-    memory->live = memory->left_behind = false;
+    memory->live = memory->orphan = false;
     return was;
 }
 
 static void released(const sim_allocation *allocation)
 {
-    sim_graph_memory *memory = allocation->handle;
+    sim_graph_memory *memory = allocation->account.handle;
     (void)nvs_sim_graph_memory_free(memory);
     memory->pointer = 0;
 }
@@ -51,20 +51,16 @@ CUresult nvs_sim_graph_memory_new(sim_context *context, size_t bytes, uint64_t a
 {
     nvs_sim_graph_memory_collect();
     sim_graph_memory *memory = calloc(1, sizeof *memory);
-    CUresult result = memory == NULL ? CUDA_ERROR_OUT_OF_MEMORY : nvs_sim_allocate(context, bytes, MEM_GRAPH, 0, &memory->pointer);
+    CUresult result = memory == NULL ? CUDA_ERROR_OUT_OF_MEMORY : nvs_sim_allocate(context, bytes, MEM_GRAPH, &memory->pointer);
     if (result != CUDA_SUCCESS) {
         free(memory);
         return result;
     }
-    memory->bytes = bytes;
-    memory->device = context->device;
-    memory->nodes = 1;
-    memory->next = memories;
+    *memory = (sim_graph_memory){.next = memories, .pointer = memory->pointer, .bytes = bytes, .device = context->device, .nodes = 1};
     memories = memory;
     sim_allocation *allocation = nvs_sim_find_base(memory->pointer);
-    allocation->handle = memory;
     allocation->accessed_by = accessors;
-    allocation->released = released;
+    allocation->account = (sim_account){.handle = memory, .released = released};
     *out = memory;
     return CUDA_SUCCESS;
 }

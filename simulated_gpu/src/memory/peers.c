@@ -1,14 +1,13 @@
 /* Access between GPUs.
  *
- * As observed on drivers:
- *  - every GPU reaches host and managed memory;
- *  - memory of cuMemAlloc, and memory that IPC opened: any copy reaches it, with peer access or without, because the driver goes
- *    through the owner's context.  Fills, kernels and memory operations of streams need peer access of their context;
- *  - mappings and pools belong to no context: the GPU that uses them needs rights (cuMemSetAccess, cuMemPoolSetAccess), which
- *    cuCtxEnablePeerAccess does not give.  It is the GPU of the stream, also for copies to and from the host; only cuMemcpyPeer and
- *    its variants name a context for each end.
+ * The rules are those of real drivers, as measured:
+ *  - Every GPU reaches host and managed memory.
+ *  - Copies reach memory of cuMemAlloc and of IPC even without peer access.  Fills, kernels and memory operations of streams need
+ *    peer access of their context.
+ *  - Mappings and pools belong to no context.  The GPU of the stream needs access rights (cuMemSetAccess, cuMemPoolSetAccess), also
+ *    for copies to and from the host; cuCtxEnablePeerAccess does not give them.  cuMemcpyPeer names a context for each end.
  * A copy without rights fails at submission (CUDA_ERROR_INVALID_VALUE); a kernel fails when it runs.
- * A context's peer access is kept by device, not by context.
+ * The simulation keeps the peer access of a context by device.
  */
 #include "memory/memory.h"
 

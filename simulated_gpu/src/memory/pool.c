@@ -1,10 +1,11 @@
 /* Stream-ordered allocation.
  *
- * Memory exists from the call on, which is earlier than the order of the stream demands, until the stream reaches the free.
- * A pool keeps nothing for reuse; it is an account.  Its figures are those of driver 580 (measured):
- *  - used: the bytes asked for, until the call that frees them.  Bytes that cuMemFree frees are counted for ever.
- *  - reserved: whole pieces of 32 MiB.  A wait for a stream, an event or a context gives back what is free, if that is more than the
- *    threshold; so does a trim.  A real pool is also fragmented, and reserves memory of the card; this pool is charged by use.
+ * Memory exists from the allocating call, which may be too early, until the stream reaches the free.
+ * A pool keeps no memory for reuse and charges the card by use; a real pool reserves memory of the card, and is fragmented.
+ * The figures of a pool are those of driver 580 (measured):
+ *  - used: the requested bytes, until the call that frees them.  Bytes that cuMemFree frees stay counted.
+ *  - reserved: whole pieces of 32 MiB.  A trim gives back free bytes; so does a wait for a stream, an event or a context, above the
+ *    threshold.
  */
 #include "memory/memory.h"
 
@@ -20,9 +21,9 @@ typedef struct sim_pool {
     bool built_in;
     sim_figures figures;
     uint64_t threshold;
-    uint64_t held; /* allocated bytes whose free no stream has reached */
-    uint64_t accessors; /* devices, by bit */
-    int reuse[4]; /* the switches; remembered only */
+    uint64_t held;      /* allocated bytes whose free no stream has reached */
+    uint64_t accessors; /* one bit per device */
+    int reuse[4];       /* attributes without effect */
 } sim_pool;
 
 static CUresult make_pool(sim_device *device, bool built_in, sim_pool **out)
@@ -66,31 +67,23 @@ void nvs_sim_pools_synchronized(sim_device *device)
 
 static CUresult pool_of(sim_device *device, sim_pool **out)
 {
-    CUresult result = CUDA_SUCCESS;
     if (device->pools.built_in == NULL)
-        result = make_pool(device, true, &device->pools.built_in);
-    if (result == CUDA_SUCCESS && device->pools.current == NULL)
+        NVS_SIM_TRY(make_pool(device, true, &device->pools.built_in));
+    if (device->pools.current == NULL)
         device->pools.current = device->pools.built_in;
     *out = device->pools.current;
-    return result;
-}
-
-static CUresult find(CUmemoryPool handle, sim_pool **out)
-{
-    sim_pool *pool = (sim_pool *)(void *)handle;
-    if (pool == NULL || pool->magic != SIM_POOL)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = pool;
     return CUDA_SUCCESS;
 }
 
+static NVS_SIM_DEFINE_FIND(find, CUmemoryPool, sim_pool, SIM_POOL, CUDA_ERROR_INVALID_VALUE)
+
 static void released(const sim_allocation *allocation)
 {
-    sim_pool *pool = allocation->handle;
+    sim_pool *pool = allocation->account.handle;
     if (pool == NULL || pool->magic != SIM_POOL)
         return;
     pool->held -= allocation->bytes;
-    if (!allocation->freed)
+    if (!allocation->account.freed)
         pool->figures.values[SIM_USED] -= allocation->bytes;
 }
 
@@ -110,22 +103,17 @@ static CUresult capture(CUdeviceptr *out, size_t bytes, sim_context *context, ui
 static CUresult allocate(CUdeviceptr *out, size_t bytes, sim_pool *pool, CUstream handle)
 {
     sim_stream *stream;
-    CUresult result = out == NULL || bytes == 0 ? CUDA_ERROR_INVALID_VALUE : nvs_sim_stream(handle, &stream);
-    if (result == CUDA_SUCCESS && pool == NULL)
-        result = pool_of(stream->context->device, &pool);
-    if (result == CUDA_SUCCESS)
-        result = stream->context->error;
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_CHECK(out != NULL && bytes != 0, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_stream(handle, &stream));
+    if (pool == NULL)
+        NVS_SIM_TRY(pool_of(stream->context->device, &pool));
+    NVS_SIM_TRY(stream->context->error);
     sim_context *context = pool->device == stream->context->device ? stream->context : &pool->device->primary;
     if (stream->capture.of != NULL)
         return capture(out, bytes, context, pool->accessors, stream);
-    result = nvs_sim_allocate(context, bytes, MEM_POOL, 0, out);
-    if (result != CUDA_SUCCESS)
-        return result;
+    NVS_SIM_TRY(nvs_sim_allocate(context, bytes, MEM_POOL, out));
     sim_allocation *allocation = nvs_sim_find_base(*out);
-    allocation->handle = pool;
-    allocation->released = released;
+    allocation->account = (sim_account){.handle = pool, .released = released};
     allocation->accessed_by = pool->accessors;
     allocated(pool, bytes);
     return CUDA_SUCCESS;
@@ -150,23 +138,21 @@ SIM_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
     NVS_SIM_CHECK(allocation->kind != MEM_MANAGED, CUDA_ERROR_NOT_SUPPORTED); /* as in driver 580 */
     NVS_SIM_CHECK(allocation->kind == MEM_POOL || allocation->kind == MEM_DEVICE || allocation->kind == MEM_GRAPH,
                   CUDA_ERROR_INVALID_VALUE);
-    sim_pool *pool = allocation->kind == MEM_POOL ? allocation->handle : NULL;
-    NVS_SIM_CHECK(!allocation->freed, CUDA_ERROR_INVALID_VALUE);
+    sim_pool *pool = allocation->kind == MEM_POOL ? allocation->account.handle : NULL;
+    NVS_SIM_CHECK(!allocation->account.freed, CUDA_ERROR_INVALID_VALUE);
     if (allocation->kind == MEM_GRAPH && stream->capture.of == NULL)
-        NVS_SIM_CHECK(nvs_sim_graph_memory_free(allocation->handle), CUDA_ERROR_INVALID_VALUE);
+        NVS_SIM_CHECK(nvs_sim_graph_memory_free(allocation->account.handle), CUDA_ERROR_INVALID_VALUE);
     const bool counts = pool != NULL && stream->capture.of == NULL;
     const size_t bytes = allocation->bytes;
     sim_work work = {.kind = OP_FREE, .u.pointer = dptr};
-    allocation->freed = counts;
+    allocation->account.freed = counts;
     const CUresult result = nvs_sim_submit(stream, &work);
     if (counts && result == CUDA_SUCCESS)
         pool->figures.values[SIM_USED] -= bytes;
     else if (counts)
-        nvs_sim_find_base(dptr)->freed = false;
+        nvs_sim_find_base(dptr)->account.freed = false;
     return result;
 }
-
-/* Pools. */
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 {
@@ -187,9 +173,9 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
     NVS_SIM_CHECK(!found->built_in, CUDA_ERROR_INVALID_VALUE);
     if (found->device->pools.current == found)
         found->device->pools.current = found->device->pools.built_in;
-    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* its allocations live on, without a pool */
-        if (nvs_sim_allocation_at(i)->handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
-            nvs_sim_allocation_at(i)->handle = NULL;
+    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* its allocations stay valid, without a pool */
+        if (nvs_sim_allocation_at(i)->account.handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
+            nvs_sim_allocation_at(i)->account.handle = NULL;
     sim_pool **link = &found->device->pools.all;
     while (*link != found)
         link = &(*link)->next;
@@ -213,7 +199,7 @@ static const enum sim_figure figure_of[] = {
     [CU_MEMPOOL_ATTR_USED_MEM_HIGH] = SIM_USED_HIGH,
 };
 
-/* Where the value of an attribute is, and its size; NULL: no such attribute. */
+/* The place of an attribute's value, and its size; NULL: there is no such attribute. */
 static void *attribute_of(sim_pool *pool, CUmemPool_attribute attribute, size_t *bytes)
 {
     *bytes = sizeof(uint64_t);
@@ -264,14 +250,14 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
         NVS_SIM_CHECK(map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE);
         NVS_SIM_TRY(nvs_sim_device(map[i].location.id, &device));
         const bool none = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
-        NVS_SIM_CHECK(device != found->device || !none, CUDA_ERROR_INVALID_DEVICE); /* access of its own device cannot be removed */
+        NVS_SIM_CHECK(device != found->device || !none, CUDA_ERROR_INVALID_DEVICE); /* the access of its own device cannot be removed */
         NVS_SIM_CHECK(device == found->device || nvs_sim_peers_possible(device, found->device), CUDA_ERROR_INVALID_DEVICE);
         const uint64_t bit = 1ull << device->ordinal;
         accessors = none ? accessors & ~bit : accessors | bit;
     }
     found->accessors = accessors;
     for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* earlier allocations, too */
-        if (nvs_sim_allocation_at(i)->handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
+        if (nvs_sim_allocation_at(i)->account.handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
             nvs_sim_allocation_at(i)->accessed_by = accessors;
     return CUDA_SUCCESS;
 }

@@ -7,11 +7,11 @@
 
 typedef struct reservation {
     uintptr_t base;
-    size_t bytes, raw_bytes; /* raw: alignment included */
+    size_t bytes, raw_bytes; /* raw: including the alignment */
     void *raw;
 } reservation;
 
-static reservation *reservations; /* few: no order */
+static reservation *reservations; /* unsorted: there are few */
 static size_t reservation_count;
 
 static sim_allocation *table; /* sorted by base, without overlaps */
@@ -96,7 +96,7 @@ static reservation *reservation_of(uintptr_t address, size_t bytes)
 
 bool nvs_sim_reserved(uintptr_t address, size_t bytes) { return reservation_of(address, bytes) != NULL; }
 
-/* At the wanted address if it is free; as in the driver, that is only a hint. */
+/* Maps at the wanted address if it is free; as in the driver, the address is only a hint. */
 static void *map_at(CUdeviceptr wanted, size_t bytes, size_t alignment)
 {
     void *place = wanted % alignment == 0 ? (void *)(uintptr_t)wanted : NULL;

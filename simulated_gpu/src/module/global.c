@@ -26,7 +26,7 @@ CUresult nvs_sim_global(sim_context *context, sim_module *module, const char *na
             free(one);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        CUresult result = nvs_sim_allocate(context, GLOBAL_BYTES, MEM_DEVICE, 0, &one->pointer);
+        CUresult result = nvs_sim_allocate(context, GLOBAL_BYTES, MEM_DEVICE, &one->pointer);
         if (result != CUDA_SUCCESS) {
             free(one->name);
             free(one);

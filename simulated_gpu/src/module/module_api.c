@@ -44,18 +44,18 @@ SIM_EXPORT CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
     return CUDA_SUCCESS;
 }
 
-#define LOOKUPS(prefix, version, owner, thing, type)                                            \
-    SIM_EXPORT CUresult CUDAAPI prefix##Get##thing(type *out, owner handle, const char *name)    \
-    {                                                                                           \
-        NVS_SIM_ENTER_FIND(sim_module *module, nvs_sim_module((CUmodule)handle, &module));      \
-        return nvs_sim_function_named(module, name, (sim_function **)(void *)out);              \
-    }                                                                                           \
+#define LOOKUPS(prefix, version, owner, thing, type)                                                                         \
+    SIM_EXPORT CUresult CUDAAPI prefix##Get##thing(type *out, owner handle, const char *name)                                \
+    {                                                                                                                        \
+        NVS_SIM_ENTER_FIND(sim_module *module, nvs_sim_module((CUmodule)handle, &module));                                   \
+        return nvs_sim_function_named(module, name, (sim_function **)(void *)out);                                           \
+    }                                                                                                                        \
     SIM_EXPORT CUresult CUDAAPI prefix##GetGlobal##version(CUdeviceptr *dptr, size_t *bytes, owner handle, const char *name) \
-    {                                                                                           \
-        sim_module *module;                                                                     \
-        NVS_SIM_ENTER_CONTEXT();                                                                \
-        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                 \
-        return nvs_sim_global(context, module, name, dptr, bytes);                              \
+    {                                                                                                                        \
+        sim_module *module;                                                                                                  \
+        NVS_SIM_ENTER_CONTEXT();                                                                                             \
+        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                              \
+        return nvs_sim_global(context, module, name, dptr, bytes);                                                           \
     }
 
 LOOKUPS(cuModule, _v2, CUmodule, Function, CUfunction)

@@ -4,23 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-CUresult nvs_sim_module(CUmodule handle, sim_module **out)
-{
-    sim_module *module = (sim_module *)(void *)handle;
-    if (module == NULL || module->magic != SIM_MODULE)
-        return CUDA_ERROR_INVALID_HANDLE;
-    *out = module;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_DEFINE_FIND(nvs_sim_module, CUmodule, sim_module, SIM_MODULE, CUDA_ERROR_INVALID_HANDLE)
 
-CUresult nvs_sim_function(CUfunction handle, sim_function **out)
-{
-    sim_function *function = (sim_function *)(void *)handle;
-    if (function == NULL || function->magic != SIM_FUNCTION)
-        return CUDA_ERROR_INVALID_HANDLE;
-    *out = function;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_DEFINE_FIND(nvs_sim_function, CUfunction, sim_function, SIM_FUNCTION, CUDA_ERROR_INVALID_HANDLE)
 
 CUresult nvs_sim_module_new(const void *image, sim_module **out)
 {

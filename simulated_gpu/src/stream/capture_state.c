@@ -1,4 +1,4 @@
-/* Which captures are under way, and which calls they forbid. */
+/* Active captures, and the calls that they forbid. */
 #include "stream/stream.h"
 
 sim_capture *nvs_sim_captures;
@@ -26,7 +26,7 @@ CUresult nvs_sim_capture_unsafe(void)
 static CUresult implicit(sim_stream *stream, bool invalidates)
 {
     CUresult result = CUDA_SUCCESS;
-    if (nvs_sim_captures == NULL || !stream->legacy)
+    if (nvs_sim_captures == NULL || !nvs_sim_is_legacy(stream))
         return CUDA_SUCCESS;
     for (sim_stream *other = stream->context->streams.all; other != NULL; other = other->next)
         if (other->capture.of != NULL && (other->flags & CU_STREAM_NON_BLOCKING) == 0) {

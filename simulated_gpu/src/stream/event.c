@@ -1,4 +1,4 @@
-/* Events: each recording is a fence of its own, so a wait keeps the recording that it saw. */
+/* Events.  Each recording has its own fence: a wait keeps the recording that it found. */
 #include "stream/stream.h"
 
 #include <stdlib.h>
@@ -14,14 +14,7 @@ void nvs_sim_event_reset(sim_event *event)
     event->capture_id = 0;
 }
 
-CUresult nvs_sim_event(CUevent handle, sim_event **out)
-{
-    sim_event *event = (sim_event *)(void *)handle;
-    if (event == NULL || event->magic != SIM_EVENT)
-        return CUDA_ERROR_INVALID_HANDLE;
-    *out = event;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_DEFINE_FIND(nvs_sim_event, CUevent, sim_event, SIM_EVENT, CUDA_ERROR_INVALID_HANDLE)
 
 SIM_EXPORT CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags)
 {

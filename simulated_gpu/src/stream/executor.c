@@ -1,10 +1,10 @@
-/* The executor: it lets the work of streams take its time.
+/* The executor: gives the work of streams its duration.
  *
  * One thread per device, started with the first work, runs the heads of the queues whose dependencies are met.
- * start = the latest of submission, end of the stream's previous work, and end of what it waited for; end = start + duration,
- * or later for a kernel beside other programs (kernel_time.c).
- * So a late wake-up delays an effect, but adds nothing to the sums.  The effect of work (bytes, callbacks, events) happens at its
- * end, never before, and its trace is written after the effect.
+ * start = the latest of submission, end of the stream's previous work, and end of the dependencies; end = start + duration,
+ * or later for a kernel that shares the GPU with other programs (kernel_time.c).
+ * A late wake-up of the thread delays an effect, but no start or end.  The effect of work (bytes, callbacks, events) happens at its
+ * end, and its trace record follows.
  */
 #include "faults/observe.h"
 #include "stream/stream.h"
@@ -15,7 +15,7 @@
 
 sim_stream_hooks nvs_sim_stream_hooks;
 
-static uint64_t sequence;  /* of the operation that was queued last */
+static uint64_t sequence;  /* of the newest operation */
 static uint32_t transfers; /* effects that move bytes without the lock */
 static sim_op *spare_ops;
 
@@ -26,7 +26,7 @@ static void signal_all(void)
             nvs_sim_wake(&nvs_sim_devices[i]);
 }
 
-/* True if the head can start; *ready is then the end of what it waited for. */
+/* True if the head can start; *ready is then the latest end of its dependencies. */
 static bool dependencies_met(const sim_stream *stream, const sim_op *op, uint64_t *ready)
 {
     const sim_context *context = stream->context;
@@ -36,7 +36,7 @@ static bool dependencies_met(const sim_stream *stream, const sim_op *op, uint64_
             return false;
         *ready = op->work.u.fence->end_ns;
     }
-    if (stream->legacy) {
+    if (nvs_sim_is_legacy(stream)) {
         for (const sim_stream *other = context->streams.all; other != NULL; other = other->next) {
             if (other == stream || (other->flags & CU_STREAM_NON_BLOCKING) != 0)
                 continue;
@@ -110,11 +110,11 @@ static CUresult run(sim_stream *stream, sim_op *op)
     }
 }
 
-/* As in CUPTI, a prefetch of managed memory is no copy, and an event is no work. */
+/* As in CUPTI, prefetches of managed memory are not copies, and events are not reported. */
 static void report(const sim_op *op)
 {
     const nvs_sim_observer *observer = nvs_sim_current_observer();
-    if (observer == NULL || op->symbol == NULL) /* there was none when this was submitted */
+    if (observer == NULL || op->symbol == NULL) /* there was none at the submission */
         return;
     switch (op->work.kind) {
     case OP_KERNEL: observer->ran(NVS_SIM_KERNEL, op->symbol, op->call, 0); break;
@@ -129,12 +129,12 @@ static void complete(sim_stream *stream, sim_op *op)
     sim_device *device = stream->context->device;
     const uint16_t kind = trace_kind(op);
     CUresult result = CUDA_SUCCESS;
-    if (stream->context->error == CUDA_SUCCESS || op->work.kind == OP_RECORD) /* waiters for an event of a broken context go on */
+    if (stream->context->error == CUDA_SUCCESS || op->work.kind == OP_RECORD) /* events complete even after an error, so that waits end */
         result = run(stream, op);
     if (result != CUDA_SUCCESS)
         stream->context->error = device->error = result;
     if (op->work.kind == OP_HOST || op->work.kind == OP_CALLBACK)
-        op->end_ns = nvs_sim_now_ns(); /* a host function takes its real time; later work starts now */
+        op->end_ns = nvs_sim_now_ns(); /* a host function takes real time */
     report(op);
     if (kind != 0) {
         const nvs_sim_record record = {.kind = kind, .stream = stream->id, .start_ns = op->start_ns, .end_ns = op->end_ns,
@@ -147,7 +147,6 @@ static void complete(sim_stream *stream, sim_op *op)
     stream->queue.head = op->next;
     if (stream->queue.head == NULL)
         stream->queue.tail = NULL;
-    stream->queue.completed++;
     stream->queue.launches -= op->counts;
     if (op->work.kind == OP_RECORD)
         signal_all();
@@ -162,11 +161,11 @@ static void drop_idle(sim_device *device)
     while (*link != NULL) {
         sim_stream *stream = *link;
         if (stream->queue.head != NULL) {
-            link = &stream->next_busy;
+            link = &stream->queue.next_busy;
             continue;
         }
-        *link = stream->next_busy;
-        stream->busy = false;
+        *link = stream->queue.next_busy;
+        stream->queue.busy = false;
         if (stream->closing)
             nvs_sim_stream_recycle(stream);
     }
@@ -175,7 +174,7 @@ static void drop_idle(sim_device *device)
 static void start_heads(sim_device *device)
 {
     uint64_t ready;
-    for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->next_busy) {
+    for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->queue.next_busy) {
         sim_op *op = stream->queue.head;
         if (op != NULL && !op->started && dependencies_met(stream, op, &ready))
             start(stream, op, ready);
@@ -186,7 +185,7 @@ static void start_heads(sim_device *device)
 static sim_stream *next_to_end(const sim_device *device)
 {
     sim_stream *first = NULL;
-    for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->next_busy) {
+    for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->queue.next_busy) {
         const sim_op *op = stream->queue.head;
         if (op != NULL && op->started && (first == NULL || op->end_ns < first->queue.head->end_ns))
             first = stream;
@@ -213,7 +212,7 @@ static void *execute(void *argument)
         if (stream != NULL && stream->queue.head->end_ns < look_ns)
             look_ns = stream->queue.head->end_ns;
         drop_idle(device);
-        pthread_cond_broadcast(&nvs_sim_done); /* after it: the end of a context waits for both */
+        pthread_cond_broadcast(&nvs_sim_done); /* last: the end of a context waits for recycled streams, too */
         nvs_sim_sleep(device, wakes, look_ns);
     }
     return NULL;
@@ -268,11 +267,10 @@ CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, 
     else
         stream->queue.tail->next = op;
     stream->queue.tail = op;
-    stream->queue.submitted++;
     stream->queue.launches += counts;
-    if (!stream->busy) {
-        stream->busy = true;
-        stream->next_busy = device->executor.busy;
+    if (!stream->queue.busy) {
+        stream->queue.busy = true;
+        stream->queue.next_busy = device->executor.busy;
         device->executor.busy = stream;
     }
     return was_empty ? wake_executor(device) : CUDA_SUCCESS;

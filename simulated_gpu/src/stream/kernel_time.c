@@ -1,38 +1,38 @@
-/* When running kernels end: by the clock of their program (device/slices.c), which runs while the program has the GPU.
+/* The ends of running kernels, by the clock of their program (device/slices.c), which runs while the program has the GPU.
  *
- * Kernels of one process run at the same moment, each at full speed.  Other work takes its time beside the kernels of every program,
- * as copy engines do.
+ * The kernels of one process run concurrently, each at full speed.  Work that is not a kernel is not slowed by kernels, as copy
+ * engines are not.
  */
 #include "base/state_file.h"
 #include "stream/stream.h"
 
-/* The kernel that the stream runs; NULL: none, or one whose end no other program changes. */
+/* The kernel that the stream runs; NULL: none, or no other program affects its end. */
 static sim_op *running_kernel(const sim_stream *stream)
 {
     sim_op *op = stream->queue.head;
     bool found = op != NULL && op->started && op->work.kind == OP_KERNEL && op->work.duration_ns != 0;
-    return found && nvs_sim_settings.slice_ns != 0 ? op : NULL;
+    return found && nvs_sim_settings.slices.length_ns != 0 ? op : NULL;
 }
 
-/* The most that a kernel gets. */
+/* The part of the multiprocessors that a kernel gets at most. */
 static uint32_t granted(const sim_work *work)
 {
     const uint32_t share = nvs_sim_settings.mps.client ? nvs_sim_settings.mps.share : SIM_WHOLE;
     return work->u.kernel.demand < share ? work->u.kernel.demand : share;
 }
 
-/* On the clock: a kernel that wants more than its process may have takes longer. */
+/* The duration on the clock: longer if the kernel wants more than the share of its process. */
 static uint64_t clock_duration(const sim_work *work)
 {
     uint64_t wanted = work->u.kernel.demand, got = granted(work);
     return wanted == got ? work->duration_ns : work->duration_ns / got * wanted + work->duration_ns % got * wanted / got;
 }
 
-/* When the kernels that follow the head without a break are done; looks only as far ahead as one slice. */
+/* The end of the head and the kernels that follow it immediately; looks ahead by one slice at most. */
 static uint64_t known_work_end(const sim_stream *stream)
 {
     uint64_t end_ns = stream->queue.head->clock_end_ns;
-    const uint64_t enough = end_ns + nvs_sim_settings.slice_ns;
+    const uint64_t enough = end_ns + nvs_sim_settings.slices.length_ns;
     for (const sim_op *op = stream->queue.head->next; op != NULL && end_ns < enough; op = op->next) {
         if (op->work.kind == OP_KERNEL)
             end_ns += clock_duration(&op->work);
@@ -42,11 +42,11 @@ static uint64_t known_work_end(const sim_stream *stream)
     return end_ns;
 }
 
-/* A kernel that has been started but is not on the clock yet; the earliest of all. */
+/* The stream with the earliest started kernel that is not yet on the clock. */
 static sim_stream *next_new(const sim_device *device)
 {
     sim_stream *first = NULL;
-    for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->next_busy) {
+    for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->queue.next_busy) {
         const sim_op *op = running_kernel(stream);
         if (op != NULL && op->clock_end_ns == 0 && (first == NULL || op->start_ns < first->queue.head->start_ns))
             first = stream;
@@ -65,7 +65,7 @@ static bool read_ends(sim_device *device, uint64_t now_ns, bool *beyond)
 {
     bool ended = false;
     *beyond = false;
-    for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->next_busy) {
+    for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->queue.next_busy) {
         sim_op *op = running_kernel(stream);
         if (op == NULL)
             continue;
@@ -76,8 +76,8 @@ static bool read_ends(sim_device *device, uint64_t now_ns, bool *beyond)
     return ended;
 }
 
-/* Puts new kernels on the clock, says what all want, and claims time for them.  The clock of new ones is read before their demand slows
- * it: what was ready before this thread woke has run until now. */
+/* Puts new kernels on the clock, publishes the demand of all, and claims time for them.  The clock of new kernels is read before their
+ * demand slows it: a kernel that was ready before this thread woke has run until now. */
 static void schedule(sim_device *device, uint64_t now_ns)
 {
     uint64_t demand = 0;
@@ -86,10 +86,10 @@ static void schedule(sim_device *device, uint64_t now_ns)
         op->clock_end_ns = nvs_sim_clock_at(device, op->start_ns) + clock_duration(&op->work);
         claim(device, stream, now_ns);
     }
-    for (const sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->next_busy)
+    for (const sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->queue.next_busy)
         demand += running_kernel(stream) != NULL ? granted(&stream->queue.head->work) : 0;
     nvs_sim_demand(device, demand < nvs_sim_settings.mps.share ? (uint32_t)demand : nvs_sim_settings.mps.share, now_ns);
-    for (const sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->next_busy)
+    for (const sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->queue.next_busy)
         if (running_kernel(stream) != NULL)
             claim(device, stream, now_ns);
 }
@@ -98,13 +98,13 @@ uint64_t nvs_sim_time_kernels(sim_device *device, uint64_t *look_ns)
 {
     bool any = false, beyond;
     *look_ns = UINT64_MAX;
-    for (const sim_stream *stream = device->executor.busy; stream != NULL && !any; stream = stream->next_busy)
+    for (const sim_stream *stream = device->executor.busy; stream != NULL && !any; stream = stream->queue.next_busy)
         any = running_kernel(stream) != NULL;
     if (!any && nvs_sim_self()->demand[device->gpu] == 0)
         return nvs_sim_now_ns();
     nvs_sim_shared_lock(nvs_sim_shared_state);
-    const uint64_t now_ns = nvs_sim_now_ns(); /* with the lock: no slice is cut before it */
-    if (!read_ends(device, now_ns, &beyond)) { /* what has ended is completed first: a new slice would move its end */
+    const uint64_t now_ns = nvs_sim_now_ns(); /* after the lock: no slice is cut before this time */
+    if (!read_ends(device, now_ns, &beyond)) { /* ended kernels complete first: a new slice would move their end */
         schedule(device, now_ns);
         read_ends(device, now_ns, &beyond);
         if (any)

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-static sim_stream *spare; /* destroyed ones, which stay readable */
+static sim_stream *spare; /* destroyed streams, which stay readable */
 
 uint64_t nvs_sim_thread_number(void)
 {
@@ -46,7 +46,7 @@ void nvs_sim_stream_destroy(sim_stream *stream)
     free(stream->capture.tail.all);
     stream->capture.tail = (sim_nodes){0};
     stream->closing = true;
-    if (!stream->busy)
+    if (!stream->queue.busy)
         nvs_sim_stream_recycle(stream);
 }
 
@@ -58,10 +58,9 @@ static CUresult per_thread_stream(sim_context *context, sim_stream **out)
             *out = stream;
             return CUDA_SUCCESS;
         }
-    CUresult result = nvs_sim_stream_create(context, CU_STREAM_DEFAULT, 0, out);
-    if (result == CUDA_SUCCESS)
-        (*out)->owner_thread = self;
-    return result;
+    NVS_SIM_TRY(nvs_sim_stream_create(context, CU_STREAM_DEFAULT, 0, out));
+    (*out)->owner_thread = self;
+    return CUDA_SUCCESS;
 }
 
 CUresult nvs_sim_stream(CUstream handle, sim_stream **out)

@@ -1,4 +1,4 @@
-/* Streams, events, the executor, and which captures are under way. */
+/* Streams, events, the executor, and active captures. */
 #ifndef SIM_STREAM_H
 #define SIM_STREAM_H
 
@@ -14,10 +14,11 @@ typedef struct sim_op {
     struct sim_op *next;
     sim_work work;
     uint64_t sequence, submitted_ns, start_ns, end_ns;
-    uint64_t clock_end_ns; /* of a started kernel: its end on the clock of its program (slices.c); 0: not known yet */
-    bool started, counts; /* counts: takes a place of the stream's launch queue */
+    uint64_t clock_end_ns; /* end of a started kernel on the clock of its program (device/slices.c); 0: not yet known */
+    bool started;
+    bool counts; /* occupies a place in the launch queue of the stream */
     bool graph;
-    uint32_t call; /* the call that submitted it; this and the symbol only while there is an observer */
+    uint32_t call; /* number of the submitting call; set, like the symbol, only while there is an observer */
     const char *symbol;
 } sim_op;
 
@@ -28,7 +29,7 @@ typedef struct sim_capture {
     CUstreamCaptureMode mode;
     struct sim_graph *graph;
     sim_stream *origin;
-    bool into_existing; /* the caller's graph, not destroyed with the capture */
+    bool into_existing; /* the graph is the caller's and stays after a failed capture */
     bool invalid;
 } sim_capture;
 
@@ -42,25 +43,29 @@ typedef struct sim_stream_capture {
     sim_nodes tail;  /* dependencies of the next captured node */
 } sim_stream_capture;
 
+typedef struct sim_queue {
+    sim_op *head, *tail;
+    uint32_t launches; /* queued operations that count */
+    uint64_t last_end_ns;
+    bool busy;             /* the stream is in the device's list of busy streams */
+    sim_stream *next_busy; /* in that list */
+} sim_queue;
+
 struct sim_stream {
     uint32_t magic;
     sim_context *context;
-    sim_stream *next;      /* of the context */
-    sim_stream *next_busy; /* of the device: streams that have work */
+    sim_stream *next; /* of the context */
     unsigned flags;
     int priority;
     uint64_t id;
     uint64_t owner_thread; /* of a per-thread default stream; else 0 */
-    bool legacy, busy, closing;
-    bool detached; /* its green context is gone */
-    struct {
-        sim_op *head, *tail;
-        uint32_t launches; /* queued operations that count */
-        uint64_t submitted, completed;
-        uint64_t last_end_ns;
-    } queue;
+    bool closing;
+    bool detached; /* its green context is destroyed */
+    sim_queue queue;
     sim_stream_capture capture;
 };
+
+static inline bool nvs_sim_is_legacy(const sim_stream *stream) { return stream == stream->context->streams.legacy; }
 
 typedef struct sim_event {
     uint32_t magic;
@@ -74,7 +79,7 @@ typedef struct sim_event {
 
 /* The calls from streams to higher folders; start.c sets them once. */
 typedef struct sim_stream_hooks {
-    CUresult (*effect)(sim_stream *stream, const sim_work *work); /* work that touches memory has ended; the lock may be dropped */
+    CUresult (*effect)(sim_stream *stream, const sim_work *work); /* runs at the end of work on memory; may drop the lock */
     void (*synchronized)(sim_device *device);                     /* after a wait for a stream or an event */
     CUresult (*capture_work)(sim_stream *stream, const sim_work *work);
     CUresult (*capture_record)(sim_stream *stream, sim_event *event, bool external);
@@ -85,23 +90,23 @@ extern sim_stream_hooks nvs_sim_stream_hooks;
 /* stream.c */
 CUresult nvs_sim_stream(CUstream handle, sim_stream **out);
 CUresult nvs_sim_stream_create(sim_context *context, unsigned flags, int priority, sim_stream **out);
-void nvs_sim_stream_destroy(sim_stream *stream); /* as cuStreamDestroy: queued work still runs, the handle is dead */
-void nvs_sim_stream_recycle(sim_stream *stream); /* a closing stream has become idle */
-uint64_t nvs_sim_thread_number(void);            /* 1, 2, ...; the calling thread's, as per-thread streams and captures know it */
+void nvs_sim_stream_destroy(sim_stream *stream); /* as cuStreamDestroy: queued work still runs, the handle is invalid */
+void nvs_sim_stream_recycle(sim_stream *stream); /* for a closing stream that is idle */
+uint64_t nvs_sim_thread_number(void);            /* 1, 2, ...: identifies the calling thread */
 
 /* executor.c */
 CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, bool graph); /* never captures */
-void nvs_sim_transfer_begin(void); /* in an effect: drops the lock while many bytes move */
+void nvs_sim_transfer_begin(void); /* drops the lock while an effect moves many bytes */
 void nvs_sim_transfer_end(void);
 void nvs_sim_transfers_wait(void); /* until no effect moves bytes without the lock */
-void nvs_sim_context_wait(sim_context *context, const sim_stream *except); /* until all work submitted so far is done; sleeps */
+void nvs_sim_context_wait(sim_context *context, const sim_stream *except); /* until all work submitted so far has ended */
 
 /* kernel_time.c */
-/* Sets the ends of running kernels.  Returns the present time; the ends may have moved at look_ns, or when the executor is woken. */
+/* Sets the ends of running kernels and returns the present time.  The ends may change at look_ns, or when the executor is woken. */
 uint64_t nvs_sim_time_kernels(sim_device *device, uint64_t *look_ns);
 
 /* submit.c */
-CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work); /* queues, or captures; takes what the work owns */
+CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work); /* queues or captures; on success takes ownership of what the work owns */
 void nvs_sim_stream_wait(sim_stream *stream);
 void nvs_sim_device_wait(sim_device *device);
 
@@ -112,11 +117,11 @@ CUresult nvs_sim_event_wait(sim_event *event, sim_stream *stream, unsigned flags
 void nvs_sim_event_reset(sim_event *event);
 
 /* capture_state.c */
-extern sim_capture *nvs_sim_captures;                  /* all that are under way */
-CUresult nvs_sim_capture_unsafe(void);                 /* a call that is not allowed during a capture */
+extern sim_capture *nvs_sim_captures;                  /* all active captures */
+CUresult nvs_sim_capture_unsafe(void);                 /* for calls that a capture forbids */
 CUresult nvs_sim_capture_status(sim_stream *stream, CUstreamCaptureStatus *out);
-CUresult nvs_sim_capture_check(sim_stream *stream);    /* synchronizing or querying this stream */
-CUresult nvs_sim_capture_implicit(sim_stream *stream); /* submitting to it: would the legacy stream join a capture? */
-bool nvs_sim_capture_context(sim_context *context);    /* true, and those captures are invalid, if a stream of the context captures */
+CUresult nvs_sim_capture_check(sim_stream *stream);    /* for waits and queries of the stream */
+CUresult nvs_sim_capture_implicit(sim_stream *stream); /* for submissions: fails if the legacy stream would join a capture */
+bool nvs_sim_capture_context(sim_context *context);    /* invalidates the captures of its streams; true: there were any */
 
 #endif

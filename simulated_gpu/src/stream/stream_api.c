@@ -1,23 +1,17 @@
 /* cuStream*, and host functions. */
 #include "stream/stream.h"
 
-#include <string.h>
-
 static CUresult create(CUstream *out, unsigned flags, int priority)
 {
     sim_context *context = nvs_sim_current();
     sim_stream *stream;
-    if (context == NULL)
-        return nvs_sim_no_context();
-    if (context->error != CUDA_SUCCESS)
-        return context->error;
-    if (out == NULL || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING) != 0)
-        return CUDA_ERROR_INVALID_VALUE;
+    NVS_SIM_CHECK(context != NULL, nvs_sim_no_context());
+    NVS_SIM_TRY(context->error);
+    NVS_SIM_CHECK(out != NULL && (flags & ~(unsigned)CU_STREAM_NON_BLOCKING) == 0, CUDA_ERROR_INVALID_VALUE);
     priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-    CUresult result = nvs_sim_stream_create(context, flags, priority, &stream);
-    if (result == CUDA_SUCCESS)
-        *out = (CUstream)(void *)stream;
-    return result;
+    NVS_SIM_TRY(nvs_sim_stream_create(context, flags, priority, &stream));
+    *out = (CUstream)(void *)stream;
+    return CUDA_SUCCESS;
 }
 
 NVS_SIM_ENTRY(cuStreamCreate, (CUstream *phStream, unsigned int Flags), create(phStream, Flags, 0))
@@ -42,11 +36,7 @@ static CUresult destroy(CUstream handle)
 NVS_SIM_ENTRY(cuStreamDestroy, (CUstream hStream), destroy(hStream))
 NVS_SIM_ENTRY(cuStreamDestroy_v2, (CUstream hStream), destroy(hStream))
 
-/* Also declares `stream`. */
-#define ENTER_STREAM(handle)                                                                    \
-    sim_stream *stream;                                                                         \
-    NVS_SIM_ENTER();                                                                            \
-    NVS_SIM_TRY(nvs_sim_stream(handle, &stream))
+#define ENTER_STREAM(handle) NVS_SIM_ENTER_FIND(sim_stream *stream, nvs_sim_stream(handle, &stream))
 
 SIM_EXPORT CUresult CUDAAPI cuStreamSynchronize(CUstream hStream)
 {
@@ -65,7 +55,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamQuery(CUstream hStream)
     NVS_SIM_TRY(nvs_sim_capture_check(stream));
     NVS_SIM_TRY(stream->context->error);
     bool idle = stream->queue.head == NULL;
-    if (stream->legacy) /* it waits for all blocking streams */
+    if (nvs_sim_is_legacy(stream)) /* it waits for all blocking streams */
         for (sim_stream *other = stream->context->streams.all; other != NULL; other = other->next)
             idle = idle && ((other->flags & CU_STREAM_NON_BLOCKING) != 0 || other->queue.head == NULL);
     return idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -144,33 +134,4 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void
     NVS_SIM_CHECK(fn != NULL, CUDA_ERROR_INVALID_VALUE);
     sim_work work = {.kind = OP_HOST, .u.host = {.function = fn, .data = userData}};
     return nvs_sim_submit(stream, &work);
-}
-
-/* Attributes have no effect here; they are checked and forgotten. */
-static CUresult check(CUstream handle)
-{
-    sim_stream *stream;
-    return nvs_sim_stream(handle, &stream);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value_out)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(value_out != NULL, CUDA_ERROR_INVALID_VALUE);
-    memset(value_out, 0, sizeof *value_out);
-    return check(hStream);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *value)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
-    return check(hStream);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuStreamCopyAttributes(CUstream dst, CUstream src)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(check(src));
-    return check(dst);
 }

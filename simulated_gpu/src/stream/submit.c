@@ -1,10 +1,10 @@
-/* Submission of work to a stream, and waiting for it. */
+/* Submission of work to a stream, and waits for it. */
 #include "stream/stream.h"
 
 void nvs_sim_stream_wait(sim_stream *stream)
 {
-    uint64_t target = stream->queue.submitted, id = stream->id;
-    while (stream->magic == SIM_STREAM && stream->id == id && stream->queue.completed < target)
+    const uint64_t last = stream->queue.tail != NULL ? stream->queue.tail->sequence : 0, id = stream->id;
+    while (stream->magic == SIM_STREAM && stream->id == id && stream->queue.head != NULL && stream->queue.head->sequence <= last)
         pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
 }
 

@@ -1,4 +1,4 @@
-/* Durations of copies, and the things that work owns. */
+/* Durations of copies, fences, and the end of work. */
 #include "stream/work.h"
 
 #include <stdlib.h>

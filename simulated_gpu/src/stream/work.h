@@ -1,10 +1,10 @@
-/* Work of a queued operation or a graph node.  Streams run the kinds that touch no memory; the others are an effect. */
+/* The work of a queued operation or a graph node. */
 #ifndef SIM_WORK_H
 #define SIM_WORK_H
 
 #include "device/device.h"
 
-typedef struct sim_fence { /* one recording of an event; shared by the event and the operations that wait for it */
+typedef struct sim_fence { /* one recording of an event; the event and the waiting operations share it */
     uint32_t references;
     bool done;
     uint64_t end_ns;

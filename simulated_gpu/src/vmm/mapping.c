@@ -1,7 +1,7 @@
 /* Virtual memory management: reserved ranges, and physical memory that is mapped there.
  *
- * A mapping is the file of the physical memory, mapped over the reserved range.  So unmapping really removes the bytes, mapping
- * again at the same address brings them back, and memory without access rights cannot be touched.
+ * A mapping is the file of the physical memory, mapped over the reserved range.  After an unmap the bytes are inaccessible; a second
+ * mapping at the same address has the same bytes.  Memory without access rights has PROT_NONE.
  */
 #include "vmm/vmm.h"
 
@@ -24,11 +24,10 @@ SIM_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset
     NVS_SIM_ENTER_FIND(sim_physical *physical, nvs_sim_physical(handle, &physical));
     NVS_SIM_CHECK(offset == 0 && flags == 0 && size == physical->bytes && ptr % SIM_GRANULARITY == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(nvs_sim_reserved((uintptr_t)ptr, size), CUDA_ERROR_INVALID_VALUE);
-    for (uintptr_t at = (uintptr_t)ptr; at < (uintptr_t)ptr + size; at += SIM_GRANULARITY)
-        NVS_SIM_CHECK(nvs_sim_find(at) == NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(!nvs_sim_overlaps((uintptr_t)ptr, size), CUDA_ERROR_INVALID_VALUE);
     sim_device *device = physical->device != NULL ? physical->device : &nvs_sim_devices[0];
     sim_allocation mapping = {.base = (uintptr_t)ptr, .bytes = size, .mapped_bytes = size, .kind = MEM_MAPPED, .device = device,
-                              .handle = physical};
+                              .account = {.handle = physical}};
     NVS_SIM_TRY(nvs_sim_insert(&mapping));
     if (mmap((void *)(uintptr_t)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file, 0) == MAP_FAILED) {
         nvs_sim_remove(nvs_sim_find((uintptr_t)ptr));
@@ -42,11 +41,11 @@ SIM_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(size != 0 && nvs_sim_each_mapping((uintptr_t)ptr, size, true, NULL, 0), CUDA_ERROR_INVALID_VALUE);
-    nvs_sim_transfers_wait(); /* the next copy finds the memory gone */
+    nvs_sim_transfers_wait(); /* later copies check the table again */
     mmap((void *)(uintptr_t)ptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     for (uintptr_t at = (uintptr_t)ptr; at < (uintptr_t)ptr + size;) {
         sim_allocation *one = nvs_sim_find(at);
-        sim_physical *physical = one->handle;
+        sim_physical *physical = one->account.handle;
         at += one->bytes;
         nvs_sim_remove(one);
         physical->mappings--;
@@ -60,9 +59,9 @@ static uint64_t bit_of(CUmemLocation location)
     return location.type == CU_MEM_LOCATION_TYPE_DEVICE ? 1ull << location.id : SIM_HOST_BIT;
 }
 
-static bool may_be_reached(sim_allocation *one, uint64_t ordinal)
+static bool is_reachable(sim_allocation *one, uint64_t ordinal)
 {
-    const sim_device *owner = ((const sim_physical *)one->handle)->device, *by = &nvs_sim_devices[ordinal];
+    const sim_device *owner = ((const sim_physical *)one->account.handle)->device, *by = &nvs_sim_devices[ordinal];
     return owner == NULL || owner == by || nvs_sim_peers_possible(by, owner);
 }
 
@@ -84,12 +83,11 @@ SIM_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const C
     NVS_SIM_CHECK(desc != NULL && count != 0 && size != 0 && nvs_sim_each_mapping((uintptr_t)ptr, size, true, NULL, 0),
                   CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; i < count; i++) {
-        bool known = desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-                     (desc[i].location.id >= 0 && desc[i].location.id < nvs_sim_device_count);
-        NVS_SIM_CHECK(known, CUDA_ERROR_INVALID_DEVICE);
-        bool possible = desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-                        nvs_sim_each_mapping((uintptr_t)ptr, size, true, may_be_reached, (uint64_t)desc[i].location.id);
-        NVS_SIM_CHECK(possible, CUDA_ERROR_INVALID_DEVICE);
+        sim_device *device;
+        if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+            continue;
+        NVS_SIM_TRY(nvs_sim_device(desc[i].location.id, &device));
+        NVS_SIM_CHECK(nvs_sim_each_mapping((uintptr_t)ptr, size, true, is_reachable, (uint64_t)device->ordinal), CUDA_ERROR_INVALID_DEVICE);
     }
     for (size_t i = 0; i < count; i++) {
         bool none = desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;

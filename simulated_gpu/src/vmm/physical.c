@@ -97,7 +97,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHa
     NVS_SIM_ENTER();
     sim_allocation *one = nvs_sim_find((uintptr_t)addr);
     NVS_SIM_CHECK(handle != NULL && one != NULL && one->kind == MEM_MAPPED, CUDA_ERROR_INVALID_VALUE);
-    sim_physical *physical = one->handle;
+    sim_physical *physical = one->account.handle;
     physical->references++;
     *handle = (CUmemGenericAllocationHandle)(uintptr_t)physical;
     return CUDA_SUCCESS;

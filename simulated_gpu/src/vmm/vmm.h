@@ -1,4 +1,4 @@
-/* Physical memory: handles that several mappings, and several processes, may use. */
+/* Physical memory: handles for mappings, in one or several processes. */
 #ifndef SIM_VMM_H
 #define SIM_VMM_H
 
@@ -16,15 +16,15 @@ typedef struct sim_physical { /* a handle of cuMemCreate */
     CUmemAllocationProp properties;
 } sim_physical;
 
-/* The process that is charged for shared memory; its file holds this record behind the memory. */
+/* The process that is charged for shared memory.  The file holds this record behind the memory. */
 typedef struct sim_payer {
     int32_t process; /* 0: none */
     uint32_t gpu;
 } sim_payer;
-enum { SIM_PAYER_BYTES = 4096 }; /* room for it in the file */
+enum { SIM_PAYER_BYTES = 4096 }; /* reserved in the file for the record */
 
 CUresult nvs_sim_physical(CUmemGenericAllocationHandle handle, sim_physical **out);
-void nvs_sim_physical_free_unused(sim_physical *physical); /* frees it if it has neither references nor mappings */
+void nvs_sim_physical_free_unused(sim_physical *physical); /* frees a handle without references and mappings */
 bool nvs_sim_payer_write(int file, size_t bytes, sim_payer payer);
 
 #endif
