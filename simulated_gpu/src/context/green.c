@@ -92,7 +92,7 @@ static void close_green(sim_context *context)
 {
     sim_context *owner = context->owner;
     nvs_sim_context_wait(context, NULL);
-    nvs_sim_capture_context_gone(context);
+    nvs_sim_capture_end_all(context);
     for (sim_stream **link = &context->streams.all; *link != NULL;) {
         sim_stream *stream = *link;
         if (stream == context->streams.legacy || stream->owner_thread != 0 || stream->closing) {

@@ -90,7 +90,7 @@ void nvs_sim_context_close(sim_context *context)
     drop_storage(context);
     nvs_sim_context_wait(context, NULL);
     release_memory(context);
-    nvs_sim_capture_context_gone(context);
+    nvs_sim_capture_end_all(context);
     destroy_streams(context);
     nvs_sim_modules_unload(context);
     while (*link != context)

@@ -1,17 +1,17 @@
-/* How a public function begins and ends. */
+/* Begin and end of a public function. */
 #ifndef SIM_ENTRY_H
 #define SIM_ENTRY_H
 
 #include "base/base.h"
 
-typedef struct sim_thread { /* what the entry points remember of the calling thread */
-    bool next_per_thread; /* set by a _ptsz or _ptds entry point for the call that follows */
-    bool per_thread;      /* in this call, the NULL stream is the thread's own */
-    bool in_callback;     /* an executor inside a host function: no call is permitted */
+typedef struct sim_thread {
+    bool next_per_thread; /* set by a _ptsz or _ptds entry point for the next call */
+    bool per_thread;      /* in this call, the NULL stream is the per-thread default stream */
+    bool in_callback;     /* the thread is an executor in a host function: no call is permitted */
 } sim_thread;
 
 extern _Thread_local sim_thread nvs_sim_thread;
-extern bool nvs_sim_initialised, nvs_sim_forked; /* a child of a process that was initialised has no driver */
+extern bool nvs_sim_initialised, nvs_sim_forked; /* forked: after cuInit; every call then fails */
 
 /* Observer and faults come first.  On success the lock is held; otherwise it is free. */
 CUresult nvs_sim_enter(const char *function, bool need_init);

@@ -1,4 +1,4 @@
-/* The entry points whose default stream is the calling thread's own: each marks the thread, then calls the plain function. */
+/* The entry points for the per-thread default stream: each marks the thread, then calls the plain function. */
 #include "entry/entry.h"
 
 #define NVS_SIM_PER_THREAD(symbol, plain, parameters, arguments)                                \

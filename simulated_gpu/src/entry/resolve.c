@@ -5,18 +5,18 @@
 
 #include <string.h>
 
-/* Whether a symbol is a version (_v2) or variant (_ptsz, _ptds: the per-thread default stream) of a name, as cuda.h writes them. */
+/* True if the symbol is a version (_v2) or variant (_ptsz, _ptds: per-thread default stream) of the name. */
 static bool is_named(const char *symbol, const char *name, bool *per_thread)
 {
-    const size_t named = strlen(name);
+    const size_t name_length = strlen(name);
     size_t length = strlen(symbol);
-    if (strncmp(symbol, name, named) != 0)
+    if (strncmp(symbol, name, name_length) != 0)
         return false;
     *per_thread = length > 5 && (strcmp(symbol + length - 5, "_ptsz") == 0 || strcmp(symbol + length - 5, "_ptds") == 0);
     length -= *per_thread ? 5 : 0;
     if (length > 3 && symbol[length - 3] == '_' && symbol[length - 2] == 'v')
         length -= 3;
-    return length == named;
+    return length == name_length;
 }
 
 /* The newest version that is not newer than `version`; with the flag its per-thread variant, if there is one. */
@@ -24,7 +24,7 @@ static CUresult look_up(const char *name, int version, cuuint64_t flags, void **
 {
     const sim_entry *best = NULL;
     bool known = false, wanted = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, per_thread;
-    for (uint32_t i = 0; i < nvs_sim_entry_count; i++) { /* of one name: versions in their order, each before its variant */
+    for (uint32_t i = 0; i < nvs_sim_entry_count; i++) { /* versions of a name are in ascending order, each before its variant */
         const sim_entry *entry = &nvs_sim_entries[i];
         if (!is_named(entry->symbol, name, &per_thread) || nvs_sim_is_missing(entry->symbol))
             continue;
@@ -32,7 +32,7 @@ static CUresult look_up(const char *name, int version, cuuint64_t flags, void **
         if (entry->since > version || entry->since > nvs_sim_settings.driver_version || (per_thread && !wanted))
             continue;
         if (strcmp(entry->symbol, name) != 0 && (strcmp(entry->symbol, "cuMemHostAlloc_v2") == 0 || strcmp(entry->symbol, "cuMemcpy_v2") == 0))
-            continue; /* exported under that name only */
+            continue; /* found only by its full name */
         if (best == NULL || entry->since >= best->since)
             best = entry;
     }
@@ -69,7 +69,7 @@ SIM_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, 
     CUresult result = resolve(symbol, pfn, cudaVersion, flags, &status);
     if (symbolStatus != NULL && result != CUDA_ERROR_INVALID_VALUE) {
         *symbolStatus = status;
-        result = CUDA_SUCCESS; /* the status has the answer; *pfn is NULL */
+        result = CUDA_SUCCESS; /* the status has the reason; *pfn is NULL */
     }
     return result;
 }

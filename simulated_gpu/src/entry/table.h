@@ -13,6 +13,6 @@ typedef struct sim_entry {
 extern const sim_entry nvs_sim_entries[];
 extern const uint32_t nvs_sim_entry_count;
 
-int nvs_sim_unsupported(const char *function); /* NOT_SUPPORTED, or what a fault demands */
+int nvs_sim_unsupported(const char *function); /* NOT_SUPPORTED, or the result of a fault rule */
 
 #endif

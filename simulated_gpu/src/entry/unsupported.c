@@ -1,7 +1,7 @@
 /* A weak body for every entry point of a driver: CUDA_ERROR_NOT_SUPPORTED.  An implementation in another file replaces it at link time.
  *
- * The entry points are the rows of the hook's table.  cuda.h may not be included here: these bodies ignore their parameters, which the C calling
- * conventions of Linux allow.
+ * The entry points are the rows of the hook's table.  This file must not include cuda.h: the bodies have no parameters, which the C
+ * calling conventions of Linux allow.
  */
 #include "entry/table.h"
 

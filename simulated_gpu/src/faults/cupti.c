@@ -1,8 +1,8 @@
-/* The simulated CUPTI 13 (libnvshare_cupti.so), as far as the bypass detector uses it: callbacks of the driver domain, and records
- * of kernels, copies and memsets, in buffers that the tool gives.
+/* The simulated CUPTI 13 (libnvshare_cupti.so), for the bypass detector: callbacks of the driver domain, and records of kernels,
+ * copies and memsets, in buffers of the tool.
  *
- * The hook's cupti_abi.h declares the layout of records.  A record goes to the tool when its buffer is full, or at a flush.
- * There is no runtime domain: the real runtime runs unobserved.
+ * The hook's cupti_abi.h declares the layout of records.  The tool gets a buffer when it is full, or at a flush.
+ * There is no runtime domain: the runtime is the real one.
  */
 #include "simulated_gpu.h"
 
@@ -17,7 +17,7 @@
 enum { INVALID_PARAMETER = 1, NOT_INITIALIZED = 15, INVALID_KIND = 21, API_VERSION = 130000 };
 enum { RECORD_BYTES = 160, MOST_KINDS = 64 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; inside the driver's lock */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the variables below; taken inside the driver's lock */
 static nvs_cupti_on_call *on_call;
 static void *on_call_argument;
 static bool driver_domain, kinds[MOST_KINDS];
@@ -30,7 +30,7 @@ static void (*observe)(const nvs_sim_observer *);
 static void call_begins(const char *function, uint32_t number)
 {
     const nvs_cupti_call call = {.site = NVS_CUPTI_ENTER, .function = function, .correlation = number};
-    if (driver_domain) /* set before the observer is */
+    if (driver_domain)
         on_call(on_call_argument, NVS_CUPTI_DRIVER, 1, &call);
 }
 
@@ -62,15 +62,19 @@ static uint8_t *new_record_locked(void)
 
 static void work_ran(uint16_t kind, const char *symbol, uint32_t number, uint64_t bytes)
 {
-    const uint32_t as = kind == NVS_SIM_KERNEL ? NVS_CUPTI_CONCURRENT_KERNEL : kind == NVS_SIM_COPY ? NVS_CUPTI_MEMCPY : NVS_CUPTI_MEMSET;
-    const size_t correlation = kind == NVS_SIM_KERNEL ? NVS_CUPTI_KERNEL_CORRELATION
-                               : kind == NVS_SIM_COPY ? NVS_CUPTI_MEMCPY_CORRELATION
-                                                      : NVS_CUPTI_MEMSET_CORRELATION;
+    static const struct {
+        uint32_t kind;
+        size_t correlation; /* offset */
+    } layouts[] = {
+        [NVS_SIM_KERNEL] = {NVS_CUPTI_CONCURRENT_KERNEL, NVS_CUPTI_KERNEL_CORRELATION},
+        [NVS_SIM_COPY] = {NVS_CUPTI_MEMCPY, NVS_CUPTI_MEMCPY_CORRELATION},
+        [NVS_SIM_MEMSET] = {NVS_CUPTI_MEMSET, NVS_CUPTI_MEMSET_CORRELATION},
+    };
     pthread_mutex_lock(&lock);
-    uint8_t *record = kinds[as] ? new_record_locked() : NULL;
+    uint8_t *record = kinds[layouts[kind].kind] ? new_record_locked() : NULL;
     if (record != NULL) {
-        memcpy(record, &as, sizeof as);
-        memcpy(record + correlation, &number, sizeof number);
+        memcpy(record, &layouts[kind].kind, sizeof layouts[kind].kind);
+        memcpy(record + layouts[kind].correlation, &number, sizeof number);
         if (kind == NVS_SIM_KERNEL)
             memcpy(record + NVS_CUPTI_KERNEL_NAME, &symbol, sizeof symbol);
     }
@@ -113,7 +117,7 @@ EXPORT int cuptiSubscribe(void **subscriber, nvs_cupti_on_call *callback, void *
     if (subscriber == NULL || callback == NULL)
         return INVALID_PARAMETER;
     if (address == NULL)
-        return NOT_INITIALIZED; /* another driver, or none */
+        return NOT_INITIALIZED; /* no driver, or not the simulated one */
     if (on_call != NULL)
         return NVS_CUPTI_MULTIPLE_SUBSCRIBERS;
     memcpy(&observe, &address, sizeof observe);
@@ -168,7 +172,7 @@ EXPORT int cuptiActivityFlushAll(uint32_t flags)
     return NVS_CUPTI_SUCCESS;
 }
 
-/* *record: the one before, NULL at first. */
+/* *record: the previous record, at first NULL. */
 EXPORT int cuptiActivityGetNextRecord(uint8_t *from, size_t valid_size, void **record)
 {
     if (from == NULL || record == NULL)
@@ -180,7 +184,7 @@ EXPORT int cuptiActivityGetNextRecord(uint8_t *from, size_t valid_size, void **r
     return NVS_CUPTI_SUCCESS;
 }
 
-/* Since the last time.  Called from `full`, so with the lock. */
+/* The number since the last call.  The tool calls this from `full`, so the lock is held. */
 EXPORT int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *dropped)
 {
     if (dropped == NULL)

@@ -1,6 +1,7 @@
 /* Injected faults: from NVSHARE_SIM_FAULTS, NVSHARE_SIM_MISSING and the C API of simulated_gpu.h.
  *
- * Rules are only appended, or all dropped.  They have a lock of their own: a call is checked before it takes the driver's lock.
+ * Rules are appended one by one and dropped all at once.  They have their own lock, because a call is checked before it takes the
+ * driver's lock.
  */
 #include "faults/faults.h"
 
@@ -24,8 +25,8 @@ static pthread_mutex_t rules_lock = PTHREAD_MUTEX_INITIALIZER;
 static rule rules[MAX_RULES];
 static uint32_t rule_count;
 
-/* A rule for cuMemAlloc also means cuMemAlloc_v2; one for cuMemAlloc_v2 only that. */
-static bool names(const char *pattern, const char *function)
+/* A rule for cuMemAlloc also applies to cuMemAlloc_v2; a rule for cuMemAlloc_v2 only to that. */
+static bool matches(const char *pattern, const char *function)
 {
     size_t length = strlen(pattern);
     if (strncmp(pattern, function, length) != 0)
@@ -34,13 +35,14 @@ static bool names(const char *pattern, const char *function)
            (strncmp(function + length, "_v", 2) == 0 && function[length + 2] >= '0' && function[length + 2] <= '9');
 }
 
-static int add(const rule *wanted)
+static int add(const rule *wanted, const char *function)
 {
     int result = -1;
     pthread_mutex_lock(&rules_lock);
     if (rule_count < MAX_RULES) {
-        rules[rule_count++] = *wanted;
-        /* Relaxed: a call that races with a new rule may be before or after it. */
+        rules[rule_count] = *wanted;
+        snprintf(rules[rule_count++].function, sizeof rules->function, "%s", function);
+        /* Relaxed: a call concurrent with a new rule may precede it. */
         atomic_store_explicit(&armed, true, memory_order_relaxed);
         result = 0;
     }
@@ -57,7 +59,7 @@ CUresult nvs_sim_fault(const char *function)
     pthread_mutex_lock(&rules_lock);
     for (uint32_t i = 0; i < rule_count; i++) {
         rule *one = &rules[i];
-        if (!names(one->function, function))
+        if (!matches(one->function, function))
             continue;
         one->calls++;
         bool hit = one->trigger == EVERY || (one->trigger == NTH && one->calls == one->number) ||
@@ -85,7 +87,7 @@ bool nvs_sim_is_missing(const char *function)
         return false;
     pthread_mutex_lock(&rules_lock);
     for (uint32_t i = 0; i < rule_count; i++)
-        missing = missing || (rules[i].missing && names(rules[i].function, function));
+        missing = missing || (rules[i].missing && matches(rules[i].function, function));
     pthread_mutex_unlock(&rules_lock);
     return missing;
 }
@@ -151,7 +153,7 @@ void nvs_sim_faults_from_environment(void)
             else if (!parse_rule(word, &one))
                 nvs_sim_say("NVSHARE_SIM_FAULTS: '%s' is not [slow:]FUNCTION[@N|@N-|@%%K]=NUMBER; ignored", word);
             else
-                add(&one);
+                add(&one, one.function);
         }
     }
 }
@@ -159,15 +161,13 @@ void nvs_sim_faults_from_environment(void)
 SIM_EXPORT int nvs_sim_fail(const char *function, uint64_t nth, int result)
 {
     rule one = {.trigger = nth == 0 ? EVERY : NTH, .number = nth, .result = result};
-    snprintf(one.function, sizeof one.function, "%s", function);
-    return add(&one);
+    return add(&one, function);
 }
 
 SIM_EXPORT int nvs_sim_missing(const char *function)
 {
     rule one = {.trigger = EVERY, .result = CUDA_ERROR_NOT_FOUND, .missing = true};
-    snprintf(one.function, sizeof one.function, "%s", function);
-    return add(&one);
+    return add(&one, function);
 }
 
 SIM_EXPORT void nvs_sim_clear_faults(void)

@@ -1,4 +1,4 @@
-/* The observer of this process: calls, ended work, and the library that the driver loads for a tool. */
+/* The observer of this process, and the library that the driver loads for a tool. */
 #include "faults/observe.h"
 
 #include <dlfcn.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const nvs_sim_observer *_Atomic current_observer;
-static _Atomic uint32_t calls; /* a number for each; orders nothing */
+static _Atomic uint32_t calls; /* the number of the newest call; relaxed, as it orders nothing */
 static _Thread_local uint32_t call_number;
 
 SIM_EXPORT void nvs_sim_observe(const nvs_sim_observer *observer)
@@ -31,7 +31,7 @@ void nvs_sim_observe_call(const char *function)
 
 uint32_t nvs_sim_call_number(void) { return call_number; }
 
-/* Queued work outlives its module, and so does a tool's record of the work. */
+/* Queued work, and a tool's record of it, may outlive the module. */
 const char *nvs_sim_lasting_name(const char *name)
 {
     static struct name {

@@ -40,7 +40,7 @@ static CUresult append(sim_stream *stream, CUgraphNodeType type, sim_node **out)
 CUresult nvs_sim_capture_work(sim_stream *stream, const sim_work *work)
 {
     sim_node *node;
-    if (work->kind == OP_PREFETCH || work->kind == OP_CALLBACK) { /* no type of node does this */
+    if (work->kind == OP_PREFETCH || work->kind == OP_CALLBACK) { /* there is no such type of node */
         stream->capture.of->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
@@ -89,7 +89,7 @@ CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool externa
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (external && stream->capture.of != NULL)
         return append_event(stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT, OP_WAIT, event);
-    if (event->capture_id == 0) { /* work outside of the capture */
+    if (event->capture_id == 0) { /* recorded outside of a capture */
         stream->capture.of->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }

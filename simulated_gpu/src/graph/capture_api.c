@@ -1,4 +1,4 @@
-/* Begin and end of captures, and questions about them. */
+/* Begin, end and state of captures. */
 #include "graph/graph.h"
 
 #include <stdlib.h>
@@ -116,14 +116,14 @@ SIM_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGrap
 }
 
 /* As in driver 580, the captures of a context end with it. */
-void nvs_sim_capture_context_gone(sim_context *context)
+void nvs_sim_capture_end_all(sim_context *context)
 {
     for (sim_capture *capture = nvs_sim_captures, *next; capture != NULL; capture = next) {
         next = capture->next;
         if (capture->origin->context == context)
             drop(capture, false);
     }
-    (void)nvs_sim_capture_context(context); /* captures of other contexts that had spread to this one */
+    (void)nvs_sim_capture_context(context); /* captures that began in other contexts and include streams of this one */
     for (sim_stream *stream = context->streams.all; stream != NULL; stream = stream->next)
         stop(stream);
 }

@@ -1,11 +1,11 @@
-/* Memory that graphs allocate, as driver 580 keeps it (measured).
+/* Memory that graphs allocate, by the rules of driver 580 (measured).
  *
- * A node reserves only an address.  The card gives memory at the first upload or launch of an executable: the most that its nodes
- * allocate at once, in the order in which they run.  The executable keeps the memory between launches; when it is destroyed, the
- * device keeps the memory for later executables.  cuDeviceGraphMemTrim gives back memory that no executable uses and no unfreed
- * allocation occupies.  An allocation that the graph does not free outlives the graph and the executable.
+ * A node reserves only an address.  The first upload or launch of an executable takes memory of the card: the peak of the allocations
+ * of its nodes, in the order in which they run.  The executable keeps the memory between launches; after its end the device keeps the
+ * memory for later executables.  cuDeviceGraphMemTrim releases memory without an executable and without live allocations.
+ * An allocation that the graph does not free outlives the graph and the executable.
  *
- * The figures of a device, used and reserved, never differed in measurements.
+ * The used and the reserved bytes of a device never differed in measurements.
  */
 #include "graph/graph.h"
 
@@ -16,7 +16,7 @@ static sim_exec_memory *executables;
 /* Bytes that the card has given to graphs. */
 static uint64_t given(const sim_device *device) { return device->graph_memory.figures.values[SIM_USED]; }
 
-/* The most that nodes in this order allocate at once. */
+/* The peak of the allocations of the nodes, in this order. */
 static uint64_t peak(sim_node *const *order, size_t count)
 {
     uint64_t now = 0, high = 0;
@@ -35,7 +35,7 @@ CUresult nvs_sim_exec_memory_open(sim_exec_memory *memory, const sim_graph *of, 
 {
     for (const sim_exec_memory *other = executables; other != NULL && nvs_sim_graph_allocates(of); other = other->next)
         if (other->origin == of->id)
-            return CUDA_ERROR_NOT_SUPPORTED; /* a graph that allocates has one executable at a time */
+            return CUDA_ERROR_NOT_SUPPORTED; /* a graph that allocates can have only one executable */
     *memory = (sim_exec_memory){.next = executables, .origin = of->id, .order = order, .count = count, .bytes = peak(order, count)};
     for (size_t i = 0; i < count && memory->device == NULL; i++)
         memory->device = order[i]->memory != NULL ? order[i]->memory->device : NULL;
@@ -72,7 +72,7 @@ void nvs_sim_exec_memory_close(sim_exec_memory *memory)
     while (*link != NULL && *link != memory)
         link = &(*link)->next;
     if (*link == NULL)
-        return; /* it was never instantiated */
+        return; /* the instantiation failed before nvs_sim_exec_memory_open */
     *link = memory->next;
     if (!memory->attached)
         return;
@@ -101,8 +101,6 @@ CUresult nvs_sim_exec_memory_allocate(sim_exec_memory *memory, bool frees_first)
     }
     return result;
 }
-
-/* The figures of a device. */
 
 void nvs_sim_graph_memory_trim(sim_device *device)
 {

@@ -1,4 +1,4 @@
-/* Changes of an executable, by the nodes of the graph that it was made from. */
+/* Changes of an executable, addressed by the nodes of its original graph. */
 #include "graph/graph.h"
 
 #include <stdlib.h>
@@ -95,7 +95,7 @@ static CUresult update(CUgraphExec exec_handle, CUgraph graph_handle, CUgraphExe
         return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     NVS_SIM_TRY(nvs_sim_graph_clone(graph, &copy));
     for (sim_node *a = exec->graph->nodes, *b = copy->nodes; a != NULL; a = a->next, b = b->next)
-        b->id = a->id; /* the nodes of its first graph still address the executable */
+        b->id = a->id; /* the nodes of the original graph still address the executable */
     const CUresult result = nvs_sim_graph_sort(copy, &order);
     if (result != CUDA_SUCCESS) {
         nvs_sim_graph_free(copy);

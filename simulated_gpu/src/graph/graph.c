@@ -1,4 +1,4 @@
-/* Graphs as data: nodes, edges, clones, an order to run them in. */
+/* Graphs as data: nodes, edges, clones, and a topological order. */
 #include "graph/graph.h"
 
 #include <stdlib.h>
@@ -118,7 +118,7 @@ out:
     return result;
 }
 
-/* Repeatedly takes, in the order of creation, the nodes whose dependencies are all placed. */
+/* Each pass takes, in the order of creation, the nodes whose dependencies are all placed. */
 CUresult nvs_sim_graph_sort(sim_graph *graph, sim_node ***out)
 {
     sim_node **order = calloc(graph->count + 1, sizeof *order);

@@ -1,4 +1,4 @@
-/* Graphs, their nodes, executables, and captures that make graphs. */
+/* Graphs, nodes, executables, and captures. */
 #ifndef SIM_GRAPH_H
 #define SIM_GRAPH_H
 
@@ -12,14 +12,14 @@ struct sim_node {
     uint32_t magic;
     sim_graph *graph;
     sim_node *next; /* of the graph, in the order of creation */
-    uint64_t id;    /* kept by clones, so that an executable and a clone find the original */
+    uint64_t id;    /* clones keep it, so that nodes of the original graph address them */
     CUgraphNodeType type;
     sim_work work;
     sim_event *event; /* of record and wait nodes */
     sim_graph *child;
     sim_graph_memory *memory; /* of a node that allocates */
     sim_nodes dependencies;
-    size_t mark; /* scratch of walks */
+    size_t mark; /* scratch space of traversals */
 };
 
 struct sim_graph {
@@ -27,17 +27,17 @@ struct sim_graph {
     sim_node *nodes, **last;
     size_t count;
     uint64_t id;
-    bool owned; /* a child graph: it ends with its node */
+    bool owned; /* a child graph, destroyed with its node */
 };
 
-typedef struct sim_exec_memory { /* the memory of an executable; exec_memory.c */
+typedef struct sim_exec_memory { /* the memory of an executable */
     struct sim_exec_memory *next;
-    uint64_t origin; /* id of the graph that it was made from */
+    uint64_t origin; /* id of the original graph */
     sim_node *const *order;
     size_t count;
-    sim_device *device; /* NULL: it allocates nothing */
+    sim_device *device; /* NULL: no node allocates */
     uint64_t bytes;
-    bool attached; /* the card has given them */
+    bool attached; /* the card has given the bytes */
 } sim_exec_memory;
 
 typedef struct sim_exec {
@@ -49,7 +49,7 @@ typedef struct sim_exec {
     cuuint64_t flags;
 } sim_exec;
 
-/* The parameters that a node gets; its type selects the member. */
+/* The parameters of a node; its type selects the member. */
 typedef struct sim_node_params {
     CUcontext context; /* of copies and fills, or NULL */
     union {
@@ -59,7 +59,7 @@ typedef struct sim_node_params {
         const CUDA_HOST_NODE_PARAMS *host;
         CUevent event;
         CUgraph child;
-        CUDA_MEM_ALLOC_NODE_PARAMS *alloc; /* dptr: set for the caller */
+        CUDA_MEM_ALLOC_NODE_PARAMS *alloc; /* dptr is an output */
         const CUdeviceptr *free;
         void *any;
     };
@@ -93,13 +93,13 @@ void nvs_sim_graph_memory_trim(sim_device *device);
 /* exec.c */
 CUresult nvs_sim_exec(CUgraphExec handle, sim_exec **out);
 
-/* capture.c: hooks of streams, and what cuStreamUpdateCaptureDependencies changes */
+/* capture.c */
 CUresult nvs_sim_capture_work(sim_stream *stream, const sim_work *work);
 CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool external);
 CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool external);
 CUresult nvs_sim_capture_set_tail(sim_stream *stream, sim_node *const *nodes, size_t count);
 
 /* capture_api.c */
-void nvs_sim_capture_context_gone(sim_context *context);
+void nvs_sim_capture_end_all(sim_context *context);
 
 #endif

@@ -1,8 +1,7 @@
 /* Launches of executables.
  *
- * A launch queues the nodes one behind the other in the stream: parallel branches do not overlap, which is one of the orders that
- * CUDA allows.  The launch takes one place in the launch queue.  A node on another GPU runs on a stream there, and the launch's
- * stream waits for it.
+ * A launch queues the nodes one after the other in the stream: parallel branches do not overlap, which CUDA allows.  The launch takes
+ * one place in the launch queue.  A node on another GPU runs on a stream of that GPU, and the stream of the launch waits for it.
  */
 #include "graph/graph.h"
 
@@ -27,7 +26,7 @@ static CUresult graph_stream(sim_context *context, sim_stream **out)
     return result;
 }
 
-/* Later work of one stream waits for the work that the other has now. */
+/* Future work of one stream waits for the present work of the other. */
 static CUresult queue_behind(sim_stream *later, sim_stream *earlier)
 {
     sim_fence *fence = nvs_sim_fence_new();
@@ -61,7 +60,7 @@ static CUresult queue_node(sim_stream *stream, const sim_node *node, bool counts
 {
     sim_work work = node->work;
     if (work.kind == OP_ALLOCATE || work.kind == OP_FREE)
-        work = (sim_work){.kind = OP_EMPTY}; /* the memory of a graph stays where it is from launch to launch */
+        work = (sim_work){.kind = OP_EMPTY}; /* a launch keeps the memory of the graph */
     if (work.kind == OP_WAIT) {
         if (node->event->fence == NULL)
             return CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-/* Finding devices, and what identifies them. */
+/* Lookup and identity of devices. */
 #include "nvml/nvml.h"
 
 #include <stdio.h>
@@ -18,17 +18,12 @@ SIM_EXPORT nvml_result nvmlDeviceGetCount_v2(unsigned *count)
     return NVML_SUCCESS;
 }
 
-SIM_EXPORT nvml_result nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
-
 SIM_EXPORT nvml_result nvmlDeviceGetHandleByIndex_v2(unsigned index, nvml_device **device)
 {
     REQUIRE(device != NULL && index < nvs_nvml_card_count);
     *device = &nvs_nvml_cards[index];
     return NVML_SUCCESS;
 }
-
-SIM_EXPORT nvml_result nvmlDeviceGetHandleByIndex(unsigned index, nvml_device **device)
-{ return nvmlDeviceGetHandleByIndex_v2(index, device); }
 
 static void uuid_text(const nvml_device *device, char out[SIM_UUID_TEXT])
 {
@@ -68,11 +63,6 @@ SIM_EXPORT nvml_result nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvml_dev
     return NVML_SUCCESS;
 }
 
-SIM_EXPORT nvml_result nvmlDeviceGetHandleByPciBusId(const char *id, nvml_device **device)
-{
-    return nvmlDeviceGetHandleByPciBusId_v2(id, device);
-}
-
 SIM_EXPORT nvml_result nvmlDeviceGetName(nvml_device *device, char *name, unsigned length)
 {
     REQUIRE(nvs_nvml_valid(device));
@@ -96,12 +86,7 @@ SIM_EXPORT nvml_result nvmlDeviceGetIndex(nvml_device *device, unsigned *index)
     return NVML_SUCCESS;
 }
 
-SIM_EXPORT nvml_result nvmlDeviceGetMinorNumber(nvml_device *device, unsigned *minor)
-{
-    REQUIRE(nvs_nvml_valid(device) && minor != NULL);
-    *minor = device->card;
-    return NVML_SUCCESS;
-}
+GETTER(nvmlDeviceGetMinorNumber, unsigned, true, device->card)
 
 SIM_EXPORT nvml_result nvmlDeviceGetPciInfo_v3(nvml_device *device, nvml_pci *pci)
 {
@@ -113,8 +98,6 @@ SIM_EXPORT nvml_result nvmlDeviceGetPciInfo_v3(nvml_device *device, nvml_pci *pc
     snprintf(pci->id, sizeof pci->id, "00000000:%02X:00.0", pci->bus);
     return NVML_SUCCESS;
 }
-
-SIM_EXPORT nvml_result nvmlDeviceGetPciInfo_v2(nvml_device *device, nvml_pci *pci) { return nvmlDeviceGetPciInfo_v3(device, pci); }
 
 SIM_EXPORT nvml_result nvmlDeviceGetCudaComputeCapability(nvml_device *device, int *major, int *minor)
 {

@@ -18,12 +18,9 @@ SIM_EXPORT nvml_result nvmlDeviceGetMigMode(nvml_device *device, unsigned *curre
     return NVML_SUCCESS;
 }
 
-SIM_EXPORT nvml_result nvmlDeviceGetMaxMigDeviceCount(nvml_device *device, unsigned *count)
-{
-    REQUIRE(nvs_nvml_valid(device) && count != NULL);
-    *count = 7;
-    return NVML_SUCCESS;
-}
+GETTER(nvmlDeviceGetMaxMigDeviceCount, unsigned, true, 7)
+GETTER(nvmlDeviceGetGpuInstanceId, unsigned, device->instance != 0, device->instance)
+GETTER(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, nvml_device *, device->instance != 0, &nvs_nvml_cards[device->card])
 
 SIM_EXPORT nvml_result nvmlDeviceGetMigDeviceHandleByIndex(nvml_device *device, unsigned index, nvml_device **out)
 {
@@ -34,32 +31,4 @@ SIM_EXPORT nvml_result nvmlDeviceGetMigDeviceHandleByIndex(nvml_device *device, 
             return NVML_SUCCESS;
         }
     return NVML_NOT_FOUND;
-}
-
-SIM_EXPORT nvml_result nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvml_device *device, nvml_device **out)
-{
-    REQUIRE(nvs_nvml_valid(device) && device->instance != 0 && out != NULL);
-    *out = &nvs_nvml_cards[device->card];
-    return NVML_SUCCESS;
-}
-
-SIM_EXPORT nvml_result nvmlDeviceIsMigDeviceHandle(nvml_device *device, unsigned *is_mig)
-{
-    REQUIRE(nvs_nvml_valid(device) && is_mig != NULL);
-    *is_mig = device->instance != 0;
-    return NVML_SUCCESS;
-}
-
-SIM_EXPORT nvml_result nvmlDeviceGetGpuInstanceId(nvml_device *device, unsigned *id)
-{
-    REQUIRE(nvs_nvml_valid(device) && device->instance != 0 && id != NULL);
-    *id = device->instance;
-    return NVML_SUCCESS;
-}
-
-SIM_EXPORT nvml_result nvmlDeviceGetComputeInstanceId(nvml_device *device, unsigned *id)
-{
-    REQUIRE(nvs_nvml_valid(device) && device->instance != 0 && id != NULL);
-    *id = 0;
-    return NVML_SUCCESS;
 }

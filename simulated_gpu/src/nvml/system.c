@@ -1,7 +1,6 @@
-/* Start and end, and questions about the system. */
+/* Start, end and versions. */
 #include "nvml/nvml.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,7 +35,6 @@ out:
     return result;
 }
 
-SIM_EXPORT nvml_result nvmlInit(void) { return initialise(); }
 SIM_EXPORT nvml_result nvmlInit_v2(void) { return initialise(); }
 SIM_EXPORT nvml_result nvmlInitWithFlags(unsigned flags) { return initialise(); }
 
@@ -102,12 +100,6 @@ SIM_EXPORT nvml_result nvmlSystemGetDriverVersion(char *version, unsigned length
     return nvs_nvml_put(version, length, "580.00 (simulated)");
 }
 
-SIM_EXPORT nvml_result nvmlSystemGetNVMLVersion(char *version, unsigned length)
-{
-    REQUIRE(version != NULL);
-    return nvs_nvml_put(version, length, "13.580.00");
-}
-
 SIM_EXPORT nvml_result nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
     const char *text = getenv("NVSHARE_SIM_DRIVER_VERSION");
@@ -117,18 +109,3 @@ SIM_EXPORT nvml_result nvmlSystemGetCudaDriverVersion_v2(int *version)
 }
 
 SIM_EXPORT nvml_result nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
-
-SIM_EXPORT nvml_result nvmlSystemGetProcessName(unsigned process_id, char *name, unsigned length)
-{
-    char path[64], text[4096];
-    REQUIRE(name != NULL && length != 0);
-    snprintf(path, sizeof path, "/proc/%u/cmdline", process_id);
-    FILE *file = fopen(path, "r");
-    if (file == NULL)
-        return NVML_NOT_FOUND;
-    size_t got = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[got] = '\0';
-    snprintf(name, length, "%s", text);
-    return NVML_SUCCESS;
-}

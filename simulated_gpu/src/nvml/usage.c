@@ -65,7 +65,7 @@ SIM_EXPORT nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device *device, nvml_memo
     return NVML_SUCCESS;
 }
 
-/* The share of time in which work ran, since this process last asked. */
+/* The share of time in which work ran, since the last call of this process. */
 SIM_EXPORT nvml_result nvmlDeviceGetUtilizationRates(nvml_device *device, unsigned rates[2])
 {
     nvml_memory memory;
@@ -90,7 +90,7 @@ SIM_EXPORT nvml_result nvmlDeviceGetUtilizationRates(nvml_device *device, unsign
     return NVML_SUCCESS;
 }
 
-/* A card also has the processes of its instances.  Without an array this only counts. */
+/* The processes of a card include those of its instances.  Without an array the function only counts. */
 static nvml_result running(const nvml_device *device, unsigned *count, nvml_process *out, nvml_process_v1 *out_v1, nvml_detail *details)
 {
     unsigned found = 0, room;
@@ -129,7 +129,6 @@ RUNNING(nvmlDeviceGetComputeRunningProcesses, nvml_process_v1, NULL, out)
 RUNNING(nvmlDeviceGetComputeRunningProcesses_v2, nvml_process, out, NULL)
 RUNNING(nvmlDeviceGetComputeRunningProcesses_v3, nvml_process, out, NULL)
 
-/* The form that newer tools use. */
 SIM_EXPORT nvml_result nvmlDeviceGetRunningProcessDetailList(nvml_device *device, nvml_detail_list *list)
 {
     REQUIRE(nvs_nvml_valid(device) && list != NULL);
@@ -143,17 +142,4 @@ SIM_EXPORT nvml_result nvmlDeviceGetGraphicsRunningProcesses_v3(nvml_device *dev
     REQUIRE(nvs_nvml_valid(device) && count != NULL);
     *count = 0;
     return NVML_SUCCESS;
-}
-
-SIM_EXPORT nvml_result nvmlDeviceGetTemperature(nvml_device *device, unsigned sensor, unsigned *celsius)
-{
-    REQUIRE(nvs_nvml_valid(device) && celsius != NULL && sensor == 0);
-    *celsius = 30;
-    return NVML_SUCCESS;
-}
-
-SIM_EXPORT nvml_result nvmlDeviceGetPowerUsage(nvml_device *device, unsigned *milliwatts)
-{
-    REQUIRE(nvs_nvml_valid(device) && milliwatts != NULL);
-    return NVML_NOT_SUPPORTED;
 }

@@ -1,6 +1,6 @@
 /* cuGetExportTable: the tables of functions that libcudart uses beside cuda.h.
  *
- * They are undocumented.  These tables have what the runtime of CUDA 12 and 13 needs; every other slot is a function that returns
+ * They are undocumented.  These tables have the functions that the runtime of CUDA 12 and 13 needs; all other slots return
  * NOT_SUPPORTED.  A table begins with its size in bytes, except the table for storage in contexts.
  */
 #include "runtime/handshake.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef void (*slot)(void); /* the runtime knows its type */
+typedef void (*slot)(void); /* a function of any type */
 typedef union cell {
     slot function;
     uintptr_t bytes;
@@ -37,6 +37,7 @@ static void callbacks(void **out, size_t *count)
     *out = switches;
     *count = 1024;
 }
+
 static void few_callbacks(void **out, size_t *count)
 {
     *out = switches;
@@ -115,7 +116,7 @@ static cell newer_runtime[SLOTS];
 static const struct {
     uint8_t id[16];
     cell *table;
-    unsigned slots; /* 0: it does not begin with its size */
+    unsigned slots; /* 0: the table does not begin with its size */
 } tables[] = {
     {{0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9}, runtime_interface, 13},
     {{0xa0, 0x94, 0x79, 0x8c, 0x2e, 0x74, 0x2e, 0x74, 0x93, 0xf2, 0x08, 0x00, 0x20, 0x0c, 0x0a, 0x66}, profiler_hooks, 7},

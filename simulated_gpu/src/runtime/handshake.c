@@ -1,6 +1,6 @@
-/* The answer that libcudart demands of a driver first: an HMAC-MD2 (RFC 2104, RFC 1319), under a fixed key, over the process, the
- * time, and the devices.  Without it every runtime call fails with cudaErrorSoftwareValidityNotEstablished.
- * The key and the layout of the message are publicly known facts of that interface.
+/* The validity check of libcudart: an HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key over the process, the time, and the devices.
+ * Without the right answer every runtime call fails with cudaErrorSoftwareValidityNotEstablished.
+ * The key and the layout of the message are public knowledge.
  */
 #include "runtime/handshake.h"
 
@@ -94,7 +94,7 @@ void nvs_sim_handshake(uint32_t version, uint64_t unix_seconds, const void *runt
                check_table, check_function, unix_seconds};
     uint8_t inner[BLOCK];
     md2 hash;
-    if (version % 10 < 2) { /* two versions of the question have constant answers */
+    if (version % 10 < 2) { /* these two versions have constant answers */
         memcpy(answer, fixed, BLOCK);
         answer[7] = version % 10 == 0 ? 0x33 : 0x18;
         return;

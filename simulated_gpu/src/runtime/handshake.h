@@ -1,4 +1,4 @@
-/* The proof that libcudart asks of a driver. */
+/* The validity check of libcudart. */
 #ifndef SIM_HANDSHAKE_H
 #define SIM_HANDSHAKE_H
 
