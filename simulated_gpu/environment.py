@@ -1,4 +1,4 @@
-"""The environment that puts a program on simulated GPUs, and the grammar of `GPUS[xCAPACITY]`.
+"""The environment of a program on simulated GPUs, and the grammar of `GPUS[xCAPACITY]`.
 
 This module writes nothing: the first process that initialises CUDA creates the state file.
 """

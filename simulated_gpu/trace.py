@@ -33,12 +33,12 @@ class Card:
     card: int
     """The number of the physical card."""
     context_switches: int = 0
-    """Ends of time slices of programs that had more to run."""
+    """Ends of time slices before the work of their program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """One operation that a GPU ran, from when it could start to its end; times are of CLOCK_MONOTONIC."""
+    """One operation of a GPU, from its earliest start to its end; times are of CLOCK_MONOTONIC."""
 
     gpu: int
     process_id: int
@@ -48,7 +48,7 @@ class Busy:
     stream: int = 0
     bytes_moved: int = 0
     work_ns: int = 0
-    """What it takes alone; less than from start to end if kernels of other programs ran on the GPU."""
+    """Its duration on an idle GPU; `end_ns - start_ns` is longer if kernels of other programs ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Overlap:
 
     @property
     def overlap_ns(self) -> int:
-        """How long both ran."""
+        """Duration of the intersection."""
         return min(self.first.end_ns, self.second.end_ns) - max(self.first.start_ns, self.second.start_ns)
 
 
@@ -91,7 +91,7 @@ def read_cards(state: Path) -> list[Card]:
 
 
 def read_trace(state: Path, since: int = 0) -> list[Busy]:
-    """The records that the ring still has, from number `since` on, in the order of writing."""
+    """The records of the ring from number `since` on, in the order of writing."""
     view = _open(state)
     _, _, _, offset, records, following = _HEADER.unpack_from(view)
     trace = []
@@ -110,7 +110,7 @@ def trace_length(state: Path) -> int:
 
 
 def merged(trace: Iterable[Busy]) -> list[Busy]:
-    """The busy intervals of each GPU and process (kind "busy"), by start; `work_ns` is their sum."""
+    """The busy intervals of each GPU and process (kind "busy"), by start; `work_ns` is the sum of their operations."""
     groups: dict[tuple[int, int], list[Busy]] = defaultdict(list)
     for busy in trace:
         groups[busy.gpu, busy.process_id].append(busy)
@@ -143,9 +143,9 @@ def overlaps(trace: Sequence[Busy]) -> list[Overlap]:
 
 
 def busy_ns_by_process(trace: Iterable[Busy]) -> dict[tuple[int, int], int]:
-    """(GPU, process id) -> nanoseconds with running work; time in which other programs had the GPU does not count.
+    """(GPU, process id) -> nanoseconds with running work, without the time slices of other programs.
 
-    Overlapping streams count once, unless other programs ran: then their work is added, up to the time that passed.
+    Overlapping streams count once, unless other programs ran: then the work is added, up to the elapsed time.
     """
     totals: dict[tuple[int, int], int] = defaultdict(int)
     for busy in merged(trace):

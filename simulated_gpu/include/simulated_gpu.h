@@ -1,8 +1,8 @@
 /* The simulated GPU: the state that processes share, and the interface for tests.
  *
- * Every process that uses the same simulated cards maps the state file (NVSHARE_SIM_STATE).  It begins with nvs_sim_shared; the trace,
+ * All processes on the same simulated cards map the state file (NVSHARE_SIM_STATE).  The file begins with nvs_sim_shared; the trace,
  * a ring of nvs_sim_record, starts at trace_offset.  simulated_gpu/trace.py reads the same layout: a change of the layout raises
- * NVS_SIM_VERSION here and there.  The layout has only plain integers of fixed size, no pointers.
+ * NVS_SIM_VERSION in both files.  The layout has only integers of fixed size, no pointers.
  */
 #ifndef SIMULATED_GPU_H
 #define SIMULATED_GPU_H
@@ -25,13 +25,13 @@ enum { /* nvs_sim_record.kind */
     NVS_SIM_GRAPH = 5, /* any work of a graph launch */
 };
 
-typedef struct nvs_sim_record { /* one piece of work that has ended; 56 bytes */
-    _Atomic uint64_t sequence;  /* 1 + its number in the trace; written last, 0 while it is being written */
+typedef struct nvs_sim_record { /* one ended operation; 56 bytes */
+    _Atomic uint64_t sequence;  /* 1 + the number of the record; written last, and 0 during the writing */
     uint64_t start_ns;          /* CLOCK_MONOTONIC */
     uint64_t end_ns;
     uint64_t stream;            /* id of the stream, unique in its process */
     uint64_t bytes;             /* moved or set; 0 for kernels */
-    uint64_t work_ns;           /* its duration alone; less than from start to end if other programs ran on the GPU */
+    uint64_t work_ns;           /* its duration on an idle GPU; end_ns - start_ns is longer if other programs ran */
     uint32_t process_id;
     uint16_t gpu;               /* index in nvs_sim_shared.gpus, independent of CUDA_VISIBLE_DEVICES */
     uint16_t kind;
@@ -42,21 +42,21 @@ typedef struct nvs_sim_gpu {
     uint64_t capacity_bytes;
     uint32_t card;     /* number of the physical card, as NVML counts */
     uint32_t instance; /* 0: the whole card; else 1 + the number of the MIG instance */
-    uint64_t context_switches; /* ends of time slices of programs that had more to run */
+    uint64_t context_switches; /* ends of time slices before the work of their program */
 } nvs_sim_gpu;
 
-/* What the time slicer of a GPU knows of a program: a process, or all clients of MPS together.  Its kernels run in its time slices. */
+/* The time slices of a program on a GPU.  A program is a process, or all clients of MPS together. */
 typedef struct nvs_sim_program {
     uint64_t slice_start_ns, slice_end_ns; /* the newest slice; the end may move */
-    uint64_t since_ns;                     /* from then to the end of the slice its clocks run at these rates */
-    uint64_t clock_ns[2];                  /* at since_ns: how far a kernel that runs all the time is; one for each MPS priority */
+    uint64_t since_ns;                     /* the clocks run at these rates from then to the end of the slice */
+    uint64_t clock_ns[2];                  /* the clocks at since_ns, one for each MPS priority: the progress of a kernel without end */
     uint32_t rate[2];                      /* millionths */
 } nvs_sim_program;
 
 typedef struct nvs_sim_slicer { /* of one GPU */
     nvs_sim_program clients;    /* of MPS */
     uint32_t last;              /* the program with the last slice: an index in processes, or NVS_SIM_MAX_PROCESSES for the clients */
-    uint32_t last_process_id;   /* of that process */
+    uint32_t last_process_id;   /* the process id of that program; 0 for the clients */
     uint64_t checked_ns;        /* the last search for dead clients of MPS */
 } nvs_sim_slicer;
 
@@ -68,7 +68,7 @@ typedef struct nvs_sim_process { /* unused if process_id is 0 */
     uint64_t paged_bytes[NVS_SIM_MAX_GPUS];  /* resident managed memory; other processes may page it out */
     uint64_t attached[NVS_SIM_MAX_GPUS];     /* its contexts there */
     uint64_t busy_ns[NVS_SIM_MAX_GPUS];      /* sum of work_ns of its ended work */
-    uint32_t demand[NVS_SIM_MAX_GPUS];       /* of a client of MPS: the multiprocessors that its kernels want now, in millionths */
+    uint32_t demand[NVS_SIM_MAX_GPUS];       /* of a client of MPS: the multiprocessors for its running kernels, in millionths */
     _Atomic uint32_t wake[NVS_SIM_MAX_GPUS]; /* futex on which its executor of the GPU sleeps */
     nvs_sim_program programs[NVS_SIM_MAX_GPUS];
 } nvs_sim_process;
@@ -81,8 +81,8 @@ typedef struct nvs_sim_shared {
     uint64_t trace_records;
     _Atomic uint64_t trace_next; /* records ever begun; the ring holds the newest trace_records */
     nvs_sim_gpu gpus[NVS_SIM_MAX_GPUS];
-    pthread_mutex_t lock; /* process-shared and robust; guards what follows */
-    uint32_t processes_used; /* later entries were never in use */
+    pthread_mutex_t lock; /* process-shared and robust; guards the fields below, and context_switches */
+    uint32_t processes_used; /* the entries from here on were never in use */
     nvs_sim_process processes[NVS_SIM_MAX_PROCESSES];
     nvs_sim_slicer slicers[NVS_SIM_MAX_GPUS];
 } nvs_sim_shared;
@@ -96,11 +96,11 @@ int nvs_sim_fail(const char *function, uint64_t nth, int result);
 int nvs_sim_missing(const char *function);
 void nvs_sim_clear_faults(void);
 
-/* The observer of this process's driver, which the simulated CUPTI is.  There is one at a time; NULL ends it.  Each public call has a
- * number, and work has the number of the call that submitted it. */
+/* The observer of this process's driver: the simulated CUPTI.  There is one at a time; NULL removes it.  Each public call has a number,
+ * and work has the number of the submitting call. */
 typedef struct nvs_sim_observer {
     void (*call)(const char *function, uint32_t number); /* on the calling thread, before anything else; no lock is held */
-    /* KERNEL, COPY, MEMSET; no call is allowed.  The name of a kernel is never freed. */
+    /* KERNEL, COPY, MEMSET.  The observer must not call the driver.  The name of a kernel is never freed. */
     void (*ran)(uint16_t kind, const char *symbol, uint32_t number, uint64_t bytes);
 } nvs_sim_observer;
 void nvs_sim_observe(const nvs_sim_observer *observer);

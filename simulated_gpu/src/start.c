@@ -54,8 +54,8 @@ SIM_EXPORT CUresult CUDAAPI cuDriverGetVersion(int *driverVersion)
     return CUDA_SUCCESS;
 }
 
-/* Lower folders call higher ones only through these. */
-static void connect_folders(void)
+/* The calls from lower folders to higher ones. */
+static void set_hooks(void)
 {
     nvs_sim_reopen_primary = nvs_sim_primary_reopen;
     nvs_sim_stream_hooks = (sim_stream_hooks){
@@ -67,10 +67,10 @@ static void connect_folders(void)
     };
 }
 
-/* Some calls before cuInit need the settings, and faults hit any call. */
+/* Some calls before cuInit need the settings, and any call can have a fault. */
 __attribute__((constructor)) static void prepare(void)
 {
-    connect_folders();
+    set_hooks();
     nvs_sim_read_settings();
     nvs_sim_faults_from_environment();
 }

@@ -49,7 +49,7 @@ CUresult nvs_sim_context_open(sim_context *context, sim_device *device, unsigned
 }
 
 /* Calls the destructors of the storage that libcudart has attached. */
-static void drop_storage(sim_context *context)
+static void free_storage(sim_context *context)
 {
     while (context->storage != NULL) {
         sim_storage *storage = context->storage;
@@ -87,7 +87,7 @@ void nvs_sim_context_close(sim_context *context)
     sim_device *device = context->device;
     sim_context **link = &device->contexts;
     nvs_sim_context_wait(context, NULL);
-    drop_storage(context);
+    free_storage(context);
     nvs_sim_context_wait(context, NULL);
     release_memory(context);
     nvs_sim_capture_end_all(context);

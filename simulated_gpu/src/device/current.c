@@ -10,7 +10,7 @@ bool (*nvs_sim_reopen_primary)(sim_device *device);
 
 static _Thread_local struct {
     sim_context *contexts[STACK_DEPTH];
-    bool late[STACK_DEPTH]; /* the context was already destroyed when it was pushed */
+    bool stale[STACK_DEPTH]; /* the context was already destroyed when it was pushed */
     unsigned depth;
 } stack;
 
@@ -60,7 +60,7 @@ CUresult nvs_sim_push(sim_context *context)
 {
     if (stack.depth == STACK_DEPTH)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    stack.late[stack.depth] = destroyed(context);
+    stack.stale[stack.depth] = destroyed(context);
     stack.contexts[stack.depth++] = context;
     return CUDA_SUCCESS;
 }
@@ -72,15 +72,15 @@ void nvs_sim_pop_if_current(const sim_context *context)
 }
 
 /* Driver 580 accepts a destroyed context as current, and crashes when that context is popped or asked for its device. */
-static bool may_be_current(CUcontext handle)
+static bool can_be_current(CUcontext handle)
 {
     sim_context *context = (sim_context *)(void *)handle;
     return alive(context) || destroyed(context) || lost(context);
 }
 
-static void crash_if_late(void)
+static void crash_if_stale(void)
 {
-    if (stack.depth == 0 || !stack.late[stack.depth - 1] || !destroyed(top()))
+    if (stack.depth == 0 || !stack.stale[stack.depth - 1] || !destroyed(top()))
         return;
     static const char why[] = "simulated GPU: the driver crashes here: a context was made current after it was destroyed\n";
     (void)!write(STDERR_FILENO, why, sizeof why - 1);
@@ -89,12 +89,12 @@ static void crash_if_late(void)
 
 static CUresult push_handle(CUcontext handle)
 {
-    return handle != NULL && may_be_current(handle) ? nvs_sim_push((sim_context *)(void *)handle) : CUDA_ERROR_INVALID_CONTEXT;
+    return handle != NULL && can_be_current(handle) ? nvs_sim_push((sim_context *)(void *)handle) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 static CUresult pop(CUcontext *out)
 {
-    crash_if_late();
+    crash_if_stale();
     if (stack.depth == 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     sim_context *context = stack.contexts[--stack.depth];
@@ -116,7 +116,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
             stack.depth--;
         return CUDA_SUCCESS;
     }
-    NVS_SIM_CHECK(may_be_current(ctx), CUDA_ERROR_INVALID_CONTEXT);
+    NVS_SIM_CHECK(can_be_current(ctx), CUDA_ERROR_INVALID_CONTEXT);
     if (stack.depth != 0)
         stack.depth--;
     return nvs_sim_push((sim_context *)(void *)ctx);
@@ -134,7 +134,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetCurrent(CUcontext *pctx)
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetDevice(CUdevice *device)
 {
-    crash_if_late();
+    crash_if_stale();
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
     *device = context->device->ordinal;

@@ -104,7 +104,7 @@ bool nvs_sim_clock_covers(const sim_device *device, uint64_t clock_ns);
 /* Extends or begins a slice, up to clock_ns, for work that is ready at ready_ns. */
 void nvs_sim_claim(sim_device *device, uint64_t ready_ns, uint64_t clock_ns, uint64_t now_ns);
 void nvs_sim_demand(sim_device *device, uint32_t demand, uint64_t now_ns); /* publishes the demand of the running kernels; for clients of MPS */
-uint64_t nvs_sim_next_look(sim_device *device, bool beyond, uint64_t now_ns); /* beyond: a kernel does not end in the present slice */
+uint64_t nvs_sim_next_check(sim_device *device, bool beyond, uint64_t now_ns); /* beyond: a kernel does not end in the present slice */
 uint32_t nvs_sim_wakes(const sim_device *device);  /* without the shared lock */
 void nvs_sim_wake(sim_device *device);             /* the executor; without the shared lock */
 void nvs_sim_sleep(sim_device *device, uint32_t wakes, uint64_t until_ns); /* until nvs_sim_wakes changes; drops nvs_sim_lock */

@@ -165,7 +165,7 @@ void nvs_sim_demand(sim_device *device, uint32_t demand, uint64_t now_ns)
     update_rates(device, demand < before ? device->executor.kernel_end_ns : now_ns);
 }
 
-uint64_t nvs_sim_next_look(sim_device *device, bool beyond, uint64_t now_ns)
+uint64_t nvs_sim_next_check(sim_device *device, bool beyond, uint64_t now_ns)
 {
     const nvs_sim_program *own = program(device);
     nvs_sim_slicer *slices = slicer(device);
@@ -175,9 +175,9 @@ uint64_t nvs_sim_next_look(sim_device *device, bool beyond, uint64_t now_ns)
         nvs_sim_shared_reap(nvs_sim_shared_state);
         update_rates(device, now_ns);
     }
-    uint64_t look_ns = beyond || slowed ? now_ns + nvs_sim_settings.slices.length_ns : UINT64_MAX;
+    uint64_t check_ns = beyond || slowed ? now_ns + nvs_sim_settings.slices.length_ns : UINT64_MAX;
     bool ends = beyond && own->slice_end_ns > now_ns;
-    return ends && (!slowed || own->slice_end_ns < look_ns) ? own->slice_end_ns : look_ns;
+    return ends && (!slowed || own->slice_end_ns < check_ns) ? own->slice_end_ns : check_ns;
 }
 
 /* Acquire: pairs with the release in wake(). */

@@ -46,7 +46,7 @@ static CUresult queue_behind(sim_stream *later, sim_stream *earlier)
     return result;
 }
 
-static CUresult queue_elsewhere(sim_stream *stream, sim_context *by, const sim_work *work)
+static CUresult queue_on_other_gpu(sim_stream *stream, sim_context *by, const sim_work *work)
 {
     sim_stream *other;
     NVS_SIM_TRY(graph_stream(by, &other));
@@ -76,7 +76,7 @@ static CUresult queue_node(sim_stream *stream, const sim_node *node, bool counts
         work.u.fence->references++;
     }
     sim_context *by = other_context(stream, &work);
-    CUresult result = by != NULL ? queue_elsewhere(stream, by, &work) : nvs_sim_enqueue(stream, &work, counts, true);
+    CUresult result = by != NULL ? queue_on_other_gpu(stream, by, &work) : nvs_sim_enqueue(stream, &work, counts, true);
     if (result != CUDA_SUCCESS)
         nvs_sim_discard(&work);
     return result;

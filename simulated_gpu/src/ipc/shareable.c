@@ -19,7 +19,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, 
     NVS_SIM_CHECK(physical->properties.requestedHandleTypes == handleType, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(!physical->imported, CUDA_ERROR_INVALID_VALUE); /* as in driver 580 */
     if (physical->charged)
-        NVS_SIM_CHECK(nvs_sim_payer_write(physical->file, physical->bytes, (sim_payer){(int32_t)getpid(), physical->device->gpu}),
+        NVS_SIM_CHECK(nvs_sim_charge_record_write(physical->file, physical->bytes, (int32_t)getpid(), physical->device->gpu),
                       CUDA_ERROR_OPERATING_SYSTEM);
     int copy = dup(physical->file);
     NVS_SIM_CHECK(copy >= 0, CUDA_ERROR_OPERATING_SYSTEM);
@@ -30,17 +30,17 @@ SIM_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, 
 /* Makes a file of shared memory physical memory of this process, charged here if no other process is charged. */
 static CUresult adopt(int file, size_t bytes, sim_physical *out)
 {
-    sim_payer payer;
-    if (pread(file, &payer, sizeof payer, (off_t)bytes) != (ssize_t)sizeof payer)
+    sim_charge_record record;
+    if (pread(file, &record, sizeof record, (off_t)bytes) != (ssize_t)sizeof record)
         return CUDA_ERROR_INVALID_VALUE;
-    sim_device *device = nvs_sim_device_of_gpu(payer.gpu);
+    sim_device *device = nvs_sim_device_of_gpu(record.gpu);
     if (device == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    const bool charge = payer.process == 0;
+    const bool charge = record.process == 0;
     if (charge && !nvs_sim_charge(device->gpu, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (charge)
-        (void)nvs_sim_payer_write(file, bytes, (sim_payer){(int32_t)getpid(), payer.gpu});
+        (void)nvs_sim_charge_record_write(file, bytes, (int32_t)getpid(), record.gpu);
     *out = (sim_physical){.magic = SIM_PHYSICAL, .references = 1, .bytes = bytes, .file = file, .device = device,
                           .charged = charge, .imported = true};
     out->properties = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -60,8 +60,8 @@ SIM_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocatio
     NVS_SIM_CHECK(file >= 0, CUDA_ERROR_INVALID_VALUE);
     sim_physical *physical = calloc(1, sizeof *physical);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
-    if (physical != NULL && fstat(file, &info) == 0 && info.st_size > SIM_PAYER_BYTES)
-        result = adopt(file, (size_t)info.st_size - SIM_PAYER_BYTES, physical);
+    if (physical != NULL && fstat(file, &info) == 0 && info.st_size > SIM_CHARGE_RECORD_BYTES)
+        result = adopt(file, (size_t)info.st_size - SIM_CHARGE_RECORD_BYTES, physical);
     if (result != CUDA_SUCCESS) {
         close(file);
         free(physical);

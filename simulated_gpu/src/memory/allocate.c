@@ -68,7 +68,7 @@ CUresult nvs_sim_release(uintptr_t base)
     sim_allocation allocation = *found;
     nvs_sim_remove(found);
     if (allocation.ipc.file != 0)
-        close(allocation.ipc.file - 1); /* importers keep what they have mapped */
+        close(allocation.ipc.file - 1); /* importers keep their mappings */
     if (allocation.kind != MEM_MANAGED && allocation.charged_bytes != 0)
         nvs_sim_uncharge(allocation.device->gpu, allocation.charged_bytes);
     if (allocation.account.released != NULL)

@@ -8,7 +8,7 @@ static bool device_side(const sim_allocation *one)
     return one->kind != MEM_HOST && one->kind != MEM_REGISTERED;
 }
 
-static bool of_no_context(const sim_allocation *one)
+static bool has_no_context(const sim_allocation *one)
 {
     return one->kind == MEM_MAPPED || one->kind == MEM_POOL || one->kind == MEM_GRAPH;
 }
@@ -40,7 +40,7 @@ static CUresult get(void *out, CUpointer_attribute attribute, CUdeviceptr pointe
     if (one == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: value = of_no_context(one) ? 0 : (uintptr_t)one->context; break;
+    case CU_POINTER_ATTRIBUTE_CONTEXT: value = has_no_context(one) ? 0 : (uintptr_t)one->context; break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: value = device_side(one) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: value = pointer; break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:

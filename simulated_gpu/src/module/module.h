@@ -7,7 +7,7 @@
 enum sim_image_kind { IMAGE_CUBIN, IMAGE_PTX, IMAGE_FATBIN };
 typedef struct sim_image {
     enum sim_image_kind kind;
-    char *bytes; /* NULL for a fat binary, whose content is not read */
+    char *bytes; /* NULL for a fat binary: its content is not read */
     size_t size;
 } sim_image;
 

@@ -98,7 +98,7 @@ static CUresult context_check(CUcontext handle, uint32_t *state, const void **mo
     return CUDA_SUCCESS;
 }
 
-static CUresult prove(uint32_t version, uint64_t unix_seconds, uint8_t answer[16]);
+static CUresult check_validity(uint32_t version, uint64_t unix_seconds, uint8_t answer[16]);
 
 static cell runtime_interface[SLOTS] = {[1] = FUNCTION(module_of),
                                         [2] = FUNCTION(primary_context),
@@ -110,7 +110,7 @@ static cell profiler_hooks[SLOTS] = {[2] = FUNCTION(callbacks), [6] = FUNCTION(f
 static cell profiler_threads[SLOTS];
 static cell context_storage[SLOTS] = {FUNCTION(storage_put), FUNCTION(storage_drop), FUNCTION(storage_get)};
 static cell context_checks[SLOTS] = {[2] = FUNCTION(context_check), [3] = FUNCTION(no_effect)};
-static cell validity[SLOTS] = {[1] = FUNCTION(prove)};
+static cell validity[SLOTS] = {[1] = FUNCTION(check_validity)};
 static cell newer_runtime[SLOTS];
 
 static const struct {
@@ -127,7 +127,7 @@ static const struct {
     {{0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2}, newer_runtime, 96},
 };
 
-static CUresult prove(uint32_t version, uint64_t unix_seconds, uint8_t answer[16])
+static CUresult check_validity(uint32_t version, uint64_t unix_seconds, uint8_t answer[16])
 {
 #ifdef NVS_SIM_RUNTIME
     const void *function;

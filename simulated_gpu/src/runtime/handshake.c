@@ -90,7 +90,7 @@ void nvs_sim_handshake(uint32_t version, uint64_t unix_seconds, const void *runt
         uint32_t driver_version, version, process_id, thread;
         const void *runtime_table, *check_table, *check_function;
         uint64_t unix_seconds;
-    } asked = {(uint32_t)nvs_sim_settings.driver_version, version, (uint32_t)getpid(), (uint32_t)pthread_self(), runtime_table,
+    } message = {(uint32_t)nvs_sim_settings.driver_version, version, (uint32_t)getpid(), (uint32_t)pthread_self(), runtime_table,
                check_table, check_function, unix_seconds};
     uint8_t inner[BLOCK];
     md2 hash;
@@ -100,7 +100,7 @@ void nvs_sim_handshake(uint32_t version, uint64_t unix_seconds, const void *runt
         return;
     }
     begin(&hash, 0x36);
-    update(&hash, &asked, sizeof asked);
+    update(&hash, &message, sizeof message);
     for (int i = 0; i < nvs_sim_device_count; i++) {
         struct {
             uint8_t uuid[16];

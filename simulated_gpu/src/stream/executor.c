@@ -181,7 +181,7 @@ static void start_heads(sim_device *device)
     }
 }
 
-/* The stream whose head ends first; NULL when nothing runs. */
+/* The stream with the earliest end of a started head; NULL: nothing runs. */
 static sim_stream *next_to_end(const sim_device *device)
 {
     sim_stream *first = NULL;
@@ -200,20 +200,20 @@ static void *execute(void *argument)
     prctl(PR_SET_TIMERSLACK, 1UL);
     pthread_mutex_lock(&nvs_sim_lock);
     for (;;) {
-        uint64_t look_ns;
+        uint64_t check_ns;
         const uint32_t wakes = nvs_sim_wakes(device);
         start_heads(device);
-        const uint64_t now_ns = nvs_sim_time_kernels(device, &look_ns);
+        const uint64_t now_ns = nvs_sim_time_kernels(device, &check_ns);
         sim_stream *stream = next_to_end(device);
         if (stream != NULL && stream->queue.head->end_ns <= now_ns) {
             complete(stream, stream->queue.head);
             continue;
         }
-        if (stream != NULL && stream->queue.head->end_ns < look_ns)
-            look_ns = stream->queue.head->end_ns;
+        if (stream != NULL && stream->queue.head->end_ns < check_ns)
+            check_ns = stream->queue.head->end_ns;
         drop_idle(device);
         pthread_cond_broadcast(&nvs_sim_done); /* last: the end of a context waits for recycled streams, too */
-        nvs_sim_sleep(device, wakes, look_ns);
+        nvs_sim_sleep(device, wakes, check_ns);
     }
     return NULL;
 }

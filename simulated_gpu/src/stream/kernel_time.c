@@ -94,10 +94,10 @@ static void schedule(sim_device *device, uint64_t now_ns)
             claim(device, stream, now_ns);
 }
 
-uint64_t nvs_sim_time_kernels(sim_device *device, uint64_t *look_ns)
+uint64_t nvs_sim_time_kernels(sim_device *device, uint64_t *check_ns)
 {
     bool any = false, beyond;
-    *look_ns = UINT64_MAX;
+    *check_ns = UINT64_MAX;
     for (const sim_stream *stream = device->executor.busy; stream != NULL && !any; stream = stream->queue.next_busy)
         any = running_kernel(stream) != NULL;
     if (!any && nvs_sim_self()->demand[device->gpu] == 0)
@@ -108,7 +108,7 @@ uint64_t nvs_sim_time_kernels(sim_device *device, uint64_t *look_ns)
         schedule(device, now_ns);
         read_ends(device, now_ns, &beyond);
         if (any)
-            *look_ns = nvs_sim_next_look(device, beyond, now_ns);
+            *check_ns = nvs_sim_next_check(device, beyond, now_ns);
     }
     nvs_sim_shared_unlock(nvs_sim_shared_state);
     return now_ns;

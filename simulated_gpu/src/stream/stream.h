@@ -102,11 +102,11 @@ void nvs_sim_transfers_wait(void); /* until no effect moves bytes without the lo
 void nvs_sim_context_wait(sim_context *context, const sim_stream *except); /* until all work submitted so far has ended */
 
 /* kernel_time.c */
-/* Sets the ends of running kernels and returns the present time.  The ends may change at look_ns, or when the executor is woken. */
-uint64_t nvs_sim_time_kernels(sim_device *device, uint64_t *look_ns);
+/* Sets the ends of running kernels and returns the present time.  The ends may change at check_ns, or when the executor is woken. */
+uint64_t nvs_sim_time_kernels(sim_device *device, uint64_t *check_ns);
 
 /* submit.c */
-CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work); /* queues or captures; on success takes ownership of what the work owns */
+CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work); /* queues or captures; on success owns the parts of the work */
 void nvs_sim_stream_wait(sim_stream *stream);
 void nvs_sim_device_wait(sim_device *device);
 

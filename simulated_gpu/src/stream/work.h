@@ -13,7 +13,7 @@ typedef struct sim_fence { /* one recording of an event; the event and the waiti
 typedef struct sim_copy_end { /* in host address space */
     char *start;
     size_t pitch, slice;      /* bytes to the next row, and to the next plane */
-    const sim_device *rights; /* the GPU whose access rights count (memory/peers.c); NULL: that of the stream */
+    const sim_device *rights; /* access rights of this GPU apply (memory/peers.c); NULL: that of the stream */
 } sim_copy_end;
 
 typedef struct sim_copy {
@@ -90,6 +90,6 @@ typedef struct sim_work {
 uint64_t nvs_sim_copy_ns(uint64_t bytes);
 sim_fence *nvs_sim_fence_new(void);
 void nvs_sim_fence_unref(sim_fence *fence);
-void nvs_sim_discard(sim_work *work); /* frees what it owns */
+void nvs_sim_discard(sim_work *work); /* frees the owned parts */
 
 #endif

@@ -50,7 +50,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, si
     NVS_SIM_CHECK(device == NULL || nvs_sim_charge(device->gpu, size), CUDA_ERROR_OUT_OF_MEMORY);
     sim_physical *physical = calloc(1, sizeof *physical);
     int file = (int)syscall(SYS_memfd_create, "simulated_gpu_memory", 1u /* MFD_CLOEXEC */);
-    if (physical == NULL || file < 0 || ftruncate(file, (off_t)size + SIM_PAYER_BYTES) != 0)
+    if (physical == NULL || file < 0 || ftruncate(file, (off_t)size + SIM_CHARGE_RECORD_BYTES) != 0)
         goto out;
     *physical = (sim_physical){.magic = SIM_PHYSICAL, .references = 1, .bytes = size, .file = file, .device = device,
                                .charged = device != NULL, .properties = *prop};
@@ -65,9 +65,10 @@ out:
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-bool nvs_sim_payer_write(int file, size_t bytes, sim_payer payer)
+bool nvs_sim_charge_record_write(int file, size_t bytes, int32_t process, uint32_t gpu)
 {
-    return pwrite(file, &payer, sizeof payer, (off_t)bytes) == (ssize_t)sizeof payer;
+    const sim_charge_record record = {.process = process, .gpu = gpu};
+    return pwrite(file, &record, sizeof record, (off_t)bytes) == (ssize_t)sizeof record;
 }
 
 void nvs_sim_physical_free_unused(sim_physical *physical)
@@ -77,7 +78,7 @@ void nvs_sim_physical_free_unused(sim_physical *physical)
     if (physical->charged) {
         nvs_sim_uncharge(physical->device->gpu, physical->bytes);
         if (physical->imported || physical->properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE)
-            (void)nvs_sim_payer_write(physical->file, physical->bytes, (sim_payer){0, physical->device->gpu});
+            (void)nvs_sim_charge_record_write(physical->file, physical->bytes, 0, physical->device->gpu);
     }
     close(physical->file);
     physical->magic = 0;

@@ -17,14 +17,14 @@ typedef struct sim_physical { /* a handle of cuMemCreate */
 } sim_physical;
 
 /* The process that is charged for shared memory.  The file holds this record behind the memory. */
-typedef struct sim_payer {
+typedef struct sim_charge_record {
     int32_t process; /* 0: none */
     uint32_t gpu;
-} sim_payer;
-enum { SIM_PAYER_BYTES = 4096 }; /* reserved in the file for the record */
+} sim_charge_record;
+enum { SIM_CHARGE_RECORD_BYTES = 4096 }; /* reserved in the file for the record */
 
 CUresult nvs_sim_physical(CUmemGenericAllocationHandle handle, sim_physical **out);
 void nvs_sim_physical_free_unused(sim_physical *physical); /* frees a handle without references and mappings */
-bool nvs_sim_payer_write(int file, size_t bytes, sim_payer payer);
+bool nvs_sim_charge_record_write(int file, size_t bytes, int32_t process, uint32_t gpu);
 
 #endif
