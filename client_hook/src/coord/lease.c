@@ -32,15 +32,15 @@ static void send_attach(uint32_t gpu)
     uint8_t frame[NVS_MAX_FRAME_BYTES];
     nvs_memory_usage(gpu, &usage);
     memcpy(message.uuid, nvs_mail[gpu].facts.uuid, sizeof message.uuid);
-    message.lease_id = lease->lease_id;
+    message.lease_id = lease->grant.id;
     message.wanted = lease->wanted;
     message.allocated_bytes = usage.allocated_bytes;
     message.resident_bytes = usage.resident_bytes;
     message.pinned_bytes = usage.pinned_bytes;
     if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
         nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
-    nvs_agent_gpus[gpu].reserve_sent = nvs_agent_gpus[gpu].pins_sent = 0;
-    nvs_agent_gpus[gpu].settled = false;
+    nvs_agent_gpus[gpu].connection.reserve = nvs_agent_gpus[gpu].connection.pins = 0;
+    nvs_agent_gpus[gpu].connection.settled = false;
     nvs_link_send(frame, nvs_encode_attach_gpu(&message, frame, sizeof frame));
 }
 
@@ -54,8 +54,8 @@ static void show(uint32_t gpu)
     };
     const nvs_lease *lease = &nvs_agent_gpus[gpu].lease;
     atomic_store_explicit(&nvs_mail[gpu].shown_state, shown[lease->state], memory_order_relaxed);
-    atomic_store_explicit(&nvs_mail[gpu].shown_waiters, lease->waiters, memory_order_relaxed);
-    atomic_store_explicit(&nvs_mail[gpu].shown_lease, lease->lease_id, memory_order_relaxed);
+    atomic_store_explicit(&nvs_mail[gpu].shown_waiters, lease->grant.waiters, memory_order_relaxed);
+    atomic_store_explicit(&nvs_mail[gpu].shown_lease, lease->grant.id, memory_order_relaxed);
 }
 
 static void release(uint32_t gpu, bool drained)
@@ -64,16 +64,16 @@ static void release(uint32_t gpu, bool drained)
     uint64_t now = nvs_now_ns();
     if (nvs_report_is_due(gpu))
         nvs_report_memory(gpu, now);
-    nvs_progress_before_release(gpu, mine->lease.released_id);
-    NVS_LINK_SEND(release, .gpu = (uint8_t)gpu, .lease_id = mine->lease.released_id, .reason = mine->lease.reason,
-                  .drained = drained, .wanted = mine->lease.release_wanted, .drain_ns = now - mine->close_began_ns,
-                  .opened_at_ns = mine->lease.opened_at_ns, .submissions = nvs_gate_calls(gpu) - mine->calls_at_open);
+    nvs_progress_before_release(gpu, mine->lease.release.id);
+    NVS_LINK_SEND(release, .gpu = (uint8_t)gpu, .lease_id = mine->lease.release.id, .reason = mine->lease.release.reason,
+                  .drained = drained, .wanted = mine->lease.release.wanted, .drain_ns = now - mine->closing.began_ns,
+                  .opened_at_ns = mine->lease.grant.opened_at_ns, .submissions = nvs_gate_calls(gpu) - mine->counted.calls);
 }
 
 static void completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error)
 {
     if (error != 0 || moved_bytes == 0)
-        nvs_agent_gpus[gpu].tries = UINT32_MAX / 2; /* no immediate try */
+        nvs_agent_gpus[gpu].opening.tries = UINT32_MAX / 2; /* no immediate try */
 }
 
 /* Opens the gate, after moves have ended and missing memory is restored; nvs_agent_complete continues it. */
@@ -82,25 +82,25 @@ static void open_gate(uint32_t gpu)
     enum { TRIES = 3 }; /* other threads of the program may allocate meanwhile */
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     uint64_t missing = 0;
-    mine->incomplete = mine->opening = true;
-    mine->incomplete_ns = nvs_now_ns();
+    mine->opening.pending = mine->opening.restoring = true;
+    mine->opening.since_ns = nvs_now_ns();
     if (nvs_moves_busy(gpu)) {
         nvs_moves_hurry(gpu);
     } else if (nvs_memory_open_gate(gpu, mine->lease.paced, &missing)) {
-        mine->incomplete = mine->opening = false;
-        mine->patience_ns = 0;
+        mine->opening.pending = mine->opening.restoring = false;
+        mine->opening.patience_ns = 0;
         if (mine->lease.state == NVS_LEASE_HELD)
-            nvs_duty_opened(&mine->duty, mine->incomplete_ns);
-    } else if (mine->tries++ < TRIES) {
+            nvs_duty_opened(&mine->duty, mine->opening.since_ns);
+    } else if (mine->opening.tries++ < TRIES) {
         nvs_moves_begin(&(nvs_move_order){.gpu = gpu, .bytes = missing, .credit_bytes = UINT64_MAX, .done = completed});
     } else {
-        mine->opening = false;
+        mine->opening.restoring = false;
     }
 }
 
 static void open_again(uint32_t gpu)
 {
-    nvs_agent_gpus[gpu].tries = 0;
+    nvs_agent_gpus[gpu].opening.tries = 0;
     open_gate(gpu);
 }
 
@@ -111,9 +111,9 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
     if (mine->lease.state != NVS_LEASE_HELD)
         nvs_duty_stop(&mine->duty);
     if (todo & NVS_LEASE_DO_CLOSE) {
-        mine->closed = false;
-        mine->close_began_ns = nvs_now_ns();
-        mine->calls_at_close = nvs_gate_calls(gpu);
+        mine->closing.closed = false;
+        mine->closing.began_ns = nvs_now_ns();
+        mine->closing.calls = nvs_gate_calls(gpu);
     }
     if (todo & NVS_LEASE_DO_RELEASE)
         release(gpu, drained);
@@ -124,9 +124,9 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
     if (todo & NVS_LEASE_DO_REQUEST)
         NVS_LINK_SEND(request, (uint8_t)gpu);
     if (todo & NVS_LEASE_DO_OPEN) {
-        if (mine->counted_lease != mine->lease.lease_id) /* else the same lease is opened again or confirmed */
-            mine->calls_at_open = nvs_gate_calls(gpu);
-        mine->counted_lease = mine->lease.lease_id;
+        if (mine->counted.lease_id != mine->lease.grant.id) /* else the same lease is opened again or confirmed */
+            mine->counted.calls = nvs_gate_calls(gpu);
+        mine->counted.lease_id = mine->lease.grant.id;
         open_again(gpu);
     }
     if (todo & NVS_LEASE_DO_WARN)
@@ -166,8 +166,8 @@ void nvs_agent_set_rate(uint32_t gpu, uint32_t rate)
     if (mine->duty.rate == before)
         return;
     if (before == NVS_DUTY_ALWAYS || mine->duty.rate == NVS_DUTY_ALWAYS)
-        pace(gpu, mine->lease.idle_release_ns);
-    if (mine->duty.phase == NVS_DUTY_OFF && mine->lease.state == NVS_LEASE_HELD && !mine->incomplete)
+        pace(gpu, mine->lease.settings.idle_release_ns);
+    if (mine->duty.phase == NVS_DUTY_OFF && mine->lease.state == NVS_LEASE_HELD && !mine->opening.pending)
         open_again(gpu); /* the cycle begins, or ends with an open gate */
 }
 
@@ -176,7 +176,7 @@ uint64_t nvs_agent_hold_rate(uint32_t gpu)
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     nvs_duty *duty = &mine->duty;
     const uint64_t now = nvs_now_ns(), slice = now + SLICE_NS;
-    if (duty->phase == NVS_DUTY_OFF || mine->incomplete)
+    if (duty->phase == NVS_DUTY_OFF || mine->opening.pending)
         return UINT64_MAX;
     if (now < duty->until_ns)
         return duty->until_ns;
@@ -189,7 +189,7 @@ uint64_t nvs_agent_hold_rate(uint32_t gpu)
     } else if (!nvs_duty_wait_on(duty, nvs_now_ns())) {
         open_again(gpu);
     }
-    return mine->incomplete ? UINT64_MAX : duty->until_ns;
+    return mine->opening.pending ? UINT64_MAX : duty->until_ns;
 }
 
 bool nvs_agent_ending(const nvs_agent_gpu *mine)
@@ -201,22 +201,22 @@ bool nvs_agent_ending(const nvs_agent_gpu *mine)
 void nvs_agent_go_on_ending(uint32_t gpu)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-    uint64_t now = nvs_now_ns(), end = mine->lease.end_by_ns;
+    uint64_t now = nvs_now_ns(), end = mine->lease.end.deadline_ns;
     uint64_t slice = end < now + SLICE_NS ? end : now + SLICE_NS;
     bool overdue;
     if (nvs_moves_busy(gpu)) { /* granted while memory moved: the gate is still closed */
         nvs_moves_cut(gpu);
         return;
     }
-    if (!mine->closed) {
-        mine->closed = nvs_gate_close(gpu, slice) == NVS_OK;
-        if (mine->closed && mine->lease.state == NVS_LEASE_ENDING && !mine->lease.revoked &&
-            (nvs_gate_calls(gpu) != mine->calls_at_close || !nvs_gpu_idle(gpu))) {
+    if (!mine->closing.closed) {
+        mine->closing.closed = nvs_gate_close(gpu, slice) == NVS_OK;
+        if (mine->closing.closed && mine->lease.state == NVS_LEASE_ENDING && !mine->lease.end.revoked &&
+            (nvs_gate_calls(gpu) != mine->closing.calls || !nvs_gpu_idle(gpu))) {
             nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_BUSY});
             return;
         }
     }
-    overdue = !mine->closed || nvs_drain_closed(gpu, slice) != NVS_OK;
+    overdue = !mine->closing.closed || nvs_drain_closed(gpu, slice) != NVS_OK;
     now = nvs_now_ns();
     if (overdue && now < end)
         return;
@@ -224,7 +224,7 @@ void nvs_agent_go_on_ending(uint32_t gpu)
         NVS_LOG_ONCE(NVS_LOG_WARNING,
                      "work on GPU %u did not end within %llu ms after the lease was revoked; "
                      "the lease goes back while it runs",
-                     gpu, (unsigned long long)((now - mine->close_began_ns) / 1000000));
+                     gpu, (unsigned long long)((now - mine->closing.began_ns) / 1000000));
     nvs_lease_event event = {.kind = NVS_LEASE_ON_DRAINED, .now_ns = now, .flag = nvs_gate_waiting(gpu) > 0};
     nvs_agent_carry_out(gpu, nvs_lease_handle(&mine->lease, &event), !overdue);
 }
@@ -247,26 +247,26 @@ void nvs_agent_complete(uint32_t gpu, uint64_t now)
     enum { FIRST_NS = 2000000, LONGEST_NS = 200000000 };
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     if (!nvs_lease_open(&mine->lease)) {
-        mine->incomplete = mine->opening = false;
+        mine->opening.pending = mine->opening.restoring = false;
         return;
     }
-    if (mine->opening) {
+    if (mine->opening.restoring) {
         if (!nvs_moves_busy(gpu))
             open_gate(gpu);
         return;
     }
-    if (now < mine->incomplete_ns + mine->patience_ns)
+    if (now < mine->opening.since_ns + mine->opening.patience_ns)
         return;
-    if (mine->patience_ns != 0)
+    if (mine->opening.patience_ns != 0)
         NVS_LOG_ONCE(NVS_LOG_WARNING,
                      "GPU %u has no room for this program's memory; waiting until others have made it", gpu);
-    if (mine->patience_ns == 0)
-        mine->patience_ns = FIRST_NS;
+    if (mine->opening.patience_ns == 0)
+        mine->opening.patience_ns = FIRST_NS;
     else
-        mine->patience_ns = mine->patience_ns < LONGEST_NS / 2 ? 2 * mine->patience_ns : LONGEST_NS;
-    if (mine->lease.state == NVS_LEASE_HELD && mine->lease.connected) {
-        mine->incomplete = false;
-        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = mine->lease.lease_id,
+        mine->opening.patience_ns = mine->opening.patience_ns < LONGEST_NS / 2 ? 2 * mine->opening.patience_ns : LONGEST_NS;
+    if (mine->lease.state == NVS_LEASE_HELD && mine->lease.link.connected) {
+        mine->opening.pending = false;
+        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = mine->lease.grant.id,
                                                  .number = NVS_LEASE_DRAIN_NS});
         return;
     }

@@ -11,22 +11,30 @@
 
 typedef struct nvs_agent_gpu {
     nvs_lease lease;
-    bool known;               /* the application uses it, and its UUID is known */
-    bool closed;              /* at the end of a lease: the gate is closed, and no thread is inside */
-    uint64_t close_began_ns;
-    uint64_t counted_lease;   /* the lease that calls_at_open is for */
-    uint64_t calls_at_open;
-    uint64_t calls_at_close;
+    nvs_duty duty;             /* the gate may be closed though the lease is held */
+    bool known;                /* the application uses it, and its UUID is known */
     uint64_t tick_at_ns;
-    bool incomplete;          /* the gate stays closed under a lease: memory is missing on the GPU, or moves */
-    bool opening;             /* the mover restores it */
-    uint32_t tries;           /* to restore missing memory for this opening */
-    uint64_t incomplete_ns;   /* since when */
-    uint64_t patience_ns;     /* before the next try */
-    uint32_t reserve_sent, pins_sent; /* number of the question sent on this connection */
-    bool settled;             /* settings have come on this connection */
     uint64_t pacing_budget_ns; /* of the settings */
-    nvs_duty duty;            /* the gate may be closed though the lease is held */
+    struct {                   /* the calls before a lease, for its Release */
+        uint64_t lease_id;
+        uint64_t calls;
+    } counted;
+    struct {                   /* the end of a lease: nvs_agent_carry_out, nvs_agent_go_on_ending */
+        bool closed;           /* the gate is closed, and no thread is inside */
+        uint64_t began_ns;
+        uint64_t calls;        /* gated calls before it */
+    } closing;
+    struct {                   /* the begin of a lease: open_gate, nvs_agent_complete */
+        bool pending;          /* the gate stays closed: memory is missing on the GPU, or moves */
+        bool restoring;        /* the mover restores it */
+        uint32_t tries;        /* to restore it */
+        uint64_t since_ns;
+        uint64_t patience_ns;  /* before the next try */
+    } opening;
+    struct {                   /* on this connection */
+        uint32_t reserve, pins; /* number of the question that was sent */
+        bool settled;          /* settings have been received */
+    } connection;
 } nvs_agent_gpu;
 
 extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];

@@ -66,9 +66,9 @@ static void ask_for_pins(uint32_t gpu)
     nvs_mailbox *mail = &nvs_mail[gpu];
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     uint32_t asked = atomic_load_explicit(&mail->pins.asked, memory_order_acquire); /* pairs with ask() */
-    if (asked == mine->pins_sent || !mine->settled)
+    if (asked == mine->connection.pins || !mine->connection.settled)
         return;
-    mine->pins_sent = asked;
+    mine->connection.pins = asked;
     if (asked == atomic_load_explicit(&mail->pins.answered, memory_order_relaxed)) /* by an earlier coordinator; only the agent writes it */
         return;
     uint64_t bytes = atomic_load_explicit(&mail->pins.bytes, memory_order_relaxed); /* the acquire above */
@@ -87,10 +87,10 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
     if (atomic_load_explicit(&mail->yield, memory_order_relaxed) != 0 &&
         atomic_exchange_explicit(&mail->yield, 0, memory_order_seq_cst) != 0) /* pairs with nvshare_yield */
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_YIELD});
-    if (mine->lease.attached) {
+    if (mine->lease.link.attached) {
         uint32_t asked = atomic_load_explicit(&mail->reserve.asked, memory_order_acquire); /* pairs with ask() */
-        if (asked != mine->reserve_sent) {
-            mine->reserve_sent = asked;
+        if (asked != mine->connection.reserve) {
+            mine->connection.reserve = asked;
             uint64_t bytes = atomic_load_explicit(&mail->reserve.bytes, memory_order_relaxed); /* the acquire above */
             NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, asked, bytes);
         }
@@ -130,7 +130,7 @@ static uint64_t serve_gpus(void)
             continue;
         uint64_t now = nvs_now_ns();
         look_at_mailbox(gpu, now);
-        if (mine->incomplete)
+        if (mine->opening.pending)
             nvs_agent_complete(gpu, now);
         if (nvs_agent_ending(mine))
             nvs_agent_go_on_ending(gpu);
@@ -139,13 +139,13 @@ static uint64_t serve_gpus(void)
         if (nvs_agent_ending(mine) && !nvs_moves_busy(gpu))
             due = 0;
         due = earlier(due, mine->tick_at_ns);
-        if (mine->incomplete && !mine->opening)
-            due = earlier(due, mine->incomplete_ns + mine->patience_ns);
-        if (mine->lease.attached && nvs_report_is_due(gpu) && !nvs_moves_busy(gpu))
+        if (mine->opening.pending && !mine->opening.restoring)
+            due = earlier(due, mine->opening.since_ns + mine->opening.patience_ns);
+        if (mine->lease.link.attached && nvs_report_is_due(gpu) && !nvs_moves_busy(gpu))
             due = earlier(due, nvs_report_at(gpu));
         due = earlier(due, nvs_notice_serve(gpu, mine->lease.state == NVS_LEASE_ASKED, now));
-        const bool runs = mine->lease.state == NVS_LEASE_HELD && !mine->incomplete;
-        due = earlier(due, nvs_progress_serve(gpu, runs ? mine->lease.lease_id : 0, now));
+        const bool runs = mine->lease.state == NVS_LEASE_HELD && !mine->opening.pending;
+        due = earlier(due, nvs_progress_serve(gpu, runs ? mine->lease.grant.id : 0, now));
     }
     return due;
 }

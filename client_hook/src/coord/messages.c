@@ -93,7 +93,7 @@ static void on_settings(const nvs_gpu_settings *settings)
     nvs_memory_prepare_host(gpu, settings->prepare_host_bytes);
     nvs_memory_set_room(gpu, settings->room_bytes);
     atomic_store_explicit(&nvs_mail[gpu].ask_pins, settings->ask_pins, memory_order_relaxed); /* see its declaration */
-    nvs_agent_gpus[gpu].settled = true;
+    nvs_agent_gpus[gpu].connection.settled = true;
     nvs_agent_set_pacing(gpu, settings->pacing_budget_ns, settings->idle_release_ns);
     settle(gpu);
 }
@@ -102,13 +102,13 @@ static void on_reserved(const nvs_memory_reserved *answer)
 {
     atomic_store_explicit(&nvs_ledgers[answer->gpu].limited, answer->by_limit, memory_order_relaxed); /* see memory/records/ledger.h */
     nvs_memory_set_reserved(answer->gpu, answer->bytes);
-    if (answer->sequence == nvs_agent_gpus[answer->gpu].reserve_sent)
+    if (answer->sequence == nvs_agent_gpus[answer->gpu].connection.reserve)
         nvs_question_answer(&nvs_mail[answer->gpu].reserve, answer->sequence, answer->bytes);
 }
 
 static void on_pins(const nvs_pins_reserved *answer)
 {
-    if (answer->sequence == nvs_agent_gpus[answer->gpu].pins_sent)
+    if (answer->sequence == nvs_agent_gpus[answer->gpu].connection.pins)
         nvs_question_answer(&nvs_mail[answer->gpu].pins, answer->sequence, answer->bytes);
 }
 

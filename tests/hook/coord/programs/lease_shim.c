@@ -36,15 +36,15 @@ uint64_t shim_get(const nvs_lease *lease, int what)
 {
     switch (what) {
     case 0: return (uint64_t)lease->state;
-    case 1: return lease->lease_id;
+    case 1: return lease->grant.id;
     case 2: return lease->wanted;
     case 3: return lease->paced;
-    case 4: return lease->waiters;
-    case 5: return lease->released_id;
-    case 6: return lease->reason;
-    case 7: return lease->release_wanted;
-    case 8: return lease->end_by_ns;
+    case 4: return lease->grant.waiters;
+    case 5: return lease->release.id;
+    case 6: return lease->release.reason;
+    case 7: return lease->release.wanted;
+    case 8: return lease->end.deadline_ns;
     case 9: return nvs_lease_open(lease);
-    default: return lease->opened_at_ns;
+    default: return lease->grant.opened_at_ns;
     }
 }
