@@ -59,34 +59,35 @@ static uint64_t resident_bytes(uint32_t gpu)
     return usage.resident_bytes;
 }
 
+/* Moves the rest of an order in managed memory that the application allocated, which is in no chunk. */
+static nvs_status move_managed(uint32_t gpu, bool out, uint64_t bytes, uint64_t *moved_bytes)
+{
+    uint64_t more = 0;
+    if (!nvs_memory_backend(gpu)->chunked || *moved_bytes >= bytes || nvs_allocation_extents(gpu, out, NULL, 0) == 0)
+        return NVS_OK;
+    const nvs_status status = nvs_backend_managed.move(gpu, out, bytes - *moved_bytes, NULL, &more);
+    *moved_bytes += more;
+    return status;
+}
+
 nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    const nvs_backend *backend = nvs_memory_backend(gpu);
-    uint64_t before = resident_bytes(gpu), more = 0;
+    uint64_t before = resident_bytes(gpu);
     nvs_memory_reap(gpu, false); /* freed memory makes room without a transfer */
     (void)nvs_graph_memory_trim(gpu);
     uint64_t now = resident_bytes(gpu), freed = now < before ? before - now : 0;
     nvs_status status = NVS_OK;
     *moved_bytes = 0;
     if (freed < bytes)
-        status = backend->evict(gpu, bytes - freed, watch, moved_bytes);
+        status = nvs_memory_backend(gpu)->move(gpu, true, bytes - freed, watch, moved_bytes);
     *moved_bytes += freed;
-    /* Managed memory that the application allocated is in no chunk. */
-    if (backend->chunked && status == NVS_OK && *moved_bytes < bytes && nvs_allocation_extents(gpu, true, NULL, 0) != 0)
-        status = nvs_backend_managed.evict(gpu, bytes - *moved_bytes, NULL, &more);
-    *moved_bytes += more;
-    return status;
+    return status == NVS_OK ? move_managed(gpu, true, bytes, moved_bytes) : status;
 }
 
 nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    const nvs_backend *backend = nvs_memory_backend(gpu);
-    uint64_t more = 0;
-    nvs_status status = backend->restore(gpu, bytes, watch, moved_bytes);
-    if (backend->chunked && status == NVS_OK && *moved_bytes < bytes && nvs_allocation_extents(gpu, false, NULL, 0) != 0)
-        status = nvs_backend_managed.restore(gpu, bytes - *moved_bytes, NULL, &more);
-    *moved_bytes += more;
-    return status;
+    const nvs_status status = nvs_memory_backend(gpu)->move(gpu, false, bytes, watch, moved_bytes);
+    return status == NVS_OK ? move_managed(gpu, false, bytes, moved_bytes) : status;
 }
 
 bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes)

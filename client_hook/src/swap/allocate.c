@@ -53,13 +53,13 @@ static bool commit(nvs_segment *segment, bool *closed)
     bool fits = ceiling == 0 || of->committed + segment->bytes <= ceiling;
     if (fits) {
         of->committed += segment->bytes;
-        segment->counted = segment->bytes;
+        segment->part.committed = segment->bytes;
         if (*closed)
             nvs_segment_list(segment);
         else
             nvs_segment_moved(segment, (int64_t)segment->bytes);
     } else {
-        segment->counted = 0; /* nothing to subtract when it is destroyed */
+        segment->part.committed = 0; /* nothing to subtract when it is destroyed */
     }
     nvs_swap_unlock();
     return fits;
@@ -72,17 +72,17 @@ uint64_t nvs_swap_drop_empty(uint32_t gpu)
     for (;;) {
         nvs_swap_lock();
         nvs_segment *at = nvs_swap_gpus[gpu].first;
-        while (at != NULL && at->used != NULL && (at->free_blocks != at->blocks || at->users != 0))
+        while (at != NULL && at->arena.used != NULL && (!nvs_arena_is_empty(&at->arena) || at->users != 0))
             at = at->next;
-        at = at != NULL && at->used != NULL ? at : NULL;
-        uint64_t on_gpu = at != NULL ? at->on_gpu : 0;
+        at = at != NULL && at->arena.used != NULL ? at : NULL;
+        uint64_t resident = at != NULL ? at->part.resident : 0;
         if (at != NULL)
             nvs_segment_mark_dead(at);
         nvs_swap_unlock();
         if (at == NULL)
             return freed;
         nvs_segment_destroy(at);
-        freed += on_gpu;
+        freed += resident;
     }
 }
 
@@ -92,7 +92,7 @@ static bool list_if_closed(nvs_segment *segment)
     nvs_swap_lock();
     bool closed = nvs_swap_gate_closed(segment->gpu);
     if (closed) {
-        nvs_segment_moved(segment, -(int64_t)segment->on_gpu);
+        nvs_segment_moved(segment, -(int64_t)segment->part.resident);
         nvs_segment_list(segment);
     }
     nvs_swap_unlock();
@@ -104,7 +104,7 @@ typedef struct wanted { /* a new segment */
     uint64_t bytes, chunk_bytes;
     uint64_t first_bytes; /* not 0: an arena of blocks of `block_bytes`, and the size of its first allocation */
     uint32_t block_bytes;
-    nvs_own *own;         /* NULL: not a handle of the application */
+    nvs_vmm_handle *vmm;  /* NULL: not a handle of the application */
 } wanted;
 
 /* Gives a new segment physical memory, under the lease.  A program that has just ended may still have the memory that was granted: hence
@@ -141,11 +141,10 @@ static CUresult make_segment(const wanted *as, CUdeviceptr *first, nvs_segment *
     CUresult result = nvs_segment_new(as->gpu, as->bytes, as->chunk_bytes, as->block_bytes, &segment);
     if (result != CUDA_SUCCESS)
         return result;
-    if (as->first_bytes != 0)
-        nvs_arena_take(segment, as->first_bytes, first); /* before other threads can see it */
-    else
-        *first = segment->base;
-    segment->own = as->own;
+    if (as->first_bytes != 0) /* the first block, before other threads can see the arena */
+        nvs_arena_take(&segment->arena, as->first_bytes, &(uint64_t){0});
+    *first = segment->base;
+    segment->vmm = as->vmm;
     bool fits = commit(segment, &closed);
     if (!fits) {
         nvs_swap_drop_empty(as->gpu);
@@ -156,7 +155,7 @@ static CUresult make_segment(const wanted *as, CUdeviceptr *first, nvs_segment *
     else if (!closed)
         result = back(segment);
     if (result != CUDA_SUCCESS) {
-        segment->own = NULL; /* the caller keeps it */
+        segment->vmm = NULL; /* the caller keeps it */
         nvs_segment_destroy(segment);
         return result;
     }
@@ -164,10 +163,10 @@ static CUresult make_segment(const wanted *as, CUdeviceptr *first, nvs_segment *
     return CUDA_SUCCESS;
 }
 
-/* Memory that other GPUs reach needs physical memory at once, so it is made under the lease. */
+/* Memory that other GPUs access needs physical memory at once, so it is made under the lease. */
 static CUresult make(const wanted *as, CUdeviceptr *first, nvs_segment **out)
 {
-    if (!nvs_swap_is_reached(as->gpu))
+    if (!nvs_swap_gpu_is_pinned(as->gpu))
         return make_segment(as, first, out);
     nvs_slot *const slot = nvs_gate_enter(as->gpu);
     const bool may = nvs_pins_may(as->gpu, as->bytes);
@@ -183,15 +182,18 @@ static CUresult make(const wanted *as, CUdeviceptr *first, nvs_segment **out)
 static nvs_segment *take_in_arena(uint32_t gpu, CUdeviceptr *out, uint64_t bytes, uint32_t block_bytes, uint64_t *arenas_bytes)
 {
     nvs_segment *found = NULL;
+    uint64_t offset;
     *arenas_bytes = 0;
     nvs_swap_lock();
-    for (nvs_segment *at = nvs_swap_gpus[gpu].first; at != NULL && at->used != NULL && found == NULL; at = at->next) {
-        if (at->block_bytes != block_bytes || at->chunks[0].state == NVS_CHUNK_LOST)
+    for (nvs_segment *at = nvs_swap_gpus[gpu].first; at != NULL && at->arena.used != NULL && found == NULL; at = at->next) {
+        if (at->arena.block_bytes != block_bytes || at->chunks[0].state == NVS_CHUNK_LOST)
             continue;
         *arenas_bytes += at->bytes;
-        if (nvs_arena_take(at, bytes, out))
+        if (nvs_arena_take(&at->arena, bytes, &offset))
             found = at;
     }
+    if (found != NULL)
+        *out = found->base + offset;
     nvs_swap_unlock();
     return found;
 }
@@ -268,38 +270,40 @@ CUresult nvs_swap_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *
     CUdeviceptr ignored;
     if (bytes == 0 || bytes % unit != 0 || bytes > UINT64_MAX / 2 || (whole && bytes > LARGEST_CHUNK))
         return CUDA_ERROR_NOT_SUPPORTED;
-    nvs_own *own = nvs_own_new(properties);
-    if (own == NULL)
+    nvs_vmm_handle *vmm = nvs_vmm_handle_new(properties);
+    if (vmm == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    const wanted as = {.gpu = gpu, .bytes = bytes, .chunk_bytes = whole ? bytes : chunk_bytes_for(gpu, unit), .own = own};
+    const wanted as = {.gpu = gpu, .bytes = bytes, .chunk_bytes = whole ? bytes : chunk_bytes_for(gpu, unit), .vmm = vmm};
     CUresult result = make(&as, &ignored, &segment);
     if (result == CUDA_SUCCESS)
         *kept = segment;
     else
-        nvs_own_free(own);
+        nvs_vmm_handle_free(vmm);
     return result;
 }
 
-/* True: the arena is empty and not the last one for small allocations, which the next of them needs. */
-static bool is_surplus(const nvs_segment *arena)
+/* True: the arena is empty, and not the last small one, which the next small allocation needs. */
+static bool is_surplus(const nvs_segment *segment)
 {
-    if (arena->free_blocks != arena->blocks)
+    if (!nvs_arena_is_empty(&segment->arena))
         return false;
-    for (const nvs_segment *at = nvs_swap_gpus[arena->gpu].first; at != NULL && at->used != NULL; at = at->next)
-        if (at != arena && at->block_bytes == NVS_ARENA_BLOCK)
+    if (segment->arena.block_bytes != NVS_ARENA_BLOCK || segment->bytes != nvs_swap_unit(segment->gpu))
+        return true;
+    for (const nvs_segment *at = nvs_swap_gpus[segment->gpu].first; at != NULL && at->arena.used != NULL; at = at->next)
+        if (at != segment && at->arena.block_bytes == NVS_ARENA_BLOCK)
             return true;
-    return arena->block_bytes != NVS_ARENA_BLOCK || arena->bytes != nvs_swap_unit(arena->gpu);
+    return false;
 }
 
 CUresult nvs_swap_release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
 {
     nvs_segment *segment = kept;
-    if (segment->own == NULL)
+    if (segment->vmm == NULL)
         nvs_swap_freed(gpu, pointer);
     nvs_swap_lock();
     bool ends = true;
-    if (segment->used != NULL) {
-        nvs_arena_give(segment, pointer, bytes);
+    if (segment->arena.used != NULL) {
+        nvs_arena_give(&segment->arena, pointer - segment->base, bytes);
         ends = is_surplus(segment);
     }
     bool destroy = ends && nvs_segment_mark_dead(segment);

@@ -1,16 +1,10 @@
-/* A bitmap of blocks: small allocations that share a chunk, and segments that share a reservation.  First fit keeps used blocks together.
- *
- * Each allocation begins at a block, so its alignment is the 512 bytes that cuMemAlloc gives in practice (256 are promised).
- */
-#include "swap/swap.h"
+/* See arena.h. */
+#include "swap/arena.h"
 
-static bool is_used(const nvs_segment *arena, uint32_t block)
-{
-    return (arena->used[block / 64] >> (block % 64)) & 1;
-}
+#include <stdlib.h>
 
 /* The first free block at or after this one; `blocks` when there is none. */
-static uint32_t next_free(const nvs_segment *arena, uint32_t block)
+static uint32_t next_free(const nvs_arena *arena, uint32_t block)
 {
     while (block < arena->blocks) {
         uint64_t free_ones = ~arena->used[block / 64] >> (block % 64);
@@ -24,7 +18,7 @@ static uint32_t next_free(const nvs_segment *arena, uint32_t block)
 }
 
 /* The length of the run of free blocks from this one on, up to `enough`. */
-static uint32_t free_run(const nvs_segment *arena, uint32_t block, uint32_t enough)
+static uint32_t free_run(const nvs_arena *arena, uint32_t block, uint32_t enough)
 {
     uint32_t at = block;
     while (at < arena->blocks && at - block < enough) {
@@ -39,7 +33,7 @@ static uint32_t free_run(const nvs_segment *arena, uint32_t block, uint32_t enou
     return at - block;
 }
 
-static void mark(nvs_segment *arena, uint32_t block, uint32_t count, bool used)
+static void mark(nvs_arena *arena, uint32_t block, uint32_t count, bool used)
 {
     for (uint32_t end = block + count; block < end;) {
         uint32_t bit = block % 64, here = 64 - bit < end - block ? 64 - bit : end - block;
@@ -52,12 +46,19 @@ static void mark(nvs_segment *arena, uint32_t block, uint32_t count, bool used)
     }
 }
 
-static uint64_t blocks_of(const nvs_segment *arena, uint64_t bytes)
+static uint64_t blocks_of(const nvs_arena *arena, uint64_t bytes)
 {
     return (bytes + arena->block_bytes - 1) / arena->block_bytes;
 }
 
-bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out)
+bool nvs_arena_init(nvs_arena *arena, uint64_t bytes, uint32_t block_bytes)
+{
+    const uint32_t blocks = (uint32_t)(bytes / block_bytes);
+    *arena = (nvs_arena){calloc((blocks + 63) / 64, sizeof *arena->used), block_bytes, blocks, blocks, blocks};
+    return arena->used != NULL;
+}
+
+bool nvs_arena_take(nvs_arena *arena, uint64_t bytes, uint64_t *offset)
 {
     uint64_t needed = blocks_of(arena, bytes);
     if (needed > arena->free_blocks || needed > arena->longest)
@@ -68,7 +69,7 @@ bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out)
         if (run >= wanted) {
             mark(arena, block, wanted, true);
             arena->free_blocks -= wanted;
-            *out = arena->base + (uint64_t)block * arena->block_bytes;
+            *offset = (uint64_t)block * arena->block_bytes;
             return true;
         }
         longest = run > longest ? run : longest;
@@ -78,12 +79,10 @@ bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out)
     return false;
 }
 
-void nvs_arena_give(nvs_segment *arena, CUdeviceptr pointer, uint64_t bytes)
+void nvs_arena_give(nvs_arena *arena, uint64_t offset, uint64_t bytes)
 {
-    uint32_t block = (uint32_t)((pointer - arena->base) / arena->block_bytes), count = (uint32_t)blocks_of(arena, bytes);
-    if (pointer < arena->base || block >= arena->blocks || count > arena->blocks - block || !is_used(arena, block))
-        return; /* not an allocation of this arena */
-    mark(arena, block, count, false);
+    const uint32_t count = (uint32_t)blocks_of(arena, bytes);
+    mark(arena, (uint32_t)(offset / arena->block_bytes), count, false);
     arena->free_blocks += count;
     arena->longest = arena->free_blocks; /* an upper bound, until the next failed search measures it */
 }

@@ -8,11 +8,11 @@
 
 static nvs_status evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    const bool reached = nvs_swap_is_reached(gpu);
+    const bool pinned = nvs_swap_gpu_is_pinned(gpu); /* the coordinator knows that from the reports */
     uint64_t freed = nvs_swap_drop_empty(gpu);
     nvs_status status = NVS_OK;
     *moved_bytes = 0;
-    if (freed < bytes && !reached) /* memory that another GPU reaches stays; the coordinator knows that from the reports */
+    if (freed < bytes && !pinned)
         status = nvs_swap_move(gpu, true, bytes - freed, watch, moved_bytes);
     *moved_bytes += freed;
     return status;
@@ -45,15 +45,20 @@ static nvs_status restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, 
     return nvs_swap_move(gpu, false, bytes, watch, moved_bytes);
 }
 
+static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+{
+    return out ? evict(gpu, bytes, watch, moved_bytes) : restore(gpu, bytes, watch, moved_bytes);
+}
+
 /* Opens the gate if all chunks are on the GPU. */
 static bool open_gate(uint32_t gpu, bool paced, uint64_t *missing)
 {
     nvs_swap_lock();
     const uint64_t resident = nvs_swap_gpus[gpu].resident;
     const bool closed = nvs_swap_gate_closed(gpu);
-    /* If the gate is open already, only `paced` changes: an allocation under way brings its own memory. */
+    /* If the gate is open already, only `paced` changes: an allocation under way maps its own memory. */
     *missing = closed ? missing_bytes(gpu) : 0;
-    if (closed) /* a new lease: room that the last one was granted may be used by others now */
+    if (closed) /* a new lease: other programs may use the room that the last one was granted */
         nvs_memory_set_reserved(gpu, resident);
     if (*missing == 0)
         nvs_gate_open(gpu, paced);
@@ -65,7 +70,7 @@ static void figures(uint32_t gpu, nvs_chunk_figures *out)
 {
     const nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
     nvs_swap_lock();
-    *out = (nvs_chunk_figures){of->committed, of->resident, of->reached ? of->resident : of->pinned};
+    *out = (nvs_chunk_figures){of->committed, of->resident, of->peers.pinned ? of->resident : of->pinned};
     nvs_swap_unlock();
     if (out->committed_bytes < out->resident_bytes)
         out->committed_bytes = out->resident_bytes; /* a segment is being freed */
@@ -97,8 +102,7 @@ const nvs_backend nvs_backend_swap = {
     .allocate = nvs_swap_allocate,
     .create = nvs_swap_create,
     .release = nvs_swap_release,
-    .evict = evict,
-    .restore = restore,
+    .move = move,
     .context_gone = context_gone,
     .open_gate = open_gate,
     .figures = figures,

@@ -16,24 +16,12 @@
 
 enum { MOST_FAILURES = 16 }; /* consecutive failed restorations: one to two seconds with the agent's growing pauses (coord/lease.c) */
 
-typedef struct mover {
-    uint32_t gpu;
-    bool out, ran;
-    bool lose; /* contents are given up: of all chunks if `out`, else of the missing ones */
-    nvs_place *places;
-    size_t count;
-    const nvs_watch *watch;
-    uint64_t moved;
-    nvs_status status;
-    CUresult failure;
-} mover;
-
 /* --- choosing --- */
 
-static bool wanted(const mover *m, const nvs_chunk *chunk)
+static bool wanted(const nvs_transfer *m, const nvs_chunk *chunk)
 {
     const uint8_t state = chunk->state;
-    if (m->lose && m->out)
+    if (m->discard && m->out)
         return state != NVS_CHUNK_PINNED && state != NVS_CHUNK_LOST;
     return m->out ? state == NVS_CHUNK_RESIDENT : nvs_chunk_is_missing(state);
 }
@@ -69,7 +57,7 @@ static int largest_first(const void *a, const void *b)
 }
 
 /* Lists all candidates.  False: malloc failed. */
-static bool gather(mover *m)
+static bool gather(nvs_transfer *m)
 {
     size_t room = 0, count = 0;
     nvs_swap_lock();
@@ -95,7 +83,7 @@ static bool gather(mover *m)
     return true;
 }
 
-static void free_places(mover *m)
+static void free_places(nvs_transfer *m)
 {
     for (size_t i = 0; i < m->count; i++)
         nvs_segment_unref(m->places[i].segment);
@@ -105,7 +93,7 @@ static void free_places(mover *m)
 }
 
 /* Keeps the chunks that an ending context has left unmoved. */
-static void keep_wanted(mover *m)
+static void keep_wanted(nvs_transfer *m)
 {
     size_t kept = 0;
     for (size_t i = 0; i < m->count; i++) {
@@ -121,7 +109,7 @@ static void keep_wanted(mover *m)
 }
 
 /* Keeps chunks of `bytes` in all: out, at least that, with the smallest surplus; in, at most that. */
-static void choose(mover *m, uint64_t bytes)
+static void choose(nvs_transfer *m, uint64_t bytes)
 {
     size_t kept = 0, best = SIZE_MAX;
     uint64_t left = bytes;
@@ -152,20 +140,15 @@ static void choose(mover *m, uint64_t bytes)
 /* True: another context may do the rest. */
 static bool run_in(CUcontext context, void *argument)
 {
-    mover *m = argument;
+    nvs_transfer *m = argument;
     CUcontext ignored;
     bool go_on = true;
     if (!nvs_context_enter(context))
         return go_on;
     if (nvs_context_error() == CUDA_SUCCESS) {
         m->ran = true;
-        nvs_transfer job = {
-            .gpu = m->gpu, .out = m->out, .places = m->places, .count = m->count, .watch = m->watch, .moved_bytes = m->moved};
-        nvs_swap_transfer(&job, context);
-        m->moved = job.moved_bytes;
-        m->status = job.status;
-        m->failure = job.failure;
-        go_on = job.status == NVS_OK && nvs_context_ends(context);
+        nvs_swap_transfer(m, context);
+        go_on = m->status == NVS_OK && nvs_context_ends(context);
     }
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
     if (m->ran && go_on)
@@ -173,7 +156,7 @@ static bool run_in(CUcontext context, void *argument)
     return go_on && m->count != 0;
 }
 
-static nvs_status move(mover *m, uint64_t bytes)
+static nvs_status move(nvs_transfer *m, uint64_t bytes)
 {
     if (!gather(m))
         return NVS_NO_MEMORY;
@@ -206,7 +189,7 @@ out:
 /* --- giving up --- */
 
 /* Gives up a chunk; returns how many bytes were on the GPU. */
-static uint64_t lose(const nvs_place *of)
+static uint64_t discard(const nvs_place *of)
 {
     nvs_swap_gpu *gpu = &nvs_swap_gpus[of->segment->gpu];
     nvs_chunk *chunk = &of->segment->chunks[of->chunk];
@@ -228,7 +211,7 @@ static uint64_t lose(const nvs_place *of)
         nvs_segment_moved(of->segment, -(int64_t)of->bytes);
     if (!of->segment->dead) { /* else nvs_segment_moved has counted it */
         gpu->committed -= of->bytes;
-        of->segment->counted -= of->bytes;
+        of->segment->part.committed -= of->bytes;
     }
     nvs_swap_unlock();
     if (state == NVS_CHUNK_EVICTED)
@@ -237,24 +220,24 @@ static uint64_t lose(const nvs_place *of)
 }
 
 /* `dead`: all contexts are dead, and all chunks are given up; else the missing ones. */
-static uint64_t lose_all(uint32_t gpu, bool dead)
+static uint64_t discard_all(uint32_t gpu, bool dead)
 {
-    mover m = {.gpu = gpu, .out = dead, .lose = true};
+    nvs_transfer m = {.gpu = gpu, .out = dead, .discard = true};
     uint64_t left = 0;
     if (!gather(&m))
         return 0; /* the next order tries again */
     for (size_t i = 0; i < m.count; i++)
-        left += lose(&m.places[i]);
+        left += discard(&m.places[i]);
     free_places(&m);
     return left;
 }
 
 /* Counts consecutive failed restorations that had room; true: too many. */
-static bool gives_up(const mover *m)
+static bool gives_up(const nvs_transfer *m)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[m->gpu];
     nvs_swap_lock();
-    if (m->moved != 0 || m->status == NVS_OK)
+    if (m->moved_bytes != 0 || m->status == NVS_OK)
         of->failures = 0;
     else
         of->failures += m->status == NVS_CUDA_FAILED && m->ran;
@@ -265,10 +248,10 @@ static bool gives_up(const mover *m)
     return now;
 }
 
-static void log_failure(const mover *m)
+static void log_failure(const nvs_transfer *m)
 {
     const char *const format = "moving memory %s the GPU stopped after %llu MiB (error %d); nothing is lost, the rest stays where it is";
-    const unsigned long long mib = m->moved >> 20;
+    const unsigned long long mib = m->moved_bytes >> 20;
     if (m->out)
         NVS_LOG_ONCE(NVS_LOG_WARNING, format, "off", mib, (int)m->failure);
     else if (m->failure == CUDA_ERROR_OUT_OF_MEMORY)
@@ -279,23 +262,23 @@ static void log_failure(const mover *m)
 
 nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    mover m = {.gpu = gpu, .out = out, .watch = watch};
+    nvs_transfer m = {.gpu = gpu, .out = out, .watch = watch};
     *moved_bytes = 0;
     if (bytes == 0)
         return NVS_OK;
     if (!nvs_gate_dead(gpu))
         m.status = move(&m, bytes);
     if (nvs_gate_dead(gpu) || (m.status != NVS_OK && nvs_gpu_look_dead(gpu))) {
-        const uint64_t left = lose_all(gpu, true);
-        m.moved += out ? left : 0;
+        const uint64_t left = discard_all(gpu, true);
+        m.moved_bytes += out ? left : 0;
         m.status = NVS_OK;
     } else if (!out && gives_up(&m)) {
         NVS_LOG_ONCE(NVS_LOG_ERROR, "memory cannot be brought back to GPU %u (error %d): its contents are lost, and what uses them fails", gpu, (int)m.failure);
-        (void)lose_all(gpu, false);
+        (void)discard_all(gpu, false);
         m.status = NVS_OK;
     } else if (m.status != NVS_OK) {
         log_failure(&m);
     }
-    *moved_bytes = m.moved;
+    *moved_bytes = m.moved_bytes;
     return m.status;
 }

@@ -9,54 +9,61 @@
 #include "memory/quota/pins.h"
 #include "swap/swap.h"
 
-/* cuCtxEnablePeerAccess does not cover chunks, so each chunk gets the access rights, now and at every restoration.  `users` holds the segment
- * meanwhile; a chunk that moves gets the rights from the mover. */
+/* Gives all GPUs that may access this one's memory their rights to a segment's mapped chunks.  A user holds the segment. */
+static void allow_segment(const nvs_segment *segment)
+{
+    for (uint32_t i = 0; i < segment->chunk_count; i++) {
+        nvs_swap_lock();
+        const bool mapped = nvs_chunk_is_mapped(segment->chunks[i].state);
+        nvs_swap_unlock();
+        /* A chunk that is evicted meanwhile gets the rights when it is restored. */
+        if (mapped && nvs_chunks_allow(segment->gpu, nvs_segment_chunk_address(segment, i), nvs_segment_chunk_bytes(segment, i)) != CUDA_SUCCESS)
+            NVS_LOG_ONCE(NVS_LOG_INFO, "peer access to a chunk could not be given now");
+    }
+}
+
+/* Locked. */
+static nvs_segment *ref(nvs_segment *segment)
+{
+    if (segment != NULL)
+        segment->users++;
+    return segment;
+}
+
+/* cuCtxEnablePeerAccess does not cover chunks, so each chunk gets the access rights, now and at every restoration. */
 void nvs_swap_allow(uint32_t gpu, uint32_t accessor)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
     nvs_swap_lock();
-    of->accessors |= UINT32_C(1) << accessor;
-    for (nvs_segment *segment = of->first; segment != NULL;) {
-        segment->users++;
+    of->peers.accessors |= UINT32_C(1) << accessor;
+    for (nvs_segment *segment = ref(of->first), *next; segment != NULL; segment = next) {
         nvs_swap_unlock();
-        for (uint32_t i = 0; i < segment->chunk_count; i++) {
-            nvs_swap_lock();
-            bool mapped = nvs_chunk_is_mapped(segment->chunks[i].state);
-            nvs_swap_unlock();
-            /* A chunk that is evicted meanwhile gets the rights when it is restored. */
-            if (mapped && nvs_chunks_allow(gpu, nvs_segment_chunk_address(segment, i), nvs_segment_chunk_bytes(segment, i)) != CUDA_SUCCESS)
-                NVS_LOG_ONCE(NVS_LOG_INFO, "peer access to a chunk could not be given now");
-        }
+        allow_segment(segment);
         nvs_swap_lock();
-        nvs_segment *next = segment->next;
-        bool destroy = --segment->users == 0 && segment->dead;
-        if (segment->dead)
-            next = of->first; /* it has left the list: start again; rights that are set twice do no harm */
-        if (destroy) {
-            nvs_swap_unlock();
-            nvs_segment_destroy(segment);
-            nvs_swap_lock();
-        }
-        segment = next;
+        /* A dead segment has left the list: the loop starts again, and sets some rights twice. */
+        next = ref(segment->dead ? of->first : segment->next);
+        nvs_swap_unlock();
+        nvs_segment_unref(segment);
+        nvs_swap_lock();
     }
-    of->granted |= UINT32_C(1) << accessor;
+    of->peers.complete |= UINT32_C(1) << accessor;
     nvs_swap_unlock();
 }
 
 bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor)
 {
     nvs_swap_lock();
-    const bool allowed = (nvs_swap_gpus[gpu].granted >> accessor & 1) != 0;
+    const bool allowed = (nvs_swap_gpus[gpu].peers.complete >> accessor & 1) != 0;
     nvs_swap_unlock();
     return allowed;
 }
 
 /* A lease and a drain cover one GPU: a move does not wait for work of other GPUs on this memory, and their work does not wait for a
- * restoration.  So memory that another GPU reaches does not move.  In the gate all chunks are on the card and none moves; later allocations
+ * restoration.  So memory that another GPU accesses does not move.  In the gate all chunks are on the card and none moves; later allocations
  * are backed at once (allocate.c). */
-void nvs_swap_reach(uint32_t gpu)
+void nvs_swap_pin_gpu(uint32_t gpu)
 {
-    if (gpu >= NVS_MAX_GPUS || nvs_swap_is_reached(gpu))
+    if (gpu >= NVS_MAX_GPUS || nvs_swap_gpu_is_pinned(gpu))
         return;
     nvs_usage usage;
     nvs_slot *const slot = nvs_gate_enter(gpu);
@@ -64,7 +71,7 @@ void nvs_swap_reach(uint32_t gpu)
     const uint64_t more = usage.resident_bytes - usage.pinned_bytes;
     const bool may = nvs_pins_may(gpu, more);
     nvs_swap_lock();
-    nvs_swap_gpus[gpu].reached = true;
+    nvs_swap_gpus[gpu].peers.pinned = true;
     nvs_swap_unlock();
     if (may)
         nvs_pins_counted(gpu, more);
@@ -76,31 +83,23 @@ void nvs_swap_reach(uint32_t gpu)
     nvs_log(NVS_LOG_INFO, "another GPU works on the memory of GPU %u: from now on it stays on the card", gpu);
 }
 
-bool nvs_swap_is_reached(uint32_t gpu)
+bool nvs_swap_gpu_is_pinned(uint32_t gpu)
 {
     nvs_swap_lock();
-    const bool reached = nvs_swap_gpus[gpu].reached;
+    const bool pinned = nvs_swap_gpus[gpu].peers.pinned;
     nvs_swap_unlock();
-    return reached;
-}
-
-/* Adds a user if the segment is still listed; the caller's pointer may be stale. */
-static bool hold_listed(uint32_t gpu, const nvs_segment *segment)
-{
-    nvs_swap_lock();
-    nvs_segment *at = nvs_swap_gpus[gpu].first;
-    while (at != NULL && at != segment)
-        at = at->next;
-    if (at != NULL)
-        at->users++;
-    nvs_swap_unlock();
-    return at != NULL;
+    return pinned;
 }
 
 CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned int on)
 {
     CUresult result = CUDA_SUCCESS;
-    if (!hold_listed(gpu, segment))
+    nvs_swap_lock();
+    const bool listed = nvs_segment_is_listed(gpu, segment);
+    if (listed)
+        ref(segment);
+    nvs_swap_unlock();
+    if (!listed)
         return CUDA_ERROR_INVALID_VALUE;
     nvs_segment_claim(segment, false);
     nvs_swap_lock();
@@ -125,10 +124,7 @@ CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned i
 bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment)
 {
     nvs_swap_lock();
-    const nvs_segment *at = nvs_swap_gpus[gpu].first;
-    while (at != NULL && at != segment)
-        at = at->next;
-    bool on = at != NULL && at->sync_memops;
+    const bool on = nvs_segment_is_listed(gpu, segment) && segment->sync_memops;
     nvs_swap_unlock();
     return on;
 }

@@ -44,64 +44,64 @@ uint64_t nvs_swap_unit(uint32_t gpu)
     return unit == NONE ? 0 : unit;
 }
 
-/* One reservation for all segments of a GPU, twice as large as its memory: addresses cost nothing. */
-static nvs_segment *make_space(uint32_t gpu)
+/* Reserves addresses for all segments of a GPU, twice as many as its memory: addresses cost nothing. */
+static bool make_space(uint32_t gpu, CUdeviceptr *base, nvs_arena *ranges)
 {
     const uint64_t unit = nvs_swap_unit(gpu), most = UINT64_C(1) << 40;
     size_t total = 0;
-    nvs_segment *space = calloc(1, sizeof *space);
-    if (space == NULL || NVS_REAL(cuDeviceTotalMem_v2)(&total, (CUdevice)gpu) != CUDA_SUCCESS)
-        goto out;
-    space->bytes = (total < most / 2 ? 2 * total : most) / unit * unit;
-    space->block_bytes = (uint32_t)unit;
-    space->blocks = space->free_blocks = space->longest = (uint32_t)(space->bytes / unit);
-    space->used = calloc((space->blocks + 63) / 64, sizeof *space->used);
-    if (space->used != NULL && NVS_REAL(cuMemAddressReserve)(&space->base, space->bytes, 0, 0, 0) == CUDA_SUCCESS)
-        return space;
-    free(space->used);
-out:
-    free(space);
-    return NULL;
+    if (NVS_REAL(cuDeviceTotalMem_v2)(&total, (CUdevice)gpu) != CUDA_SUCCESS)
+        return false;
+    const uint64_t bytes = (total < most / 2 ? 2 * total : most) / unit * unit;
+    if (!nvs_arena_init(ranges, bytes, (uint32_t)unit))
+        return false;
+    if (NVS_REAL(cuMemAddressReserve)(base, bytes, 0, 0, 0) == CUDA_SUCCESS)
+        return true;
+    free(ranges->used);
+    return false;
 }
 
-static nvs_segment *space_of(uint32_t gpu)
+/* Locked; unlocks meanwhile: other threads reserve ranges of their own then. */
+static void try_space(uint32_t gpu)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
-    nvs_swap_lock();
-    nvs_segment *space = of->space;
-    bool make = space == NULL && !of->no_space;
-    of->no_space |= make; /* other threads reserve ranges of their own meanwhile */
+    CUdeviceptr base;
+    nvs_arena ranges;
+    of->space.tried = true;
     nvs_swap_unlock();
-    if (make && (space = make_space(gpu)) != NULL) {
-        nvs_swap_lock();
-        of->space = space;
-        nvs_swap_unlock();
+    const bool made = make_space(gpu, &base, &ranges);
+    nvs_swap_lock();
+    if (made) {
+        of->space.base = base;
+        of->space.ranges = ranges;
     }
-    return space;
 }
 
 static CUresult take_addresses(nvs_segment *segment)
 {
-    nvs_segment *space = space_of(segment->gpu);
-    if (space != NULL) {
-        nvs_swap_lock();
-        bool taken = nvs_arena_take(space, segment->bytes, &segment->base);
-        nvs_swap_unlock();
-        if (taken)
-            return CUDA_SUCCESS;
-    }
+    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
+    uint64_t offset;
+    nvs_swap_lock();
+    if (!of->space.tried)
+        try_space(segment->gpu);
+    const bool taken = of->space.ranges.used != NULL && nvs_arena_take(&of->space.ranges, segment->bytes, &offset);
+    if (taken)
+        segment->base = of->space.base + offset;
+    nvs_swap_unlock();
+    if (taken)
+        return CUDA_SUCCESS;
     segment->own_range = true;
     return NVS_REAL(cuMemAddressReserve)(&segment->base, segment->bytes, 0, 0, 0);
 }
 
 static void give_addresses(const nvs_segment *segment)
 {
+    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
     if (segment->own_range) {
         NVS_REAL(cuMemAddressFree)(segment->base, segment->bytes);
         return;
     }
     nvs_swap_lock();
-    nvs_arena_give(nvs_swap_gpus[segment->gpu].space, segment->base, segment->bytes);
+    nvs_arena_give(&of->space.ranges, segment->base - of->space.base, segment->bytes);
     nvs_swap_unlock();
 }
 
@@ -136,13 +136,8 @@ CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint64_t chunk_bytes, uin
         chunk->at = (uint32_t)(at / NVS_HOST_GRAIN);
         chunk->grains = (uint32_t)(size / NVS_HOST_GRAIN);
     }
-    if (block_bytes != 0) {
-        segment->block_bytes = block_bytes;
-        segment->blocks = segment->free_blocks = segment->longest = (uint32_t)(bytes / block_bytes);
-        segment->used = calloc((segment->blocks + 63) / 64, sizeof *segment->used);
-        if (segment->used == NULL)
-            goto out;
-    }
+    if (block_bytes != 0 && !nvs_arena_init(&segment->arena, bytes, block_bytes))
+        goto out;
     if (!nvs_host_reserve(bytes)) {
         const char *why = nvs_memory_take_refusal();
         NVS_LOG_ONCE(NVS_LOG_WARNING, "no host memory to evict a new allocation to (%llu MiB): out of memory; %s", (unsigned long long)(bytes >> 20),
@@ -156,7 +151,7 @@ CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint64_t chunk_bytes, uin
     }
     nvs_host_unreserve(bytes);
 out:
-    free(segment->used);
+    free(segment->arena.used);
     free(segment);
     return result;
 }
@@ -184,16 +179,16 @@ static CUresult map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllo
     if (result != CUDA_SUCCESS)
         return result;
     result = nvs_views_map(segment, chunk, handle);
-    if (result != CUDA_SUCCESS && NVS_REAL(cuMemUnmap)(address, bytes) != CUDA_SUCCESS)
-        NVS_REAL(cuMemUnmap)(address, bytes);
+    if (result != CUDA_SUCCESS)
+        (void)nvs_vmm_unmap(address, bytes);
     return result;
 }
 
 static CUresult make(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle *handle)
 {
     const uint64_t bytes = nvs_segment_chunk_bytes(segment, chunk);
-    CUmemAllocationProp prop = segment->own != NULL ? segment->own->properties : on_gpu(segment->gpu);
-    if (segment->own == NULL && nvs_share_possible(segment->gpu))
+    CUmemAllocationProp prop = segment->vmm != NULL ? segment->vmm->properties : on_gpu(segment->gpu);
+    if (segment->vmm == NULL && nvs_share_possible(segment->gpu))
         prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     return NVS_REAL(cuMemCreate)(handle, bytes, &prop, 0);
 }
@@ -205,9 +200,7 @@ static CUresult create_and_map(nvs_segment *segment, uint32_t chunk)
     if (result != CUDA_SUCCESS)
         return result;
     result = map(segment, chunk, handle);
-    /* From here on only the mapping keeps the memory: to free it is one step that can fail, not two. */
-    if (NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS && NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back a handle of memory; its memory may be lost until the program ends");
+    nvs_vmm_release(handle); /* the mapping keeps the memory, so that freeing it is one step that can fail, not two */
     return result;
 }
 
@@ -223,7 +216,7 @@ CUresult nvs_chunks_allow(uint32_t owner, CUdeviceptr address, uint64_t bytes)
     CUmemAccessDesc who[NVS_MAX_GPUS];
     size_t count = 0;
     nvs_swap_lock();
-    const uint32_t accessors = nvs_swap_gpus[owner].accessors;
+    const uint32_t accessors = nvs_swap_gpus[owner].peers.accessors;
     nvs_swap_unlock();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         if (gpu == owner || ((accessors >> gpu) & 1))
@@ -274,9 +267,8 @@ CUresult nvs_chunks_map(const nvs_place *places, size_t count)
         result = create_and_map(places[mapped].segment, places[mapped].chunk);
         bytes += places[mapped].bytes;
     }
-    if (result == CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS)
         result = nvs_chunks_allow(gpu, nvs_segment_chunk_address(places[0].segment, places[0].chunk), bytes);
-    }
     for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++) {
         restore_attributes(places[i].segment, places[i].chunk);
         set_mapped(places[i].segment, places[i].chunk, true);
@@ -323,8 +315,8 @@ bool nvs_segment_mark_dead(nvs_segment *segment)
     *(segment->next != NULL ? &segment->next->previous : &of->last) = segment->previous;
     segment->next = segment->previous = NULL;
     segment->dead = true;
-    of->committed -= segment->counted - segment->on_gpu;
-    segment->counted = segment->on_gpu;
+    of->committed -= segment->part.committed - segment->part.resident;
+    segment->part.committed = segment->part.resident;
     return segment->users == 0;
 }
 
@@ -346,14 +338,14 @@ void nvs_segment_destroy(nvs_segment *segment)
                      (unsigned long long)(lost >> 20));
     else
         give_addresses(segment);
-    nvs_own_free(segment->own);
+    nvs_vmm_handle_free(segment->vmm);
     nvs_swap_lock();
-    of->resident -= segment->on_gpu - lost;
+    of->resident -= segment->part.resident - lost;
     of->pinned -= pinned;
-    of->committed -= segment->counted - lost;
+    of->committed -= segment->part.committed - lost;
     nvs_swap_unlock();
     nvs_host_unreserve(segment->bytes);
-    free(segment->used);
+    free(segment->arena.used);
     free(segment);
 }
 

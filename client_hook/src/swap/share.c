@@ -9,15 +9,6 @@
 
 #include <stdatomic.h>
 
-/* Locked.  The caller's pointer may be stale. */
-static bool is_listed(uint32_t gpu, const nvs_segment *segment)
-{
-    const nvs_segment *at = nvs_swap_gpus[gpu].first;
-    while (at != NULL && at != segment)
-        at = at->next;
-    return at != NULL;
-}
-
 /* Locked.  The chunks that hold a range of addresses. */
 static void find_chunks(const nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out)
 {
@@ -35,18 +26,18 @@ static void find_chunks(const nvs_segment *segment, CUdeviceptr address, uint64_
 }
 
 /* Locked.  Finds the chunks, checks that they can be shared now, and counts the bytes that would newly be pinned. */
-static CUresult look(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out, uint64_t *more)
+static CUresult find_shareable(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out, uint64_t *more)
 {
     *more = 0;
-    if (!is_listed(gpu, segment) || segment->own != NULL)
+    if (!nvs_segment_is_listed(gpu, segment) || segment->vmm != NULL)
         return CUDA_ERROR_INVALID_VALUE;
     find_chunks(segment, address, bytes, out);
     out->segment = segment;
     for (uint32_t i = out->first; i < out->first + out->count; i++) {
         const nvs_chunk *chunk = &segment->chunks[i];
-        if (chunk->state != NVS_CHUNK_RESIDENT && chunk->state != NVS_CHUNK_PINNED)
+        if (!nvs_chunk_is_mapped(chunk->state))
             return CUDA_ERROR_INVALID_VALUE; /* its context is dead */
-        if (chunk->state == NVS_CHUNK_RESIDENT && !nvs_swap_gpus[gpu].reached)
+        if (chunk->state == NVS_CHUNK_RESIDENT && !nvs_swap_gpus[gpu].peers.pinned)
             *more += nvs_segment_chunk_bytes(segment, i);
     }
     return CUDA_SUCCESS;
@@ -54,10 +45,9 @@ static CUresult look(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, ui
 
 CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out)
 {
-    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
     uint64_t more, ignored;
     nvs_swap_lock();
-    CUresult result = look(gpu, segment, address, bytes, out, &more);
+    CUresult result = find_shareable(gpu, segment, address, bytes, out, &more);
     nvs_swap_unlock();
     if (result != CUDA_SUCCESS)
         return result;
@@ -66,13 +56,10 @@ CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     nvs_swap_lock();
-    result = look(gpu, segment, address, bytes, out, &ignored); /* another thread may have freed or shared it meanwhile */
+    result = find_shareable(gpu, segment, address, bytes, out, &ignored); /* another thread may have freed or shared it meanwhile */
     for (uint32_t i = out->first; result == CUDA_SUCCESS && i < out->first + out->count; i++) {
-        nvs_chunk *chunk = &segment->chunks[i];
-        if (chunk->shares++ == 0) {
-            chunk->state = NVS_CHUNK_PINNED;
-            of->pinned += nvs_segment_chunk_bytes(segment, i);
-        }
+        segment->chunks[i].shares++;
+        nvs_segment_pin_chunk(segment, i);
     }
     segment->users += result == CUDA_SUCCESS;
     nvs_swap_unlock();

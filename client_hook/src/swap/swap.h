@@ -11,7 +11,7 @@
  *  - a segment that is freed while the mover uses it (`users`) is destroyed by the mover;
  *  - a segment reserves host memory for all its bytes (host/pool.h), so that it can be evicted.
  *
- * A segment may stand for a handle of the application (`own`).  Copies use the segment's addresses; each chunk is mapped a second time
+ * A segment may stand for a handle of the application (`vmm`).  Copies use the segment's addresses; each chunk is mapped a second time
  * wherever the application mapped the handle (view.c).
  *
  * Threads: the allocating thread writes `state` and `host` of a chunk before the segment is listed.  Afterwards the agent thread and its
@@ -24,6 +24,7 @@
 #include "base/base.h"
 #include "host/pool.h"
 #include "memory/memory.h"
+#include "swap/arena.h"
 
 #define NVS_CHUNK_GRAINS 32u /* of NVS_HOST_GRAIN: a chunk has at most 64 MiB */
 
@@ -51,7 +52,7 @@ typedef struct nvs_chunk {
     uint32_t at, grains;          /* offset in the segment, and size; both in grains */
     uint8_t state;
     uint32_t shares; /* PINNED, under the lock: exports to other processes (share.c) */
-    bool mapped; /* segments with `own`: there is memory at its address.  Changes within a claim. */
+    bool mapped; /* segments with `vmm`: there is memory at its address.  Changes within a claim. */
 } nvs_chunk;
 
 /* A place where the application has mapped a handle. */
@@ -63,30 +64,28 @@ typedef struct nvs_view {
 } nvs_view;
 
 /* A handle of the application.  A change of `views` needs an exclusive claim; mapping and unmapping of chunks a shared one. */
-typedef struct nvs_own {
+typedef struct nvs_vmm_handle {
     CUmemAllocationProp properties;
     nvs_view *views;
     uint32_t claims; /* under the lock: shared claims, or EXCLUSIVE (view.c) */
-    CUmemGenericAllocationHandle real; /* once pinned: the driver's handle */
-} nvs_own;
+    CUmemGenericAllocationHandle driver_handle; /* 0: not pinned */
+} nvs_vmm_handle;
 
 typedef struct nvs_segment {
     struct nvs_segment *next, *previous; /* all of one GPU */
     CUdeviceptr base;
     uint64_t bytes;
     uint32_t gpu;
-    uint32_t users; /* moves under way */
-    bool dead;    /* freed; not listed any more */
-    uint64_t counted; /* its part of `committed`; of a dead segment only bytes on the GPU count */
-    uint64_t on_gpu;  /* its part of `resident` */
-    nvs_own *own;     /* NULL: not a handle of the application */
+    uint32_t users; /* moves under way, and shares */
+    bool dead;      /* freed; not listed any more */
     bool own_range; /* its addresses are a separate reservation */
     bool sync_memops; /* cuPointerSetAttribute: set again when a chunk is mapped */
-    /* An arena: its blocks in use. */
-    uint64_t *used; /* NULL: not an arena */
-    uint32_t block_bytes;
-    uint32_t blocks, free_blocks;
-    uint32_t longest; /* upper bound for the longest run of free blocks */
+    struct {        /* its part of the GPU's figures */
+        uint64_t committed; /* of a dead segment only bytes on the GPU count */
+        uint64_t resident;
+    } part;
+    nvs_vmm_handle *vmm; /* NULL: not a handle of the application */
+    nvs_arena arena;     /* `used` not NULL: small allocations share it */
     uint32_t chunk_count;
     nvs_chunk chunks[];
 } nvs_segment;
@@ -98,17 +97,22 @@ typedef struct nvs_place { /* a chunk; `users` holds its segment, unless the seg
 } nvs_place;
 
 typedef struct nvs_swap_gpu {
-    nvs_segment *space; /* one large reservation, divided like an arena, so that segments are adjacent; without chunks */
-    bool no_space;      /* the reservation failed, or is being made */
+    struct {               /* one large reservation, so that segments are adjacent (segment.c) */
+        CUdeviceptr base;
+        nvs_arena ranges;  /* `used` NULL: the reservation failed, or is being made */
+        bool tried;
+    } space;
     nvs_segment *first, *last; /* arenas before all others */
     uint64_t committed; /* bytes of all chunks */
     uint64_t resident;  /* of those, on the GPU or about to be mapped */
     uint64_t pinned;    /* of the resident ones */
     uint64_t restorations;
     uint32_t failures;  /* consecutive restorations that failed, though there was room */
-    uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */
-    uint32_t granted; /* of the accessors, those that have their rights to all that is mapped */
-    bool reached; /* another GPU of this process works on its memory, whatever lease there is: it stays.  peers.c */
+    struct {                /* written by peers.c */
+        uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */
+        uint32_t complete;  /* of the accessors, those that have access to all mapped chunks */
+        bool pinned;        /* another GPU of this process works on its memory under any lease: no chunk moves */
+    } peers;
 } nvs_swap_gpu;
 
 /* --- backend.c --- */
@@ -150,6 +154,8 @@ CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk);
 CUresult nvs_segment_back(nvs_segment *segment); /* maps all its chunks, before it is listed */
 
 void nvs_segment_list(nvs_segment *segment);                 /* locked */
+bool nvs_segment_is_listed(uint32_t gpu, const nvs_segment *segment); /* locked; the pointer may be stale */
+void nvs_segment_pin_chunk(nvs_segment *segment, uint32_t chunk);     /* locked: a resident chunk does not move any more */
 void nvs_segment_moved(nvs_segment *segment, int64_t bytes); /* locked: counts bytes that came to the GPU (negative: left it) */
 /* Locked: unlists it.  True: it has no users, and the caller destroys it once unlocked. */
 bool nvs_segment_mark_dead(nvs_segment *segment);
@@ -165,15 +171,17 @@ bool nvs_swap_pause(uint64_t *waited_ns);
 void nvs_swap_allow(uint32_t gpu, uint32_t accessor);
 bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor);
 /* Another GPU of this process works on this one's memory: all of it stays on the card.  The first call waits for the lease. */
-void nvs_swap_reach(uint32_t gpu);
-bool nvs_swap_is_reached(uint32_t gpu);
+void nvs_swap_pin_gpu(uint32_t gpu);
+bool nvs_swap_gpu_is_pinned(uint32_t gpu);
 /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS of a whole segment; the pointer may be stale. */
 CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned int on);
 bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment);
 
 /* --- view.c --- */
-nvs_own *nvs_own_new(const CUmemAllocationProp *properties); /* NULL: no memory */
-void nvs_own_free(nvs_own *own);
+nvs_vmm_handle *nvs_vmm_handle_new(const CUmemAllocationProp *properties); /* NULL: no memory */
+void nvs_vmm_handle_free(nvs_vmm_handle *vmm);
+CUresult nvs_vmm_unmap(CUdeviceptr address, uint64_t bytes);      /* tries twice */
+void nvs_vmm_release(CUmemGenericAllocationHandle handle);        /* tries twice; logs a failure */
 /* Without effect for a segment that is not a handle of the application. */
 void nvs_segment_claim(const nvs_segment *segment, bool exclusive);
 void nvs_segment_unclaim(const nvs_segment *segment);
@@ -187,7 +195,7 @@ CUresult nvs_view_end(nvs_segment *segment, CUdeviceptr address);
 CUresult nvs_view_allow(nvs_segment *segment, CUdeviceptr address, const CUmemAccessDesc *desc, size_t count);
 bool nvs_view_access(nvs_segment *segment, CUdeviceptr address, const CUmemLocation *location, unsigned long long *flags);
 /* Pins a segment of one chunk, and returns the driver's handle.  The caller is in the open gate. */
-CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *real);
+CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *out);
 
 /* --- share.c: chunks that other processes map too --- */
 typedef struct nvs_share { /* the chunks that hold a range of addresses */
@@ -202,23 +210,20 @@ void nvs_share_end(const nvs_share *share); /* takes the lock; may destroy the s
 /* A file descriptor of a mapped chunk's memory, which the caller closes; -1: failed. */
 int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk);
 
-/* --- arena.c: blocks of 512 bytes, or of whole grains in an arena of large ones and in a space; all locked --- */
-#define NVS_ARENA_BLOCK 512u
-bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out);
-void nvs_arena_give(nvs_segment *arena, CUdeviceptr pointer, uint64_t bytes);
-
 /* --- move.c: the thread that moves this GPU's memory (coord/memory/moves.h) --- */
 /* Gives up memory of dead contexts, and memory that cannot be restored after many attempts; then no chunk is missing. */
 nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 
 /* --- pipeline.c: the same thread, and two of its own while it runs --- */
-typedef struct nvs_transfer { /* chunks that move */
+typedef struct nvs_transfer { /* one move; move.c chooses the chunks */
     uint32_t gpu;
     bool out;
-    const nvs_place *places;
+    bool discard; /* move.c: contents are given up, of all chunks if `out`, else of the missing ones */
+    bool ran;     /* move.c: in a context that was not dead */
+    nvs_place *places;
     size_t count;
     const nvs_watch *watch; /* or NULL */
-    uint64_t moved_bytes; /* in: by earlier contexts for the same order */
+    uint64_t moved_bytes; /* by all contexts */
     nvs_status status;
     CUresult failure;
 } nvs_transfer;

@@ -43,21 +43,37 @@ CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk
 void nvs_segment_list(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
-    const bool arena = segment->used != NULL;
+    const bool arena = segment->arena.used != NULL;
     segment->next = arena ? of->first : NULL;
     segment->previous = arena ? NULL : of->last;
     *(segment->previous != NULL ? &segment->previous->next : &of->first) = segment;
     *(segment->next != NULL ? &segment->next->previous : &of->last) = segment;
 }
 
+bool nvs_segment_is_listed(uint32_t gpu, const nvs_segment *segment)
+{
+    const nvs_segment *at = nvs_swap_gpus[gpu].first;
+    while (at != NULL && at != segment)
+        at = at->next;
+    return at != NULL;
+}
+
+void nvs_segment_pin_chunk(nvs_segment *segment, uint32_t chunk)
+{
+    if (segment->chunks[chunk].state != NVS_CHUNK_RESIDENT)
+        return;
+    segment->chunks[chunk].state = NVS_CHUNK_PINNED;
+    nvs_swap_gpus[segment->gpu].pinned += nvs_segment_chunk_bytes(segment, chunk);
+}
+
 void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
     of->resident += (uint64_t)bytes; /* modulo 2^64: right in both directions */
-    segment->on_gpu += (uint64_t)bytes;
+    segment->part.resident += (uint64_t)bytes;
     if (segment->dead) {
         of->committed += (uint64_t)bytes;
-        segment->counted += (uint64_t)bytes;
+        segment->part.committed += (uint64_t)bytes;
     }
 }
 

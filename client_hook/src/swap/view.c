@@ -19,39 +19,38 @@
 
 void nvs_segment_claim(const nvs_segment *segment, bool exclusive)
 {
-    if (segment->own == NULL)
+    if (segment->vmm == NULL)
         return;
     nvs_swap_lock();
-    while (segment->own->claims == EXCLUSIVE || (exclusive && segment->own->claims != 0))
+    while (segment->vmm->claims == EXCLUSIVE || (exclusive && segment->vmm->claims != 0))
         nvs_swap_wait();
-    segment->own->claims = exclusive ? EXCLUSIVE : segment->own->claims + 1;
+    segment->vmm->claims = exclusive ? EXCLUSIVE : segment->vmm->claims + 1;
     nvs_swap_unlock();
 }
 
 void nvs_segment_unclaim(const nvs_segment *segment)
 {
-    if (segment->own == NULL)
+    if (segment->vmm == NULL)
         return;
     nvs_swap_lock();
-    segment->own->claims = segment->own->claims == EXCLUSIVE ? 0 : segment->own->claims - 1;
+    segment->vmm->claims = segment->vmm->claims == EXCLUSIVE ? 0 : segment->vmm->claims - 1;
     nvs_swap_wake();
     nvs_swap_unlock();
 }
 
-/* --- one chunk, all views; the caller has a claim --- */
-
-/* Tries twice. */
-static CUresult unmap(CUdeviceptr address, uint64_t bytes)
+CUresult nvs_vmm_unmap(CUdeviceptr address, uint64_t bytes)
 {
     CUresult result = NVS_REAL(cuMemUnmap)(address, bytes);
     return result == CUDA_SUCCESS ? result : NVS_REAL(cuMemUnmap)(address, bytes);
 }
 
-static void release(CUmemGenericAllocationHandle handle)
+void nvs_vmm_release(CUmemGenericAllocationHandle handle)
 {
     if (NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS && NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back a handle of memory; its memory may be lost until the program ends");
 }
+
+/* --- one chunk, all views; the caller has a claim --- */
 
 static CUdeviceptr address_in(const nvs_segment *segment, uint32_t chunk, const nvs_view *view)
 {
@@ -67,7 +66,7 @@ static CUresult map_one(const nvs_segment *segment, uint32_t chunk, const nvs_vi
         return result;
     result = NVS_REAL(cuMemSetAccess)(address, bytes, view->access, view->access_count);
     if (result != CUDA_SUCCESS)
-        unmap(address, bytes);
+        (void)nvs_vmm_unmap(address, bytes);
     return result;
 }
 
@@ -75,17 +74,17 @@ static CUresult map_one(const nvs_segment *segment, uint32_t chunk, const nvs_vi
 static CUresult map_until(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle, const nvs_view *end)
 {
     CUresult result = CUDA_SUCCESS;
-    const nvs_view *at = segment->own->views;
+    const nvs_view *at = segment->vmm->views;
     for (; at != end && result == CUDA_SUCCESS; at = result == CUDA_SUCCESS ? at->next : at)
         result = map_one(segment, chunk, at, handle);
-    for (const nvs_view *done = segment->own->views; result != CUDA_SUCCESS && done != at; done = done->next)
-        unmap(address_in(segment, chunk, done), nvs_segment_chunk_bytes(segment, chunk));
+    for (const nvs_view *done = segment->vmm->views; result != CUDA_SUCCESS && done != at; done = done->next)
+        (void)nvs_vmm_unmap(address_in(segment, chunk, done), nvs_segment_chunk_bytes(segment, chunk));
     return result;
 }
 
 CUresult nvs_views_map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle)
 {
-    return segment->own != NULL ? map_until(segment, chunk, handle, NULL) : CUDA_SUCCESS;
+    return segment->vmm != NULL ? map_until(segment, chunk, handle, NULL) : CUDA_SUCCESS;
 }
 
 /* Maps the views before `end` again, after an unmapping that failed halfway. */
@@ -95,7 +94,7 @@ static void map_again(const nvs_segment *segment, uint32_t chunk, const nvs_view
     CUresult result = NVS_REAL(cuMemRetainAllocationHandle)(&handle, (void *)(uintptr_t)nvs_segment_chunk_address(segment, chunk));
     if (result == CUDA_SUCCESS) {
         result = map_until(segment, chunk, handle, end);
-        release(handle);
+        nvs_vmm_release(handle);
     }
     if (result != CUDA_SUCCESS)
         NVS_LOG_ONCE(NVS_LOG_ERROR, "the driver neither moves memory of the program nor leaves it where it is (error %d)", (int)result);
@@ -103,10 +102,10 @@ static void map_again(const nvs_segment *segment, uint32_t chunk, const nvs_view
 
 CUresult nvs_views_unmap(const nvs_segment *segment, uint32_t chunk)
 {
-    if (segment->own == NULL)
+    if (segment->vmm == NULL)
         return CUDA_SUCCESS;
-    for (const nvs_view *at = segment->own->views; at != NULL; at = at->next) {
-        CUresult result = unmap(address_in(segment, chunk, at), nvs_segment_chunk_bytes(segment, chunk));
+    for (const nvs_view *at = segment->vmm->views; at != NULL; at = at->next) {
+        CUresult result = nvs_vmm_unmap(address_in(segment, chunk, at), nvs_segment_chunk_bytes(segment, chunk));
         if (result != CUDA_SUCCESS) {
             map_again(segment, chunk, at);
             return result;
@@ -117,7 +116,7 @@ CUresult nvs_views_unmap(const nvs_segment *segment, uint32_t chunk)
 
 void nvs_views_map_again(const nvs_segment *segment, uint32_t chunk)
 {
-    if (segment->own != NULL && segment->own->views != NULL)
+    if (segment->vmm != NULL && segment->vmm->views != NULL)
         map_again(segment, chunk, NULL);
 }
 
@@ -125,7 +124,7 @@ void nvs_views_map_again(const nvs_segment *segment, uint32_t chunk)
 
 static nvs_view *find(const nvs_segment *segment, CUdeviceptr address)
 {
-    nvs_view *at = segment->own->views;
+    nvs_view *at = segment->vmm->views;
     while (at != NULL && at->address != address)
         at = at->next;
     return at;
@@ -150,7 +149,7 @@ static CUresult map_chunk(const nvs_segment *segment, uint32_t chunk, const nvs_
     if (result != CUDA_SUCCESS)
         return result;
     result = map_one(segment, chunk, view, handle);
-    release(handle);
+    nvs_vmm_release(handle);
     return result;
 }
 
@@ -164,7 +163,7 @@ static CUresult map_chunks(const nvs_segment *segment, const nvs_view *view, uin
             result = map_chunk(segment, chunk, view);
     for (uint32_t done = 0; result != CUDA_SUCCESS && done < chunk; done++)
         if (segment->chunks[done].mapped)
-            unmap(address_in(segment, done, view), nvs_segment_chunk_bytes(segment, done));
+            (void)nvs_vmm_unmap(address_in(segment, done, view), nvs_segment_chunk_bytes(segment, done));
     return result;
 }
 
@@ -177,8 +176,8 @@ CUresult nvs_view_add(nvs_segment *segment, CUdeviceptr address)
     nvs_segment_claim(segment, true);
     CUresult result = map_chunks(segment, view, segment->chunk_count);
     if (result == CUDA_SUCCESS) {
-        view->next = segment->own->views;
-        segment->own->views = view;
+        view->next = segment->vmm->views;
+        segment->vmm->views = view;
     }
     nvs_segment_unclaim(segment);
     if (result != CUDA_SUCCESS)
@@ -210,7 +209,7 @@ CUresult nvs_view_end(nvs_segment *segment, CUdeviceptr address)
     if (view != NULL)
         result = unmap_chunks(segment, view);
     if (view != NULL && result == CUDA_SUCCESS) {
-        nvs_view **link = &segment->own->views;
+        nvs_view **link = &segment->vmm->views;
         while (*link != view)
             link = &(*link)->next;
         *link = view->next;
@@ -303,28 +302,24 @@ bool nvs_view_access(nvs_segment *segment, CUdeviceptr address, const CUmemLocat
 /* False: the chunk is not on the GPU. */
 static bool pin_chunk(nvs_segment *segment)
 {
-    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
     nvs_swap_lock();
+    nvs_segment_pin_chunk(segment, 0);
     const uint8_t state = segment->chunks[0].state;
-    if (state == NVS_CHUNK_RESIDENT) {
-        segment->chunks[0].state = NVS_CHUNK_PINNED;
-        of->pinned += segment->bytes;
-    }
     nvs_swap_unlock();
-    return state == NVS_CHUNK_RESIDENT || state == NVS_CHUNK_PINNED;
+    return state == NVS_CHUNK_PINNED;
 }
 
 /* `bytes`: how many are newly pinned. */
 static bool may_pin(const nvs_segment *segment, uint64_t *bytes)
 {
     nvs_swap_lock();
-    const bool stays = segment->chunks[0].state != NVS_CHUNK_RESIDENT || nvs_swap_gpus[segment->gpu].reached;
+    const bool stays = segment->chunks[0].state != NVS_CHUNK_RESIDENT || nvs_swap_gpus[segment->gpu].peers.pinned;
     nvs_swap_unlock();
     *bytes = stays ? 0 : segment->bytes;
     return nvs_pins_may(segment->gpu, *bytes);
 }
 
-CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *real)
+CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *out)
 {
     uint64_t more;
     CUmemGenericAllocationHandle got;
@@ -340,33 +335,33 @@ CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *real)
     if (!pinned)
         return CUDA_ERROR_INVALID_VALUE; /* its context is dead */
     nvs_segment_claim(segment, true);
-    if (segment->own->real == 0) {
+    if (segment->vmm->driver_handle == 0) {
         result = NVS_REAL(cuMemRetainAllocationHandle)(&got, (void *)(uintptr_t)segment->base);
         if (result == CUDA_SUCCESS)
-            segment->own->real = got;
+            segment->vmm->driver_handle = got;
     }
-    *real = segment->own->real;
+    *out = segment->vmm->driver_handle;
     nvs_segment_unclaim(segment);
     return result;
 }
 
-nvs_own *nvs_own_new(const CUmemAllocationProp *properties)
+nvs_vmm_handle *nvs_vmm_handle_new(const CUmemAllocationProp *properties)
 {
-    nvs_own *own = calloc(1, sizeof *own);
-    if (own != NULL)
-        own->properties = *properties;
-    return own;
+    nvs_vmm_handle *vmm = calloc(1, sizeof *vmm);
+    if (vmm != NULL)
+        vmm->properties = *properties;
+    return vmm;
 }
 
-void nvs_own_free(nvs_own *own)
+void nvs_vmm_handle_free(nvs_vmm_handle *vmm)
 {
-    if (own == NULL)
+    if (vmm == NULL)
         return;
-    if (own->real != 0)
-        release(own->real);
-    for (nvs_view *next; own->views != NULL; own->views = next) {
-        next = own->views->next;
-        free(own->views);
+    if (vmm->driver_handle != 0)
+        nvs_vmm_release(vmm->driver_handle);
+    for (nvs_view *next; vmm->views != NULL; vmm->views = next) {
+        next = vmm->views->next;
+        free(vmm->views);
     }
-    free(own);
+    free(vmm);
 }

@@ -21,7 +21,7 @@ static uint32_t find(uint32_t gpu, CUdeviceptr address, unsigned *found)
         return NVS_NO_GPU;
     if (nvs_in_chunks(address, &as)) {
         if (as.gpu != gpu)
-            nvs_swap_reach(as.gpu);
+            nvs_swap_pin_gpu(as.gpu);
         else
             *found |= NVS_OPERANDS_MOVE;
         return as.gpu;

@@ -21,7 +21,7 @@ bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
 /* Attributes of memory that the application mapped itself, where they differ. */
 static CUresult answer_mapped(void *data, CUpointer_attribute attribute, const nvs_allocation *handle, CUdeviceptr address)
 {
-    const CUmemAllocationProp *prop = &((const nvs_segment *)handle->kept)->own->properties;
+    const CUmemAllocationProp *prop = &((const nvs_segment *)handle->kept)->vmm->properties;
     const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)nvs_current_gpu()};
     unsigned long long access;
     switch ((int)attribute) {
@@ -128,7 +128,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevice
 /* Kernels of one GPU may now access memory of another, and name none. */
 static void open_to(uint32_t owner, uint32_t accessor)
 {
-    nvs_swap_reach(owner);
+    nvs_swap_pin_gpu(owner);
     nvs_swap_allow(owner, accessor);
 }
 

@@ -81,7 +81,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocati
     nvs_allocation *entry = prop != NULL ? nvs_allocation_pin_handle(handle) : NULL;
     if (entry == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    *prop = ((const nvs_segment *)entry->kept)->own->properties;
+    *prop = ((const nvs_segment *)entry->kept)->vmm->properties;
     nvs_memory_drop_all(nvs_allocation_unpin_handle(entry));
     return CUDA_SUCCESS;
 }

@@ -58,7 +58,7 @@ static uint32_t gate_for(const named *what)
     for (uint32_t gpu = 0; told == NVS_NO_GPU && gpu < NVS_MAX_GPUS; gpu++)
         if (nvs_any_context(gpu) != NULL && prepare(gpu, what))
             gate = gpu;
-    return gate != NVS_NO_GPU && nvs_swap_is_reached(gate) ? NVS_NO_GPU : gate;
+    return gate != NVS_NO_GPU && nvs_swap_gpu_is_pinned(gate) ? NVS_NO_GPU : gate;
 }
 
 static named of_params(const CUgraphNodeParams *params)

@@ -33,7 +33,7 @@ static void do_without_leases(uint32_t gpus)
                                "times (start the program with --gang)");
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         if (contains(gpus, gpu) && nvs_memory_backend(gpu)->chunked)
-            nvs_swap_reach(gpu);
+            nvs_swap_pin_gpu(gpu);
 }
 
 nvs_slot *nvs_graph_enter_all(uint32_t gpu)

@@ -14,7 +14,7 @@ typedef struct nvs_watch {
     /* Whether there is room for so many bytes in all.  `wait`: returns when there is (true), or when the order must end early (false). */
     bool (*room)(void *argument, uint64_t bytes, bool wait);
     void *argument;
-    bool promised; /* the coordinator has promised room: if there is none, it comes soon */
+    bool promised; /* the coordinator has promised room: a lack of it ends soon */
     bool asks;     /* no room is promised: a restoration requests it first, as an allocation does */
 } nvs_watch;
 
@@ -27,17 +27,17 @@ typedef struct nvs_chunk_figures {
 typedef struct nvs_backend {
     nvs_memory_kind kind; /* of what it allocates */
     bool movable;
-    bool chunked; /* it moves physical memory below fixed addresses, has figures of its own, does not wait for work in `release`,
-                     and its memory outlives a context */
+    /* It moves physical memory below fixed addresses, has figures of its own, does not wait for work in `release`, and its memory outlives a
+     * context. */
+    bool chunked;
     /* The caller has set the current context.  `kept` is the backend's data of an allocation. */
     CUresult (*allocate)(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept);
     CUresult (*release)(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept);
-    /* The GPU's mover thread, gate closed and drained.  Move at least `bytes` (or all) out, or up to `bytes` in.  `watch` may be NULL. */
-    nvs_status (*evict)(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
-    nvs_status (*restore)(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
-    void (*context_gone)(CUcontext context); /* forgets its caches for the context */
-    /* Chunked ones only. */
-    bool (*works)(uint32_t gpu); /* on this GPU */
+    /* The GPU's mover thread, gate closed and drained.  Moves at least `bytes` (or all) out, or up to `bytes` in.  `watch` may be NULL. */
+    nvs_status (*move)(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
+    /* The following only if `chunked`. */
+    bool (*works)(uint32_t gpu);             /* on this GPU */
+    void (*context_gone)(CUcontext context); /* forgets what it keeps for the context */
     /* Opens the gate if nothing is missing on the GPU. */
     bool (*open_gate)(uint32_t gpu, bool paced, uint64_t *missing_bytes);
     void (*figures)(uint32_t gpu, nvs_chunk_figures *out);

@@ -12,14 +12,10 @@ static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *k
     return NVS_REAL(cuMemFree_v2)(pointer);
 }
 
-static nvs_status move_nothing(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+static nvs_status move_nothing(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
     *moved_bytes = 0; /* all of it is pinned, as the coordinator knows from the reports */
     return NVS_OK;
-}
-
-static void context_gone(CUcontext context)
-{
 }
 
 const nvs_backend nvs_backend_device = {
@@ -27,7 +23,5 @@ const nvs_backend nvs_backend_device = {
     .movable = false,
     .allocate = allocate,
     .release = release,
-    .evict = move_nothing,
-    .restore = move_nothing,
-    .context_gone = context_gone,
+    .move = move_nothing,
 };
