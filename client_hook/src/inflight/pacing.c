@@ -3,14 +3,13 @@
  * Each thread keeps a queue with events for each stream that it submits to (stream.h).  This file decides when a queue is checked, and with
  * what budget.
  *
- * Beside other programs every submission comes here.  A program that is alone on the GPU must not be slowed, yet the next program waits for
- * its queue.  So one submission in `stride` comes here (and every graph), stands for all since the one before, on any stream, and
- * events are few.
+ * Beside other programs every submission is counted.  A program that is alone on the GPU must not be slowed, yet the next program waits for
+ * its queue.  So only one submission in `stride` (and every graph) is counted, for all since the one before, on any stream, and events are few.
  *
  * Threads share the budget of their GPU, and streams share their thread's: their pending work may have to run one after the other.
  *
  * Pacing pauses while any stream of the process is captured.  It runs in relaxed capture mode, so that it does not invalidate a capture that
- * begins in another thread meanwhile.  The events of a destroyed context die with it: nvs_pacing_context_gone() makes every thread forget them.
+ * begins in another thread meanwhile.  The events of a destroyed context end with it: nvs_pacing_context_gone() makes every thread forget them.
  *
  * The driver may not be called while a thread is torn down, so records of ended threads wait in a list.  A later check by any thread destroys
  * their events inside a visit to each context, which therefore cannot end meanwhile.
@@ -60,7 +59,7 @@ NVS_FORK_STATE static _Atomic uint64_t budgets[NVS_MAX_GPUS];      /* 0: the pro
 NVS_FORK_STATE static _Atomic uint64_t lone_budgets[NVS_MAX_GPUS]; /* 0: not managed (yet): not paced */
 NVS_FORK_STATE static _Atomic uint64_t crowds[NVS_MAX_GPUS];       /* window, threads in the window before, threads in this one: 32, 16, 16 bits */
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "ended threads" in the lock order of base/base.h: of the next three */
-static _Atomic uint32_t generation; /* grows when events may have died */
+static _Atomic uint32_t generation; /* grows when a context has ended */
 static CUcontext gone[GONE];        /* of each generation: the context that ended */
 NVS_FORK_STATE static _Atomic(pace_thread *) ended; /* relaxed: read without the lock first, and again with it */
 static _Thread_local pace_thread *mine __attribute__((tls_model("initial-exec")));
@@ -118,7 +117,7 @@ static bool lost(const nvs_pace_stream *entry, uint32_t since)
     return found;
 }
 
-/* Forgets the events that have died. */
+/* Forgets the events of ended contexts. */
 static void catch_up(pace_thread *thread)
 {
     pthread_mutex_lock(&lock);
@@ -207,14 +206,14 @@ static nvs_pace_stream *my_stream(pace_thread *thread, uint32_t gpu, CUstream st
             oldest = entry;
     }
     nvs_pace_stream_drop(oldest);
-    *oldest = (nvs_pace_stream){.stream = stream, .context = context, .gpu = gpu, .each_ns = thread->each_ns,
-                            .guessed = thread->each_ns != 0};
+    *oldest = (nvs_pace_stream){.stream = stream, .context = context, .gpu = gpu,
+                                .estimate = {.each_ns = thread->each_ns, .guessed = thread->each_ns != 0}};
     return thread->last = oldest;
 }
 
 /* --- shares --- */
 
-/* How many threads have submitted lately, this one included.  Relaxed: figures that order nothing else. */
+/* How many threads have submitted in this window or the one before, this one included.  Relaxed: figures that order nothing else. */
 static uint64_t crowd(pace_thread *thread, uint32_t gpu, uint64_t now_ns)
 {
     const uint32_t window = (uint32_t)(now_ns >> WINDOW_BITS);
@@ -234,10 +233,10 @@ static uint64_t crowd(pace_thread *thread, uint32_t gpu, uint64_t now_ns)
 
 static bool in_use(const pace_thread *thread, const nvs_pace_stream *entry)
 {
-    return entry->count > 0 && thread->clock - entry->used < RECENT;
+    return entry->pending.count > 0 && thread->clock - entry->used < RECENT;
 }
 
-/* Among how many streams of all threads the budget is divided. */
+/* The number of streams of all threads that share the budget. */
 static uint64_t parts(pace_thread *thread, const nvs_pace_stream *checked, uint64_t now_ns)
 {
     uint64_t busy = 1;
@@ -251,12 +250,12 @@ static uint64_t parts(pace_thread *thread, const nvs_pace_stream *checked, uint6
 /* While alone, the stream with the longest kernels determines the next check of this thread. */
 static void choose_stride(pace_thread *thread, const nvs_pace_stream *checked)
 {
-    const uint32_t longest = checked->idle == NVS_PACE_IDLE ? IDLE_STRIDE : LONE_STRIDE;
-    thread->stride = checked->every < longest ? checked->every : longest;
+    const uint32_t longest = checked->idle.checks == NVS_PACE_IDLE ? IDLE_STRIDE : LONE_STRIDE;
+    thread->stride = checked->due.every < longest ? checked->due.every : longest;
     for (unsigned i = 0; i < STREAMS; i++) {
         const nvs_pace_stream *entry = &thread->streams[i];
-        if (in_use(thread, entry) && entry->every < thread->stride)
-            thread->stride = entry->every;
+        if (in_use(thread, entry) && entry->due.every < thread->stride)
+            thread->stride = entry->due.every;
     }
 }
 
@@ -269,7 +268,7 @@ static __attribute__((noinline)) void check(pace_thread *thread, nvs_pace_stream
     }
     if (now->now_ns == 0)
         now->now_ns = nvs_now_ns();
-    const uint64_t gap_ns = entry->idle == NVS_PACE_IDLE ? IDLE_GAP_NS : LONE_GAP_NS;
+    const uint64_t gap_ns = entry->idle.checks == NVS_PACE_IDLE ? IDLE_GAP_NS : LONE_GAP_NS;
     if (now->lone && nvs_pace_stream_rare(entry) && now->now_ns - entry->checked_ns < gap_ns)
         return; /* the clock is read again after the next stride */
     entry->checked_ns = now->now_ns;
@@ -280,7 +279,7 @@ static __attribute__((noinline)) void check(pace_thread *thread, nvs_pace_stream
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
     nvs_pace_stream_check(entry, thread->synchronized, now);
-    thread->each_ns = entry->each_ns;
+    thread->each_ns = entry->estimate.each_ns;
     choose_stride(thread, entry);
     remove_ended();
     if (exchanged)
@@ -309,12 +308,12 @@ static __attribute__((noinline)) void after(nvs_slot *slot, uint32_t gpu, CUstre
         NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
         return;
     nvs_pace_stream *entry = my_stream(thread, gpu, stream, context);
-    if (NVS_UNLIKELY(entry->lone != now.lone || entry->every == 0) && !entry->refused)
+    if (NVS_UNLIKELY(entry->due.lone != now.lone || entry->due.every == 0) && !entry->refused)
         nvs_pace_stream_choose_every(entry, &now);
-    entry->since += unseen;
-    if (now.lone && entry->idle == NVS_PACE_IDLE)
+    entry->due.since += unseen;
+    if (now.lone && entry->idle.checks == NVS_PACE_IDLE)
         nvs_pace_stream_visited(entry, unseen, now.now_ns = nvs_now_ns());
-    bool due = entry->since >= entry->every;
+    bool due = entry->due.since >= entry->due.every;
     if (!now.lone)
         due |= nvs_pace_stream_add(entry, what, &thread->costs);
     if (NVS_UNLIKELY(due))
@@ -327,15 +326,15 @@ static inline bool counted(nvs_slot *slot, uint32_t gpu, CUstream stream, uint64
     pace_thread *thread = mine;
     nvs_pace_stream *entry = NVS_LIKELY(thread != NULL) ? thread->last : NULL;
     nvs_pace_terms now = {.budget_ns = atomic_load_explicit(&budgets[gpu], memory_order_relaxed)}; /* orders nothing else */
-    if (NVS_UNLIKELY(entry == NULL) || NVS_UNLIKELY(now.budget_ns == 0) || NVS_UNLIKELY(entry->lone) || NVS_UNLIKELY(entry->every == 0) ||
+    if (NVS_UNLIKELY(entry == NULL) || NVS_UNLIKELY(now.budget_ns == 0) || NVS_UNLIKELY(entry->due.lone) || NVS_UNLIKELY(entry->due.every == 0) ||
         NVS_UNLIKELY(entry->stream != stream) || NVS_UNLIKELY(entry->gpu != gpu) ||
         NVS_UNLIKELY(outdated(thread)) ||
         NVS_UNLIKELY(entry->context != NULL && /* relaxed: see base/hot.h */
                      entry->context != atomic_load_explicit(&nvs_hot.only_context, memory_order_relaxed)))
         return false;
     thread->clock++;
-    entry->since += nvs_gate_unseen(slot, 1);
-    if (NVS_UNLIKELY(nvs_pace_stream_add(entry, what, &thread->costs)) || NVS_UNLIKELY(entry->since >= entry->every))
+    entry->due.since += nvs_gate_unseen(slot, 1);
+    if (NVS_UNLIKELY(nvs_pace_stream_add(entry, what, &thread->costs)) || NVS_UNLIKELY(entry->due.since >= entry->due.every))
         check(thread, entry, &now);
     return true;
 }

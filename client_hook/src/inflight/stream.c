@@ -37,45 +37,45 @@ NVS_FORK_STATE static _Atomic uint64_t ends_ns[NVS_MAX_GPUS];      /* the estima
 static void forget(nvs_pace_stream *entry)
 {
     *entry = (nvs_pace_stream){.stream = entry->stream, .context = entry->context, .gpu = entry->gpu, .used = entry->used,
-                           .every = RETRY_EVERY, .refused = true};
+                           .due.every = RETRY_EVERY, .refused = true};
 }
 
 void nvs_pace_stream_choose_every(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    const uint64_t longest = entry->guessed ? GUESSED_EVERY : now->lone ? LONE_EVERY : LONGEST_EVERY;
+    const uint64_t longest = entry->estimate.guessed ? GUESSED_EVERY : now->lone ? LONE_EVERY : LONGEST_EVERY;
     /* A check of an idle queue costs more than it can gain. */
-    const uint64_t part = !now->lone ? 8 : entry->idle == NVS_PACE_IDLE ? 1 : 6;
-    uint64_t every = entry->each_ns == 0 ? 1 : now->budget_ns / part / entry->each_ns;
+    const uint64_t part = !now->lone ? 8 : entry->idle.checks == NVS_PACE_IDLE ? 1 : 6;
+    uint64_t every = entry->estimate.each_ns == 0 ? 1 : now->budget_ns / part / entry->estimate.each_ns;
     if (!now->lone) { /* then bounded by every_ns */
-        if (entry->lone)
-            entry->stretch.ns = entry->stretch.guess_ns = entry->since * entry->each_ns;
-        entry->every_ns = now->budget_ns / 8;
-        every = entry->each_ns == 0 ? 1 : longest;
+        if (entry->due.lone)
+            entry->due.stretch.ns = entry->due.stretch.guess_ns = entry->due.since * entry->estimate.each_ns;
+        entry->due.every_ns = now->budget_ns / 8;
+        every = entry->estimate.each_ns == 0 ? 1 : longest;
     }
-    entry->lone = now->lone;
-    entry->every = every < 1 ? 1 : every > longest ? (uint32_t)longest : (uint32_t)every;
+    entry->due.lone = now->lone;
+    entry->due.every = every < 1 ? 1 : every > longest ? (uint32_t)longest : (uint32_t)every;
 }
 
 void nvs_pace_stream_nothing_since(nvs_pace_stream *entry)
 {
-    entry->since = 0;
-    entry->stretch = (nvs_pace_stretch){0};
+    entry->due.since = 0;
+    entry->due.stretch = (nvs_pace_stretch){0};
 }
 
 static void adapt(nvs_pace_stream *entry, uint64_t sample_ns, bool exact, const nvs_pace_terms *now)
 {
-    if (entry->guessed)
-        entry->each_ns = 0;
-    entry->guessed = false;
+    if (entry->estimate.guessed)
+        entry->estimate.each_ns = 0;
+    entry->estimate.guessed = false;
     if (exact)
-        entry->each_ns = entry->exact ? (3 * entry->each_ns + sample_ns) / 4 : sample_ns;
-    else if (entry->each_ns == 0 || sample_ns < entry->each_ns)
-        entry->each_ns = sample_ns;
+        entry->estimate.each_ns = entry->estimate.exact ? (3 * entry->estimate.each_ns + sample_ns) / 4 : sample_ns;
+    else if (entry->estimate.each_ns == 0 || sample_ns < entry->estimate.each_ns)
+        entry->estimate.each_ns = sample_ns;
     else
-        exact = entry->exact; /* an upper bound above the estimate tells nothing */
-    entry->exact = exact;
-    if (entry->each_ns == 0)
-        entry->each_ns = 1;
+        exact = entry->estimate.exact; /* an upper bound above the estimate tells nothing */
+    entry->estimate.exact = exact;
+    if (entry->estimate.each_ns == 0)
+        entry->estimate.each_ns = 1;
     nvs_pace_stream_choose_every(entry, now);
 }
 
@@ -90,53 +90,55 @@ static void learn(nvs_pace_stream *entry, const nvs_pace_event *took, double ns,
 /* Checks find no pending work: the program is bound by launching. */
 static bool launch_bound(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    return now->lone && entry->idle == NVS_PACE_IDLE && entry->count == 1 && entry->quickest_ns != 0 && entry->each_ns != 0 && !entry->guessed;
+    return now->lone && entry->idle.checks == NVS_PACE_IDLE && entry->pending.count == 1 && entry->idle.quickest_ns != 0 &&
+           entry->estimate.each_ns != 0 && !entry->estimate.guessed;
 }
 
 /* The time between two launches is an upper bound for the time of one, without a call of the driver (3 us).  The estimate follows the program: one that
  * has slowed down may wait for room in the driver's queue, and the next check must come before that queue has drained. */
 static void follow(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    entry->each_ns = entry->quickest_ns;
-    entry->exact = false;
-    entry->quickest_ns = 0;
+    entry->estimate.each_ns = entry->idle.quickest_ns;
+    entry->estimate.exact = false;
+    entry->idle.quickest_ns = 0;
     nvs_pace_stream_choose_every(entry, now);
 }
 
 void nvs_pace_stream_visited(nvs_pace_stream *entry, uint32_t submissions, uint64_t now_ns)
 {
-    if (entry->visited_ns != 0 && submissions != 0) {
-        const uint64_t each_ns = (now_ns - entry->visited_ns) / submissions + 1;
-        if (entry->quickest_ns == 0 || each_ns < entry->quickest_ns)
-            entry->quickest_ns = each_ns;
+    if (entry->idle.visited_ns != 0 && submissions != 0) {
+        const uint64_t each_ns = (now_ns - entry->idle.visited_ns) / submissions + 1;
+        if (entry->idle.quickest_ns == 0 || each_ns < entry->idle.quickest_ns)
+            entry->idle.quickest_ns = each_ns;
     }
-    entry->visited_ns = now_ns;
+    entry->idle.visited_ns = now_ns;
 }
 
 /* Removes the oldest event, which has completed, from the ring. */
 static void take_oldest(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    nvs_pace_event *oldest = &entry->ring[entry->first];
+    nvs_pace_event *oldest = &entry->pending.ring[entry->pending.first];
     float milliseconds = 0;
     if (launch_bound(entry, now))
         follow(entry, now);
-    else if (entry->done != NULL && NVS_REAL(cuEventElapsedTime)(&milliseconds, entry->done, oldest->event) == CUDA_SUCCESS && milliseconds >= 0)
+    else if (entry->pending.done != NULL &&
+             NVS_REAL(cuEventElapsedTime)(&milliseconds, entry->pending.done, oldest->event) == CUDA_SUCCESS && milliseconds >= 0)
         learn(entry, oldest, (double)milliseconds * 1e6, now);
-    CUevent spare = entry->done;
-    entry->done = oldest->event;
+    CUevent spare = entry->pending.done;
+    entry->pending.done = oldest->event;
     oldest->event = spare; /* used again, or made when it is NULL */
-    entry->work -= oldest->work;
-    entry->work_ns -= oldest->stretch.ns;
-    entry->first = (entry->first + 1) % NVS_PACE_RING;
-    entry->count--;
-    entry->oldest_ns = now->now_ns;
-    entry->stuck = false;
+    entry->pending.work -= oldest->work;
+    entry->pending.work_ns -= oldest->stretch.ns;
+    entry->pending.first = (entry->pending.first + 1) % NVS_PACE_RING;
+    entry->pending.count--;
+    entry->pending.oldest_ns = now->now_ns;
+    entry->pending.stuck = false;
 }
 
 static bool remove_completed(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    while (entry->count > 0) {
-        CUresult result = NVS_REAL(cuEventQuery)(entry->ring[entry->first].event);
+    while (entry->pending.count > 0) {
+        CUresult result = NVS_REAL(cuEventQuery)(entry->pending.ring[entry->pending.first].event);
         if (result == CUDA_ERROR_NOT_READY)
             break;
         if (result != CUDA_SUCCESS)
@@ -149,13 +151,13 @@ static bool remove_completed(nvs_pace_stream *entry, const nvs_pace_terms *now)
 /* The estimated pending time.  While alone, an upper bound is no reason to wait: the GPU may be waiting for the program. */
 static double pending_ns(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    const double known = now->lone && !entry->exact ? 0 : (double)entry->work_ns;
-    if (entry->count == 0 || now->now_ns <= entry->oldest_ns)
+    const double known = now->lone && !entry->estimate.exact ? 0 : (double)entry->pending.work_ns;
+    if (entry->pending.count == 0 || now->now_ns <= entry->pending.oldest_ns)
         return known;
-    const nvs_pace_event *oldest = &entry->ring[entry->first];
-    const double passed = (double)(now->now_ns - entry->oldest_ns);
-    const double so_far = oldest->span_ns != 0 ? passed * (double)entry->work_ns / (double)oldest->span_ns
-                                               : passed * entry->work / (double)oldest->span;
+    const nvs_pace_event *oldest = &entry->pending.ring[entry->pending.first];
+    const double passed = (double)(now->now_ns - entry->pending.oldest_ns);
+    const double so_far = oldest->span_ns != 0 ? passed * (double)entry->pending.work_ns / (double)oldest->span_ns
+                                               : passed * entry->pending.work / (double)oldest->span;
     return so_far > known ? so_far : known;
 }
 
@@ -168,14 +170,14 @@ static uint32_t surplus(const nvs_pace_stream *entry, const nvs_pace_terms *now)
     const double most = eighth * (now->lone ? 4 : 6), enough = eighth * (now->lone ? 3 : 4);
     double pending = pending_ns(entry, now);
     uint32_t drop = 0;
-    if (entry->each_ns == 0 && entry->count > UNMEASURED)
-        return entry->count - UNMEASURED;
+    if (entry->estimate.each_ns == 0 && entry->pending.count > UNMEASURED)
+        return entry->pending.count - UNMEASURED;
     if (pending <= most)
         return 0;
-    const double scale = entry->work_ns != 0 ? pending / (double)entry->work_ns : 0;
-    while (drop + 1 < entry->count && pending > enough) {
-        const nvs_pace_event *next = &entry->ring[(entry->first + drop++) % NVS_PACE_RING];
-        pending -= scale != 0 ? scale * (double)next->stretch.ns : pending * next->work / entry->work;
+    const double scale = entry->pending.work_ns != 0 ? pending / (double)entry->pending.work_ns : 0;
+    while (drop + 1 < entry->pending.count && pending > enough) {
+        const nvs_pace_event *next = &entry->pending.ring[(entry->pending.first + drop++) % NVS_PACE_RING];
+        pending -= scale != 0 ? scale * (double)next->stretch.ns : pending * next->work / entry->pending.work;
     }
     return drop;
 }
@@ -194,23 +196,23 @@ static void nap(uint64_t expected_ns)
 static bool wait_for(nvs_pace_stream *entry, uint32_t count, nvs_pace_terms *now)
 {
     const uint64_t began = now->now_ns;
-    const CUevent last = entry->ring[(entry->first + count - 1) % NVS_PACE_RING].event;
+    const CUevent last = entry->pending.ring[(entry->pending.first + count - 1) % NVS_PACE_RING].event;
     uint64_t work = 0, work_ns = 0;
     CUresult result;
     for (uint32_t i = 0; i < count; i++) {
-        work += entry->ring[(entry->first + i) % NVS_PACE_RING].work;
-        work_ns += entry->ring[(entry->first + i) % NVS_PACE_RING].stretch.ns;
+        work += entry->pending.ring[(entry->pending.first + i) % NVS_PACE_RING].work;
+        work_ns += entry->pending.ring[(entry->pending.first + i) % NVS_PACE_RING].stretch.ns;
     }
-    const double share = entry->work_ns != 0 ? (double)work_ns / (double)entry->work_ns : (double)work / entry->work;
+    const double share = entry->pending.work_ns != 0 ? (double)work_ns / (double)entry->pending.work_ns : (double)work / entry->pending.work;
     const uint64_t expected = (uint64_t)(share * pending_ns(entry, now));
     /* While alone, the first waits only measure the work. */
-    const bool first = now->lone && entry->each_ns == 0;
+    const bool first = now->lone && entry->estimate.each_ns == 0;
     const uint64_t guess = 2 * expected + FIRST_PATIENCE_NS;
     const uint64_t patience = !first ? 2 * expected + PATIENCE_NS : guess < PATIENCE_NS ? guess : PATIENCE_NS;
     while ((result = NVS_REAL(cuEventQuery)(last)) == CUDA_ERROR_NOT_READY) {
         const uint64_t passed = now->now_ns - began;
         if (passed > patience) {
-            entry->stuck = !first || now->now_ns - entry->oldest_ns > PATIENCE_NS;
+            entry->pending.stuck = !first || now->now_ns - entry->pending.oldest_ns > PATIENCE_NS;
             return remove_completed(entry, now);
         }
         nap(passed < expected ? expected - passed : passed / 4);
@@ -223,7 +225,7 @@ static bool wait_for(nvs_pace_stream *entry, uint32_t count, nvs_pace_terms *now
 
 static bool record(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    nvs_pace_event *next = &entry->ring[(entry->first + entry->count) % NVS_PACE_RING];
+    nvs_pace_event *next = &entry->pending.ring[(entry->pending.first + entry->pending.count) % NVS_PACE_RING];
     if (next->event == NULL && NVS_REAL(cuEventCreate)(&next->event, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
         next->event = NULL;
         return false;
@@ -231,26 +233,26 @@ static bool record(nvs_pace_stream *entry, const nvs_pace_terms *now)
     if (NVS_REAL(cuEventRecord)(next->event, entry->stream) != CUDA_SUCCESS)
         return false;
     if (now->lone)
-        entry->stretch = (nvs_pace_stretch){.ns = entry->since * entry->each_ns};
-    entry->stretch.basis_ns = nvs_pace_basis(now->costs, &entry->stretch.kinds);
-    const uint64_t since = entry->since, since_ns = entry->stretch.ns;
+        entry->due.stretch = (nvs_pace_stretch){.ns = entry->due.since * entry->estimate.each_ns};
+    entry->due.stretch.basis_ns = nvs_pace_basis(now->costs, &entry->due.stretch.kinds);
+    const uint64_t since = entry->due.since, since_ns = entry->due.stretch.ns;
     const uint64_t total = since + atomic_fetch_add_explicit(&totals[entry->gpu], since, memory_order_relaxed);
     const uint64_t total_ns = since_ns + atomic_fetch_add_explicit(&totals_ns[entry->gpu], since_ns, memory_order_relaxed);
-    next->work = entry->since;
-    next->stretch = entry->stretch;
-    next->span = entry->last_total == 0 ? since : total - entry->last_total;
+    next->work = entry->due.since;
+    next->stretch = entry->due.stretch;
+    next->span = entry->newest.total == 0 ? since : total - entry->newest.total;
     next->span += next->span == 0;
-    next->span_ns = entry->last_total == 0 ? since_ns : total_ns - entry->last_total_ns;
-    entry->last_total = total;
-    entry->last_total_ns = total_ns;
-    next->follows = entry->count > 0;
-    if (entry->count == 0)
-        entry->oldest_ns = now->now_ns;
-    entry->work += next->work;
-    entry->work_ns += next->stretch.ns;
+    next->span_ns = entry->newest.total == 0 ? since_ns : total_ns - entry->newest.total_ns;
+    entry->newest.total = total;
+    entry->newest.total_ns = total_ns;
+    next->follows = entry->pending.count > 0;
+    if (entry->pending.count == 0)
+        entry->pending.oldest_ns = now->now_ns;
+    entry->pending.work += next->work;
+    entry->pending.work_ns += next->stretch.ns;
     nvs_pace_stream_nothing_since(entry);
-    entry->count++;
-    const uint64_t end_ns = now->now_ns + entry->work_ns * now->parts;
+    entry->pending.count++;
+    const uint64_t end_ns = now->now_ns + entry->pending.work_ns * now->parts;
     if (end_ns > atomic_load_explicit(&ends_ns[entry->gpu], memory_order_relaxed)) /* the loser of a race has a similar value */
         atomic_store_explicit(&ends_ns[entry->gpu], end_ns, memory_order_relaxed);
     return true;
@@ -259,28 +261,28 @@ static bool record(nvs_pace_stream *entry, const nvs_pace_terms *now)
 /* Detects harm to a program that is alone: the GPU fell idle after pacing had made the thread wait, and the thread did not wait by itself. */
 static void detect_harm(nvs_pace_stream *entry, uint32_t synchronized, const nvs_pace_terms *now)
 {
-    const bool idle = entry->count == 0 && now->now_ns > atomic_load_explicit(&ends_ns[entry->gpu], memory_order_relaxed);
-    const bool by_itself = entry->synchronized != synchronized;
-    entry->synchronized = synchronized;
+    const bool idle = entry->pending.count == 0 && now->now_ns > atomic_load_explicit(&ends_ns[entry->gpu], memory_order_relaxed);
+    const bool by_itself = entry->harm.synchronized != synchronized;
+    entry->harm.synchronized = synchronized;
     if (by_itself) {
-        entry->throttled = false;
+        entry->harm.throttled = false;
     } else if (!now->lone) {
-        entry->throttled = false;
-        entry->relief = entry->waits = 0; /* its work while alone may be another mixture then */
-    } else if (entry->throttled && idle) {
-        entry->throttled = false;
-        entry->waits = 0;
-        entry->relief += entry->relief < MOST_RELIEF;
+        entry->harm.throttled = false;
+        entry->harm.relief = entry->harm.waits = 0; /* its work while alone may be another mixture then */
+    } else if (entry->harm.throttled && idle) {
+        entry->harm.throttled = false;
+        entry->harm.waits = 0;
+        entry->harm.relief += entry->harm.relief < MOST_RELIEF;
     }
 }
 
 static bool throttle(nvs_pace_stream *entry, uint32_t drop, nvs_pace_terms *now)
 {
-    if (now->lone && entry->each_ns != 0) { /* else the wait only measures the work */
-        entry->throttled = true;
-        if (++entry->waits >= FORGIVEN) {
-            entry->waits = 0;
-            entry->relief -= entry->relief > 0;
+    if (now->lone && entry->estimate.each_ns != 0) { /* else the wait only measures the work */
+        entry->harm.throttled = true;
+        if (++entry->harm.waits >= FORGIVEN) {
+            entry->harm.waits = 0;
+            entry->harm.relief -= entry->harm.relief > 0;
         }
     }
     return wait_for(entry, drop, now);
@@ -294,28 +296,31 @@ static bool pace(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *
         return true; /* captured, or the legacy stream beside a capture */
     if (entry->refused) { /* time to try again */
         entry->refused = false;
-        entry->every = 1;
+        entry->due.every = 1;
     }
     if (now->lone)
-        now->budget_ns <<= entry->relief / 2;
+        now->budget_ns <<= entry->harm.relief / 2;
     if (!remove_completed(entry, now))
         return false;
-    entry->idle = entry->count != 0 ? 0 : entry->idle < NVS_PACE_IDLE ? entry->idle + 1 : entry->idle;
-    if (entry->idle != NVS_PACE_IDLE)
-        entry->visited_ns = entry->quickest_ns = 0;
-    if (entry->idle == NVS_PACE_IDLE)
+    if (entry->pending.count != 0)
+        entry->idle.checks = 0;
+    else
+        entry->idle.checks += entry->idle.checks < NVS_PACE_IDLE;
+    if (entry->idle.checks == NVS_PACE_IDLE)
         nvs_pace_stream_choose_every(entry, now);
+    else
+        entry->idle.visited_ns = entry->idle.quickest_ns = 0;
     detect_harm(entry, synchronized, now);
-    if (now->lone && entry->relief == MOST_RELIEF) {
+    if (now->lone && entry->harm.relief == MOST_RELIEF) {
         nvs_pace_stream_nothing_since(entry);
-        entry->every = LONE_EVERY;
+        entry->due.every = LONE_EVERY;
         return true; /* no longer paced */
     }
-    if (entry->count == NVS_PACE_RING && (entry->stuck || !throttle(entry, 1, now) || entry->count == NVS_PACE_RING))
-        return entry->stuck;
+    if (entry->pending.count == NVS_PACE_RING && (entry->pending.stuck || !throttle(entry, 1, now) || entry->pending.count == NVS_PACE_RING))
+        return entry->pending.stuck;
     if (!record(entry, now))
         return false;
-    uint32_t drop = entry->stuck ? 0 : surplus(entry, now);
+    uint32_t drop = entry->pending.stuck ? 0 : surplus(entry, now);
     return drop == 0 || throttle(entry, drop, now);
 }
 
@@ -343,23 +348,23 @@ void nvs_pace_stream_check(nvs_pace_stream *entry, uint32_t synchronized, nvs_pa
 
 bool nvs_pace_stream_rare(const nvs_pace_stream *entry)
 {
-    return entry->every >= LONE_EVERY;
+    return entry->due.every >= LONE_EVERY;
 }
 
 void nvs_pace_stream_drop(nvs_pace_stream *entry)
 {
     for (unsigned i = 0; i < NVS_PACE_RING; i++) /* a pending event may be destroyed: the driver frees it when it completes */
-        if (entry->ring[i].event != NULL)
-            (void)NVS_REAL(cuEventDestroy_v2)(entry->ring[i].event);
-    if (entry->done != NULL)
-        (void)NVS_REAL(cuEventDestroy_v2)(entry->done);
+        if (entry->pending.ring[i].event != NULL)
+            (void)NVS_REAL(cuEventDestroy_v2)(entry->pending.ring[i].event);
+    if (entry->pending.done != NULL)
+        (void)NVS_REAL(cuEventDestroy_v2)(entry->pending.done);
 }
 
 bool nvs_pace_stream_has_events(const nvs_pace_stream *entry)
 {
-    bool has = entry->done != NULL;
+    bool has = entry->pending.done != NULL;
     for (unsigned i = 0; i < NVS_PACE_RING; i++)
-        has |= entry->ring[i].event != NULL;
+        has |= entry->pending.ring[i].event != NULL;
     return has;
 }
 

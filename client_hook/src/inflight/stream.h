@@ -23,40 +23,53 @@ typedef struct nvs_pace_event {
     uint64_t span;      /* the same of all threads and streams, which share the GPU */
     uint64_t span_ns;   /* their estimated time */
     nvs_pace_stretch stretch; /* the work; its kinds where each submission was counted */
-    bool follows;       /* recorded while the event before was pending: the time between them is work */
+    bool follows;       /* recorded while the event before was pending, so that the GPU worked between them */
 } nvs_pace_event;
 
+/* What most submissions read comes first, on two cache lines; the ring comes last. */
 typedef struct nvs_pace_stream {
     CUstream stream;    /* never NULL when in use */
     CUcontext context;  /* of a default stream, of which each context has its own; else NULL */
     CUcontext owner;    /* of another stream, where its events are made; NULL: not known (yet) */
     uint32_t gpu;
     bool refused;       /* something failed: not paced for many submissions */
-    bool lone;          /* `every` was chosen for a program that is alone */
-    bool exact;         /* each_ns is an estimate and not only an upper bound */
-    bool guessed;       /* each_ns is another stream's */
-    bool stuck;         /* a wait has timed out: the next one only after its oldest event is done */
-    bool throttled;     /* pacing made it wait while alone, and its GPU has not been idle since */
-    uint32_t synchronized; /* the thread's, at the last check */
-    uint8_t relief;     /* recent harm while alone; every second one doubles the budget */
-    uint8_t waits;      /* without harm */
-    uint8_t idle;       /* consecutive checks without pending work, NVS_PACE_IDLE at most */
-    uint32_t since;     /* submissions since the last event */
-    uint32_t every;     /* most submissions between two events ... */
-    uint64_t every_ns;  /* ... and most estimated time */
-    nvs_pace_stretch stretch; /* since the last event */
-    uint32_t first, count; /* pending events in the ring */
-    uint32_t work;      /* submissions that the pending events stand for */
-    uint64_t work_ns;   /* and their estimated time */
-    uint64_t last_total, last_total_ns; /* of the GPU, at the newest event */
-    uint64_t each_ns;   /* average time of a submission; 0: not known yet */
-    uint64_t checked_ns; /* the last check */
-    uint64_t visited_ns;  /* idle queue: the last sampled submission; 0: none */
-    uint64_t quickest_ns; /* the shortest time between submissions since the last event, which excludes pauses */
-    uint64_t oldest_ns; /* since when the oldest pending event has been the oldest */
     uint64_t used;      /* for replacement */
-    CUevent done;       /* the last one that completed, reference of times */
-    nvs_pace_event ring[NVS_PACE_RING];
+    struct {            /* until the next event.  pacing.c counts; nvs_pace_stream_choose_every sets the limits */
+        bool lone;      /* the limits are for a program that is alone */
+        uint32_t since; /* submissions since the last event */
+        uint32_t every; /* most submissions between two events ... */
+        uint64_t every_ns; /* ... and most estimated time */
+        nvs_pace_stretch stretch; /* since the last event */
+    } due;
+    struct {            /* average time of a submission; adapt() and follow() change it */
+        uint64_t each_ns; /* 0: not known yet */
+        bool exact;     /* an estimate, and not only an upper bound */
+        bool guessed;   /* of another stream */
+    } estimate;
+    struct {            /* the GPU's totals at the newest event; record() sets them */
+        uint64_t total, total_ns;
+    } newest;
+    struct {            /* an idle queue */
+        uint8_t checks; /* consecutive ones without pending work, NVS_PACE_IDLE at most */
+        uint64_t visited_ns;  /* the last sampled submission; 0: none */
+        uint64_t quickest_ns; /* the shortest time between submissions since the last event, which excludes pauses */
+    } idle;
+    struct {            /* harm to a program that is alone; detect_harm() and throttle() change it */
+        bool throttled; /* pacing made the thread wait, and the GPU has not been idle since */
+        uint8_t relief; /* recent harm; every second one doubles the budget */
+        uint8_t waits;  /* without harm */
+        uint32_t synchronized; /* the thread's count, at the last check */
+    } harm;
+    uint64_t checked_ns; /* the last check */
+    struct {            /* events; record() adds one, take_oldest() removes one */
+        uint32_t first, count;
+        uint32_t work;  /* submissions that the pending events stand for */
+        uint64_t work_ns; /* and their estimated time */
+        uint64_t oldest_ns; /* since when the oldest event has been the oldest */
+        bool stuck;     /* a wait has timed out: the next one only after the oldest event is done */
+        CUevent done;   /* the last one that completed, reference of times */
+        nvs_pace_event ring[NVS_PACE_RING];
+    } pending;
 } nvs_pace_stream;
 
 typedef struct nvs_pace_terms { /* of one check */
@@ -71,10 +84,10 @@ typedef struct nvs_pace_terms { /* of one check */
 static inline bool nvs_pace_stream_add(nvs_pace_stream *entry, uint64_t what, const nvs_pace_costs *costs)
 {
     const uint32_t kind = nvs_pace_kind(what), known_ns = costs->ns[kind];
-    entry->stretch.kinds.bits[kind / 64] |= (uint64_t)1 << kind % 64;
-    entry->stretch.ns += known_ns != 0 ? known_ns : entry->each_ns;
-    entry->stretch.guess_ns += known_ns != 0 ? 0 : entry->each_ns;
-    return known_ns == 0 || entry->stretch.ns >= entry->every_ns;
+    entry->due.stretch.kinds.bits[kind / 64] |= (uint64_t)1 << kind % 64;
+    entry->due.stretch.ns += known_ns != 0 ? known_ns : entry->estimate.each_ns;
+    entry->due.stretch.guess_ns += known_ns != 0 ? 0 : entry->estimate.each_ns;
+    return known_ns == 0 || entry->due.stretch.ns >= entry->due.every_ns;
 }
 
 /* Where its events live; NULL: not known. */
