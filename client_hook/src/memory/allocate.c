@@ -81,7 +81,7 @@ CUresult nvs_memory_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp
     CUresult result = nvs_memory_admit(NVS_SPACE_HANDLE, NVS_MEMORY_HANDLE, gpu, bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    entry->references = 1;
+    entry->handle.references = 1;
     nvs_memory_in_chunks(entry);
     do
         result = backend->create(gpu, bytes, properties, &entry->kept);
@@ -100,7 +100,7 @@ CUresult nvs_memory_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp
 
 CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t bytes, uint64_t stream)
 {
-    nvs_allocation wanted = {.gpu = gpu, .freed_on = stream};
+    nvs_allocation wanted = {.gpu = gpu, .deferred.stream = stream};
     CUevent event;
     uint64_t pointer;
     if (stream != 0 && nvs_registry_deferred(gpu) != 0) {

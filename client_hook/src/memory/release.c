@@ -81,8 +81,8 @@ CUresult nvs_memory_release(CUdeviceptr pointer)
     if (result == CUDA_SUCCESS)
         result = entry->kind == NVS_MEMORY_REDIRECTED ? nvs_memory_give_back(entry) : NVS_REAL(cuMemFree_v2)(pointer);
     if (result == CUDA_SUCCESS) {
-        nvs_pool_take_back(entry->pool, entry->pool_bytes, false);
-        entry->pool = NULL;
+        nvs_pool_take_back(entry->pool.figures, entry->pool.bytes, false);
+        entry->pool.figures = NULL;
         nvs_memory_drop(entry);
     } else {
         nvs_memory_drop_all(nvs_allocation_insert(entry));

@@ -82,7 +82,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, si
     CUresult result = nvs_pins_admit(NVS_SPACE_HANDLE, NVS_MEMORY_HANDLE, (uint32_t)prop->location.id, size, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    entry->references = 1;
+    entry->handle.references = 1;
     result = NVS_REAL(cuMemCreate)(handle, size, prop, flags);
     if (result == CUDA_SUCCESS)
         nvs_memory_keep(entry, *handle, 1);
@@ -102,7 +102,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
         if (last != NULL)
             nvs_memory_drop(last);
     } else if (last != NULL) {
-        last->references = 1;
+        last->handle.references = 1;
         nvs_memory_drop_all(nvs_allocation_insert(last));
     } else if (known) {
         nvs_allocation_retain_handle(handle);

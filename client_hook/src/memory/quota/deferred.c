@@ -45,7 +45,7 @@ static void release_deferred(nvs_allocation *entry)
 static bool reap_one(nvs_allocation *held)
 {
     CUcontext ignored;
-    CUevent event = held->freed_event;
+    CUevent event = held->deferred.event;
     /* The agent's thread has no current context. */
     bool pushed = nvs_context_enter(held->context);
     bool done = (pushed || held->context == NULL) && NVS_REAL(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;

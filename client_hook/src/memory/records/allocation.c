@@ -32,7 +32,7 @@ nvs_lookup nvs_allocation_take(nvs_space space, uint64_t key, nvs_allocation **o
     nvs_registry_lock();
     nvs_allocation *found = nvs_registry_find(space, key);
     if (found != NULL && found->key == key) {
-        result = found->dying ? NVS_DYING : NVS_FOUND;
+        result = found->deferred.dying ? NVS_DYING : NVS_FOUND;
         if (result == NVS_FOUND) {
             nvs_registry_remove(found);
             *out = found;
@@ -49,7 +49,7 @@ nvs_lookup nvs_allocation_find(nvs_space space, uint64_t key, nvs_allocation *co
     const nvs_allocation *found = nvs_registry_find(space, key);
     if (found != NULL) {
         *copy = *found;
-        result = found->dying ? NVS_DYING : NVS_FOUND;
+        result = found->deferred.dying ? NVS_DYING : NVS_FOUND;
     }
     nvs_registry_unlock();
     return result;
@@ -79,8 +79,8 @@ bool nvs_allocation_set_pool(uint64_t key, struct nvs_pool_figures *pool, uint64
     nvs_allocation *found = nvs_registry_find(NVS_SPACE_ADDRESS, key);
     const bool known = found != NULL && found->key == key;
     if (known) {
-        found->pool = pool;
-        found->pool_bytes = bytes;
+        found->pool.figures = pool;
+        found->pool.bytes = bytes;
     }
     nvs_registry_unlock();
     return known;
@@ -92,9 +92,9 @@ struct nvs_pool_figures *nvs_allocation_take_pool(uint64_t key, uint64_t *bytes)
     nvs_registry_lock();
     nvs_allocation *found = nvs_registry_find(NVS_SPACE_ADDRESS, key);
     if (found != NULL && found->key == key) {
-        pool = found->pool;
-        *bytes = found->pool_bytes;
-        found->pool = NULL;
+        pool = found->pool.figures;
+        *bytes = found->pool.bytes;
+        found->pool.figures = NULL;
     }
     nvs_registry_unlock();
     return pool;
@@ -115,7 +115,7 @@ size_t nvs_allocation_extents(uint32_t gpu, bool resident, nvs_extent *out, size
     size_t count = 0;
     nvs_registry_lock();
     for (const nvs_allocation *at = nvs_registry_first(gpu); at != NULL; at = at->next) {
-        if (!at->movable || at->dying || (resident ? at->evicted_bytes >= at->charged_bytes : at->evicted_bytes == 0))
+        if (!at->movable || at->deferred.dying || (resident ? at->evicted_bytes >= at->charged_bytes : at->evicted_bytes == 0))
             continue;
         if (count < room)
             out[count] = (nvs_extent){at->key, at->length, at->charged_bytes, at->evicted_bytes, at->serial, at->context};
@@ -146,11 +146,11 @@ nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event, uint64_t freed_on)
     nvs_registry_lock();
     nvs_allocation *found = nvs_registry_find(NVS_SPACE_ADDRESS, key);
     if (found != NULL && found->key == key) {
-        result = found->dying ? NVS_DYING : NVS_FOUND;
+        result = found->deferred.dying ? NVS_DYING : NVS_FOUND;
         if (result == NVS_FOUND) {
-            found->dying = true;
-            found->freed_event = event;
-            found->freed_on = freed_on;
+            found->deferred.dying = true;
+            found->deferred.event = event;
+            found->deferred.stream = freed_on;
             nvs_registry_defer(found);
         }
     }
@@ -165,14 +165,14 @@ bool nvs_allocation_revive(const nvs_allocation *wanted, size_t bytes, uint64_t 
     nvs_registry_lock();
     nvs_allocation *at = nvs_registry_last_deferred(wanted->gpu);
     for (unsigned seen = 0; at != NULL && seen < LOOK_AT && !found; seen++) {
-        found = !at->held && at->freed_on == wanted->freed_on && at->context == wanted->context &&
+        found = !at->deferred.held && at->deferred.stream == wanted->deferred.stream && at->context == wanted->context &&
                 at->charged_bytes == wanted->charged_bytes && at->length >= bytes;
         if (!found)
-            at = at->earlier_free;
+            at = at->deferred.earlier;
     }
     if (found) {
         *key = at->key;
-        *event = at->freed_event;
+        *event = at->deferred.event;
         nvs_registry_undefer(at);
     }
     nvs_registry_unlock();
@@ -183,10 +183,10 @@ size_t nvs_allocation_hold_deferred(uint32_t gpu, nvs_allocation **out, size_t r
 {
     size_t count = 0;
     nvs_registry_lock();
-    for (nvs_allocation *at = nvs_registry_first_deferred(gpu); at != NULL && count < room; at = at->later_free) {
-        if (at->held)
+    for (nvs_allocation *at = nvs_registry_first_deferred(gpu); at != NULL && count < room; at = at->deferred.later) {
+        if (at->deferred.held)
             continue;
-        at->held = true;
+        at->deferred.held = true;
         out[count++] = at;
     }
     nvs_registry_unlock();
@@ -196,8 +196,8 @@ size_t nvs_allocation_hold_deferred(uint32_t gpu, nvs_allocation **out, size_t r
 bool nvs_allocation_unhold(nvs_allocation *held)
 {
     nvs_registry_lock();
-    held->held = false;
-    bool orphaned = held->orphaned;
+    held->deferred.held = false;
+    bool orphaned = held->deferred.orphaned;
     nvs_registry_unlock();
     return orphaned;
 }
@@ -205,8 +205,8 @@ bool nvs_allocation_unhold(nvs_allocation *held)
 bool nvs_allocation_end_deferred(nvs_allocation *held)
 {
     nvs_registry_lock();
-    held->held = false;
-    bool alive = !held->orphaned;
+    held->deferred.held = false;
+    bool alive = !held->deferred.orphaned;
     nvs_registry_remove(held);
     nvs_registry_unlock();
     return alive;

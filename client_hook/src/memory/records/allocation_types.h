@@ -26,6 +26,7 @@ typedef enum nvs_memory_kind {
     NVS_MEMORY_MARK,        /* a key without memory */
 } nvs_memory_kind;
 
+/* Under the registry's lock while it is reachable by key or held. */
 typedef struct nvs_allocation {
     uint64_t key;           /* address, or handle */
     uint64_t length;        /* bytes that the application asked for; the interval for lookups */
@@ -33,27 +34,35 @@ typedef struct nvs_allocation {
     uint64_t evicted_bytes; /* estimate: size of the front part that is off the GPU */
     uint64_t serial;        /* never reused, so that a key may be */
     CUcontext context;      /* the allocation ends with it; NULL: none */
-    CUevent freed_event;    /* a deferred free: the memory is free when this is done */
-    uint64_t freed_on;      /* the stream of the free, for which the memory is free at once; 0: not known */
     uint32_t gpu;
-    uint32_t references;    /* of a handle */
-    uint32_t mappings;      /* of a handle */
     uint8_t space;          /* nvs_space */
     uint8_t kind;           /* nvs_memory_kind */
     bool movable;           /* may be evicted by extents; else it counts as pinned */
     bool chunked;           /* the backend counts and moves it in chunks of its own */
-    bool dying;             /* freed by the application, memory still in use by queued work */
-    bool held;              /* a reaper has it */
-    bool orphaned;          /* its context ended while it was held */
-    bool linked;            /* reachable by key */
-    uint32_t priority;      /* of the treap */
-    void *kept;                          /* the backend's data */
-    struct nvs_pool_figures *pool;       /* figures that count it (pools/figures.h), with pool_bytes; NULL: none */
-    uint64_t pool_bytes;
-    struct nvs_allocation *backing;      /* of a mapping: its handle */
-    struct nvs_allocation *left, *right; /* tree */
-    struct nvs_allocation *next, *previous;             /* all of one GPU */
-    struct nvs_allocation *later_free, *earlier_free;   /* deferred frees of one GPU, oldest first */
+    void *kept;             /* the backend's data */
+    struct {                /* a handle: records/allocation_vmm.c.  It ends with its last reference and mapping */
+        uint32_t references;
+        uint32_t mappings;
+    } handle;
+    struct nvs_allocation *backing; /* of a mapping: its handle */
+    struct {                /* a deferred free: records/allocation.c */
+        CUevent event;      /* the memory is free when this is done */
+        uint64_t stream;    /* of the free, for which the memory is free at once; 0: not known */
+        struct nvs_allocation *later, *earlier; /* of one GPU, oldest first */
+        bool dying;         /* freed by the application, memory still in use by queued work */
+        bool held;          /* a reaper has it */
+        bool orphaned;      /* its context ended while it was held */
+    } deferred;
+    struct {                /* the pool that counts it: pools/figures.h */
+        struct nvs_pool_figures *figures; /* NULL: none */
+        uint64_t bytes;
+    } pool;
+    struct {                /* its node in the treap of its space: records/registry.c */
+        struct nvs_allocation *left, *right;
+        uint32_t priority;
+        bool linked;        /* reachable by key */
+    } node;
+    struct nvs_allocation *next, *previous; /* all of one GPU */
 } nvs_allocation;
 
 /* A copy for moves, which may outlive the entry. */

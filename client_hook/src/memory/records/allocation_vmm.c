@@ -7,7 +7,7 @@ nvs_allocation *nvs_allocation_pin_handle(uint64_t handle)
     nvs_registry_lock();
     nvs_allocation *found = nvs_registry_find(NVS_SPACE_HANDLE, handle);
     if (found != NULL)
-        found->mappings++;
+        found->handle.mappings++;
     nvs_registry_unlock();
     return found;
 }
@@ -24,7 +24,7 @@ nvs_allocation *nvs_allocation_map(nvs_allocation *mapping, nvs_allocation *pinn
 nvs_allocation *nvs_allocation_unpin_handle(nvs_allocation *pinned)
 {
     nvs_registry_lock();
-    bool last = --pinned->mappings == 0 && pinned->references == 0;
+    bool last = --pinned->handle.mappings == 0 && pinned->handle.references == 0;
     if (last)
         nvs_registry_remove(pinned);
     nvs_registry_unlock();
@@ -41,7 +41,7 @@ nvs_allocation *nvs_allocation_pin_mapping(uint64_t address, uint64_t length, nv
     while (at != NULL && (at->key <= address || at->key - address < length)) {
         if (at->kind == NVS_MEMORY_MAPPING && at->chunked) {
             handle = at->backing;
-            handle->mappings++;
+            handle->handle.mappings++;
             *copy = *at;
             break;
         }
@@ -110,8 +110,8 @@ bool nvs_allocation_release_handle(uint64_t handle, nvs_allocation **last)
     *last = NULL;
     nvs_registry_lock();
     nvs_allocation *found = nvs_registry_find(NVS_SPACE_HANDLE, handle);
-    bool counted = found != NULL && found->references != 0;
-    if (counted && --found->references == 0 && found->mappings == 0) {
+    bool counted = found != NULL && found->handle.references != 0;
+    if (counted && --found->handle.references == 0 && found->handle.mappings == 0) {
         nvs_registry_remove(found);
         *last = found;
     }
@@ -124,6 +124,6 @@ void nvs_allocation_retain_handle(uint64_t handle)
     nvs_registry_lock();
     nvs_allocation *found = nvs_registry_find(NVS_SPACE_HANDLE, handle);
     if (found != NULL)
-        found->references++;
+        found->handle.references++;
     nvs_registry_unlock();
 }

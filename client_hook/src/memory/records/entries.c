@@ -46,7 +46,7 @@ static void uncharge_and_free(nvs_allocation *taken, bool kept)
     else if (kept && taken->movable)
         atomic_fetch_sub_explicit(&of->movable, taken->charged_bytes, memory_order_relaxed);
     nvs_ledger_uncharge(of, taken->charged_bytes);
-    nvs_pool_take_back(taken->pool, taken->pool_bytes, true);
+    nvs_pool_take_back(taken->pool.figures, taken->pool.bytes, true);
     if (taken->charged_bytes != 0)
         nvs_coordinator.memory_changed(taken->gpu);
     free(taken);

@@ -33,12 +33,12 @@ static void split(nvs_allocation *tree, uint64_t key, nvs_allocation **low, nvs_
     while (tree != NULL) {
         if (tree->key < key) {
             *low = tree;
-            low = &tree->right;
-            tree = tree->right;
+            low = &tree->node.right;
+            tree = tree->node.right;
         } else {
             *high = tree;
-            high = &tree->left;
-            tree = tree->left;
+            high = &tree->node.left;
+            tree = tree->node.left;
         }
     }
     *low = NULL;
@@ -50,14 +50,14 @@ static nvs_allocation *merge(nvs_allocation *low, nvs_allocation *high)
 {
     nvs_allocation *root = NULL, **link = &root;
     while (low != NULL && high != NULL) {
-        if (low->priority >= high->priority) {
+        if (low->node.priority >= high->node.priority) {
             *link = low;
-            link = &low->right;
-            low = low->right;
+            link = &low->node.right;
+            low = low->node.right;
         } else {
             *link = high;
-            link = &high->left;
-            high = high->left;
+            link = &high->node.left;
+            high = high->node.left;
         }
     }
     *link = low != NULL ? low : high;
@@ -75,9 +75,9 @@ nvs_allocation *nvs_registry_find(nvs_space space, uint64_t key)
     for (nvs_allocation *at = roots[space]; at != NULL;) {
         if (at->key <= key) {
             best = at;
-            at = at->right;
+            at = at->node.right;
         } else {
-            at = at->left;
+            at = at->node.left;
         }
     }
     return best != NULL && key - best->key < extent_of(best) ? best : NULL;
@@ -89,9 +89,9 @@ nvs_allocation *nvs_registry_next(nvs_space space, uint64_t key)
     for (nvs_allocation *at = roots[space]; at != NULL;) {
         if (at->key >= key) {
             best = at;
-            at = at->left;
+            at = at->node.left;
         } else {
-            at = at->right;
+            at = at->node.right;
         }
     }
     return best;
@@ -100,16 +100,16 @@ nvs_allocation *nvs_registry_next(nvs_space space, uint64_t key)
 void nvs_registry_undefer(nvs_allocation *allocation)
 {
     uint32_t gpu = allocation->gpu;
-    if (allocation->earlier_free != NULL)
-        allocation->earlier_free->later_free = allocation->later_free;
+    if (allocation->deferred.earlier != NULL)
+        allocation->deferred.earlier->deferred.later = allocation->deferred.later;
     else
-        first_deferred[gpu] = allocation->later_free;
-    if (allocation->later_free != NULL)
-        allocation->later_free->earlier_free = allocation->earlier_free;
+        first_deferred[gpu] = allocation->deferred.later;
+    if (allocation->deferred.later != NULL)
+        allocation->deferred.later->deferred.earlier = allocation->deferred.earlier;
     else
-        last_deferred[gpu] = allocation->earlier_free;
-    allocation->later_free = allocation->earlier_free = NULL;
-    allocation->dying = false;
+        last_deferred[gpu] = allocation->deferred.earlier;
+    allocation->deferred.later = allocation->deferred.earlier = NULL;
+    allocation->deferred.dying = false;
     /* Pair with the loads in nvs_registry_deferred and _bytes; only hints. */
     atomic_fetch_sub_explicit(&deferred_count[gpu], 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&deferred_bytes[gpu], allocation->charged_bytes, memory_order_relaxed);
@@ -118,10 +118,10 @@ void nvs_registry_undefer(nvs_allocation *allocation)
 void nvs_registry_defer(nvs_allocation *allocation)
 {
     const uint32_t gpu = allocation->gpu;
-    allocation->later_free = NULL;
-    allocation->earlier_free = last_deferred[gpu];
+    allocation->deferred.later = NULL;
+    allocation->deferred.earlier = last_deferred[gpu];
     if (last_deferred[gpu] != NULL)
-        last_deferred[gpu]->later_free = allocation;
+        last_deferred[gpu]->deferred.later = allocation;
     else
         first_deferred[gpu] = allocation;
     last_deferred[gpu] = allocation;
@@ -132,13 +132,13 @@ void nvs_registry_defer(nvs_allocation *allocation)
 
 void nvs_registry_remove(nvs_allocation *allocation)
 {
-    if (!allocation->linked)
+    if (!allocation->node.linked)
         return;
     nvs_allocation **link = &roots[allocation->space];
     while (*link != allocation)
-        link = (*link)->key < allocation->key ? &(*link)->right : &(*link)->left;
-    *link = merge(allocation->left, allocation->right);
-    allocation->left = allocation->right = NULL;
+        link = (*link)->key < allocation->key ? &(*link)->node.right : &(*link)->node.left;
+    *link = merge(allocation->node.left, allocation->node.right);
+    allocation->node.left = allocation->node.right = NULL;
     if (allocation->previous != NULL)
         allocation->previous->next = allocation->next;
     else
@@ -146,8 +146,8 @@ void nvs_registry_remove(nvs_allocation *allocation)
     if (allocation->next != NULL)
         allocation->next->previous = allocation->previous;
     allocation->next = allocation->previous = NULL;
-    allocation->linked = false;
-    if (allocation->dying)
+    allocation->node.linked = false;
+    if (allocation->deferred.dying)
         nvs_registry_undefer(allocation);
 }
 
@@ -157,7 +157,7 @@ void nvs_registry_end_mapping(nvs_allocation *mapping, nvs_allocation **list)
     mapping->backing = NULL;
     mapping->next = *list;
     *list = mapping;
-    if (handle != NULL && --handle->mappings == 0 && handle->references == 0) {
+    if (handle != NULL && --handle->handle.mappings == 0 && handle->handle.references == 0) {
         nvs_registry_remove(handle);
         handle->next = *list;
         *list = handle;
@@ -168,12 +168,12 @@ void nvs_registry_end_mapping(nvs_allocation *mapping, nvs_allocation **list)
 void nvs_registry_displace(nvs_allocation *other, nvs_allocation **list)
 {
     nvs_registry_remove(other);
-    if (other->held) { /* a reaper has it, and sees that it is orphaned */
-        other->orphaned = true;
+    if (other->deferred.held) { /* a reaper has it, and sees that it is orphaned */
+        other->deferred.orphaned = true;
     } else if (other->kind == NVS_MEMORY_MAPPING) {
         nvs_registry_end_mapping(other, list);
-    } else if (other->mappings != 0) {
-        other->references = 0; /* a handle that lives on through its mappings */
+    } else if (other->handle.mappings != 0) {
+        other->handle.references = 0; /* a handle that lives on through its mappings */
     } else {
         other->next = *list;
         *list = other;
@@ -198,19 +198,19 @@ nvs_allocation *nvs_registry_insert(nvs_allocation *allocation)
     dice ^= dice << 13; /* xorshift32 */
     dice ^= dice >> 17;
     dice ^= dice << 5;
-    allocation->priority = dice;
+    allocation->node.priority = dice;
     nvs_allocation **link = &roots[space];
-    while (*link != NULL && (*link)->priority >= allocation->priority)
-        link = (*link)->key < allocation->key ? &(*link)->right : &(*link)->left;
+    while (*link != NULL && (*link)->node.priority >= allocation->node.priority)
+        link = (*link)->key < allocation->key ? &(*link)->node.right : &(*link)->node.left;
     nvs_allocation *below = *link;
-    split(below, allocation->key, &allocation->left, &allocation->right);
+    split(below, allocation->key, &allocation->node.left, &allocation->node.right);
     *link = allocation;
     allocation->previous = NULL;
     allocation->next = of_gpu[allocation->gpu];
     if (allocation->next != NULL)
         allocation->next->previous = allocation;
     of_gpu[allocation->gpu] = allocation;
-    allocation->linked = true;
+    allocation->node.linked = true;
     return stale;
 }
 
