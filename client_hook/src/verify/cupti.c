@@ -1,10 +1,10 @@
-/* What the driver loads when it is initialised: subscribes to CUPTI, and turns what it tells into books.  See verify.h.
+/* The entry point that the driver loads: subscribes to CUPTI, and counts what it reports.  See verify.h.
  *
- * CUPTI is the application's if it has loaded one (PyTorch has) and NVSHARE_CUPTI_LIBRARY is but another copy, else that, else
- * what the loader finds.  It admits one subscriber: a program that runs a profiler of its own cannot be verified, and the report says so.
+ * The library is the application's CUPTI if one is loaded (as by PyTorch) and NVSHARE_CUPTI_LIBRARY names a copy of it; else the one that
+ * NVSHARE_CUPTI_LIBRARY names; else the one that the loader finds.  CUPTI admits one subscriber, so a program with a profiler of its own
+ * cannot be verified; the report says so.
  *
- * Which call did some work: by the correlation of the driver's call, and by that of the runtime's call around it, for
- * CUPTI names work after the outermost.
+ * Work is matched with its call by correlation id: of the driver's call, or of the runtime's call around it, as CUPTI uses the outermost.
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT, RTLD_NOLOAD */
 #include "verify/verify.h"
@@ -35,11 +35,11 @@ static nvs_cupti_next_record *next_record;
 static nvs_cupti_dropped *dropped;
 static nvs_cupti_result_string *result_string;
 
-static uint32_t (*gate_depth)(void); /* of the hook; NULL: it is not in this process */
+static uint32_t (*gate_depth)(void); /* of the hook; NULL: the hook is not in this process */
 static int (*hook_active)(void);
 static nvs_findings findings;
 static char problem[640];
-static _Thread_local uint32_t runtime_correlation; /* of the runtime's call that this thread is in */
+static _Thread_local uint32_t runtime_correlation; /* of the runtime's call on this thread; 0: none */
 
 static void on_call(void *argument, uint32_t domain, uint32_t callback_id, const nvs_cupti_call *call)
 {
@@ -51,13 +51,13 @@ static void on_call(void *argument, uint32_t domain, uint32_t callback_id, const
         return;
     const uint32_t depth = gate_depth != NULL ? gate_depth() : 0;
     const nvs_passage passage = depth == 0 ? NVS_PASSAGE_NONE : depth == UINT32_MAX ? NVS_PASSAGE_HOOK : NVS_PASSAGE_GATED;
-    nvs_books_call(call->function, call->symbol, passage, call->correlation, runtime_correlation);
+    nvs_tally_call(call->function, call->symbol, passage, call->correlation, runtime_correlation);
 }
 
 static void want_buffer(uint8_t **buffer, size_t *size, size_t *most_records)
 {
     void *memory = NULL;
-    *most_records = 0; /* as many as there is room for */
+    *most_records = 0; /* no limit */
     *size = posix_memalign(&memory, 8, buffer_bytes) == 0 ? buffer_bytes : 0;
     *buffer = *size != 0 ? memory : NULL;
 }
@@ -69,27 +69,28 @@ static uint32_t word_at(const uint8_t *record, size_t offset)
     return word;
 }
 
-static void enter_record(const uint8_t *record)
+static const struct {
+    uint32_t kind;
+    nvs_work work;
+    size_t correlation;
+} records[] = {
+    {NVS_CUPTI_CONCURRENT_KERNEL, NVS_WORK_KERNEL, NVS_CUPTI_KERNEL_CORRELATION},
+    {NVS_CUPTI_MEMCPY, NVS_WORK_COPY, NVS_CUPTI_MEMCPY_CORRELATION},
+    {NVS_CUPTI_MEMSET, NVS_WORK_MEMSET, NVS_CUPTI_MEMSET_CORRELATION},
+    {NVS_CUPTI_MEMCPY_PEER, NVS_WORK_COPY, NVS_CUPTI_MEMCPY_PEER_CORRELATION},
+};
+enum { RECORD_KINDS = sizeof records / sizeof *records };
+
+static void count_record(const uint8_t *record)
 {
     const char *name = NULL;
-    const bool known = findings.matched; /* else nothing may be read but the kind */
-    switch (word_at(record, 0)) {
-    case NVS_CUPTI_CONCURRENT_KERNEL:
-        if (known)
+    const bool known = findings.matched; /* else only the kind of a record has a known place */
+    for (size_t i = 0; i < RECORD_KINDS; i++) {
+        if (word_at(record, 0) != records[i].kind)
+            continue;
+        if (known && records[i].work == NVS_WORK_KERNEL)
             memcpy(&name, record + NVS_CUPTI_KERNEL_NAME, sizeof name);
-        nvs_books_work(NVS_WORK_KERNEL, name, known ? word_at(record, NVS_CUPTI_KERNEL_CORRELATION) : 0, known);
-        break;
-    case NVS_CUPTI_MEMCPY:
-        nvs_books_work(NVS_WORK_COPY, NULL, known ? word_at(record, NVS_CUPTI_MEMCPY_CORRELATION) : 0, known);
-        break;
-    case NVS_CUPTI_MEMCPY_PEER:
-        nvs_books_work(NVS_WORK_COPY, NULL, known ? word_at(record, NVS_CUPTI_MEMCPY_PEER_CORRELATION) : 0, known);
-        break;
-    case NVS_CUPTI_MEMSET:
-        nvs_books_work(NVS_WORK_MEMSET, NULL, known ? word_at(record, NVS_CUPTI_MEMSET_CORRELATION) : 0, known);
-        break;
-    default:
-        break;
+        nvs_tally_work(records[i].work, name, known ? word_at(record, records[i].correlation) : 0, known);
     }
 }
 
@@ -98,9 +99,9 @@ static void full_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
     void *record = NULL;
     size_t lost = 0;
     while (valid_size != 0 && next_record(buffer, valid_size, &record) == NVS_CUPTI_SUCCESS)
-        enter_record(record);
+        count_record(record);
     if (dropped(context, stream, &lost) == NVS_CUPTI_SUCCESS && lost != 0)
-        nvs_books_lost(lost);
+        nvs_tally_lost(lost);
     free(buffer);
 }
 
@@ -111,7 +112,7 @@ static void *open_cupti(void)
     const char *file = named != NULL ? strrchr(named, '/') : NULL;
     const char *reason = NULL;
     void *library = NULL;
-    /* One of another name, the simulated GPU's, is meant: with its driver NVIDIA's would not work. */
+    /* The simulated GPU's CUPTI has another name; NVIDIA's does not work with the simulated driver. */
     const bool any = file == NULL || strncmp(file, "/libcupti.", strlen("/libcupti.")) == 0;
     for (size_t i = 0; any && library == NULL && i < 2; i++)
         library = dlopen(sonames[i], RTLD_NOLOAD | RTLD_NOW);
@@ -147,7 +148,7 @@ static bool find_functions(void *library)
             snprintf(problem, sizeof problem, "this CUPTI has no %s: use one of CUDA 12 or 13", wanted[i].name);
             return false;
         }
-        memcpy(wanted[i].where, &address, sizeof address); /* POSIX promises that it works */
+        memcpy(wanted[i].where, &address, sizeof address); /* POSIX allows it */
     }
     return true;
 }
@@ -168,30 +169,29 @@ static bool expect(const char *what, int result)
 
 static bool watch(void)
 {
-    static const uint32_t kinds[] = {NVS_CUPTI_CONCURRENT_KERNEL, NVS_CUPTI_MEMCPY, NVS_CUPTI_MEMSET, NVS_CUPTI_MEMCPY_PEER};
     void *subscriber = NULL;
     void *library = open_cupti();
     if (library == NULL || !find_functions(library))
         return false;
     if (get_version(&findings.cupti) != NVS_CUPTI_SUCCESS)
-        findings.cupti = 0; /* one that cannot start: the next call says why */
+        findings.cupti = 0; /* it cannot start: the next call returns the reason */
     findings.matched = NVS_CUPTI_KNOWS(findings.cupti);
     if (!expect("cuptiSubscribe", subscribe(&subscriber, on_call, NULL)) ||
         !expect("cuptiEnableDomain", enable_domain(1, subscriber, NVS_CUPTI_DRIVER)) ||
         !expect("cuptiEnableDomain", enable_domain(1, subscriber, NVS_CUPTI_RUNTIME)) ||
         !expect("cuptiActivityRegisterCallbacks", register_callbacks(want_buffer, full_buffer)))
         return false;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (!expect("cuptiActivityEnable", enable(kinds[i])))
+    for (size_t i = 0; i < RECORD_KINDS; i++)
+        if (!expect("cuptiActivityEnable", enable(records[i].kind)))
             return false;
     return true;
 }
 
-/* At exit, or from the hook's _exit: then perhaps in a child that has only borrowed this memory. */
+/* At exit, or from the hook's _exit, which a child of vfork calls on this process's memory. */
 static void at_end(void)
 {
     static atomic_flag done = ATOMIC_FLAG_INIT;
-    if (!nvs_report_is_ours() || atomic_flag_test_and_set_explicit(&done, memory_order_relaxed)) /* only who is first matters */
+    if (!nvs_report_is_ours() || atomic_flag_test_and_set_explicit(&done, memory_order_relaxed)) /* orders nothing else */
         return;
     if (findings.error == NULL)
         (void)flush_all(NVS_CUPTI_FLUSH_FORCED);
@@ -217,7 +217,7 @@ NVS_EXPORT int InitializeInjection(void)
     if (!watch())
         findings.error = problem;
     nvs_report_write(&findings);
-    (void)atexit(at_end); /* without it the report stays incomplete, which says enough */
+    (void)atexit(at_end); /* if it fails, the report stays incomplete */
     address = dlsym(RTLD_DEFAULT, "nvshare_before_quick_exit");
     void (*before_quick_exit)(void (*)(void));
     memcpy(&before_quick_exit, &address, sizeof address);

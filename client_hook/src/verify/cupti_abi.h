@@ -1,7 +1,7 @@
-/* The little of CUPTI that the bypass detector needs, declared here so that no CUPTI is needed to build.
+/* The part of CUPTI's ABI that the bypass detector uses, so that a build needs no CUPTI.
  *
- * CUPTI is found at run time.  What stands here has kept its place in every CUPTI from 11.8 to 13.5 (NVS_CUPTI_KNOWS); a test
- * compares it with the headers of the installed one.  Of a record only fields at offsets named here may be read.
+ * CUPTI is found at run time.  These declarations hold for every CUPTI from 11.8 to 13.5 (NVS_CUPTI_KNOWS); a test compares them with the
+ * headers of the installed one.  Only the fields of a record that have an offset here may be read.
  */
 #ifndef NVS_CUPTI_ABI_H
 #define NVS_CUPTI_ABI_H
@@ -33,7 +33,7 @@ enum { /* CUpti_ActivityKind; the first four bytes of a record */
     NVS_CUPTI_MEMCPY_PEER = 22,
 };
 
-enum { /* where in a record; all 32 bits but the name, a pointer that is good until the buffer is given back */
+enum { /* offsets in a record: 32 bits each, but for the name, a pointer that is valid until the buffer is freed */
     NVS_CUPTI_KERNEL_CORRELATION = 92,
     NVS_CUPTI_KERNEL_NAME = 104,
     NVS_CUPTI_MEMCPY_CORRELATION = 44,
@@ -45,7 +45,7 @@ enum { NVS_CUPTI_FLUSH_FORCED = 1 };
 
 typedef struct nvs_cupti_call { /* CUpti_CallbackData */
     uint32_t site;
-    const char *function; /* for ever */
+    const char *function; /* never freed */
     const void *parameters;
     void *returned;
     const char *symbol; /* of a launch: the kernel */

@@ -1,5 +1,5 @@
-/* The report of one process: JSON in a directory that nvshare-run made.  Written once when CUDA starts, so that a process which
- * ends without a word is known, and again at exit. */
+/* The report of one process: JSON in a directory that nvshare-run made.  It is written when CUDA starts, so that a process that is killed has a
+ * report, and again at exit. */
 #define _GNU_SOURCE /* program_invocation_name */
 #include "verify/verify.h"
 
@@ -19,13 +19,13 @@ void nvs_report_open(const char *directory)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     owner = getpid();
-    /* A process may execute another program, which reports under the same id. */
+    /* After exec the next program reports under the same process id. */
     int length = snprintf(path, sizeof path, "%s/%ld-%lld%09ld.json", directory, (long)owner, (long long)now.tv_sec, now.tv_nsec);
     if (length < 0 || (size_t)length >= sizeof path)
         path[0] = 0;
 }
 
-/* Bytes beyond ASCII are taken as Latin-1: names are what they are, and JSON wants characters. */
+/* Bytes beyond ASCII are written as Latin-1, as JSON needs characters. */
 static void put_text(FILE *file, const char *text)
 {
     fputc('"', file);
@@ -45,13 +45,13 @@ static void put_truth(FILE *file, const char *name, bool value)
     fprintf(file, ",\"%s\":%s", name, value ? "true" : "false");
 }
 
-static void put_work(FILE *file, const nvs_books *books, const char *name, nvs_work kind)
+static void put_work(FILE *file, const nvs_tally *tally, const char *name, nvs_work kind)
 {
-    fprintf(file, ",\"%s\":{\"ran\":%llu,\"gated\":%llu,\"own\":%llu}", name, (unsigned long long)books->ran[kind],
-            (unsigned long long)books->gated[kind], (unsigned long long)books->own[kind]);
+    fprintf(file, ",\"%s\":{\"ran\":%llu,\"gated\":%llu,\"own\":%llu}", name, (unsigned long long)tally->ran[kind],
+            (unsigned long long)tally->gated[kind], (unsigned long long)tally->own[kind]);
 }
 
-static void put_report(FILE *file, const nvs_findings *findings, const nvs_books *books)
+static void put_report(FILE *file, const nvs_findings *findings, const nvs_tally *tally)
 {
     fprintf(file, "{\"version\":1,\"pid\":%ld,\"program\":", (long)owner);
     put_text(file, program_invocation_name);
@@ -64,13 +64,13 @@ static void put_report(FILE *file, const nvs_findings *findings, const nvs_books
         put_text(file, findings->error);
     else
         fputs("null", file);
-    put_work(file, books, "kernels", NVS_WORK_KERNEL);
-    put_work(file, books, "copies", NVS_WORK_COPY);
-    put_work(file, books, "memsets", NVS_WORK_MEMSET);
-    fprintf(file, ",\"gated_calls\":%llu,\"lost_records\":%llu,\"escaped\":[", (unsigned long long)books->gated_calls,
-            (unsigned long long)books->lost_records);
-    for (unsigned i = 0; i < books->escape_count; i++) {
-        const nvs_escape *one = &books->escapes[i];
+    put_work(file, tally, "kernels", NVS_WORK_KERNEL);
+    put_work(file, tally, "copies", NVS_WORK_COPY);
+    put_work(file, tally, "memsets", NVS_WORK_MEMSET);
+    fprintf(file, ",\"gated_calls\":%llu,\"lost_records\":%llu,\"escaped\":[", (unsigned long long)tally->gated_calls,
+            (unsigned long long)tally->lost_records);
+    for (unsigned i = 0; i < tally->escape_count; i++) {
+        const nvs_escape *one = &tally->escapes[i];
         fputs(i == 0 ? "{\"function\":" : ",{\"function\":", file);
         put_text(file, one->function);
         fputs(",\"symbol\":", file);
@@ -87,19 +87,19 @@ bool nvs_report_is_ours(void)
 
 void nvs_report_write(const nvs_findings *findings)
 {
-    static nvs_books books;
+    static nvs_tally tally;
     char fresh[PATH_MAX + 8];
     int saved = errno;
     if (!nvs_report_is_ours())
         return;
-    nvs_books_copy(&books);
+    nvs_tally_copy(&tally);
     snprintf(fresh, sizeof fresh, "%s.new", path);
     FILE *file = fopen(fresh, "we");
     if (file != NULL) {
-        put_report(file, findings, &books);
+        put_report(file, findings, &tally);
         bool written = ferror(file) == 0;
         if (fclose(file) != 0 || !written || rename(fresh, path) != 0)
-            (void)unlink(fresh); /* what was there before says that the process did not report */
+            (void)unlink(fresh); /* the older report stays */
     }
     errno = saved;
 }

@@ -1,8 +1,7 @@
 /* See verify.h.
  *
- * A call is remembered by its correlation in a ring of one word each: what names a call older than the ring's 4 M newest is
- * not found any more, and counts as unseen.  Words are written by the calling thread and read when the work has ended.
- * Calls that only ask or wait are not remembered: polling would push everything else out.
+ * A ring holds one word for each of the 4 M newest calls, by correlation id.  The calling thread writes the word; it is read when the work has
+ * ended.  Work of an older call counts as unseen.  Queries and waits are not stored, as polling would displace all other calls.
  */
 #include "verify/verify.h"
 
@@ -15,12 +14,12 @@
 
 enum { RING = 1 << 22, MOST_NAMES = 1024, NAME_CELLS = 4096 };
 
-/* What is known of a call, in the order in which it weighs when several share a correlation. */
+/* The class of a call.  Of several calls with one correlation id the highest class counts. */
 enum { UNSEEN, OTHER, HOOK, GATED, ESCAPED };
 
 typedef struct named {
     const char *name;
-    uint16_t what; /* OTHER or ESCAPED; UNSEEN: asks or waits */
+    uint16_t what; /* OTHER or ESCAPED; UNSEEN: a query or a wait */
 } named;
 
 static _Atomic uint64_t ring[RING]; /* correlation << 32 | what << 16 | name */
@@ -30,8 +29,8 @@ static _Atomic(const char *) cell_name[NAME_CELLS]; /* by the address of the nam
 static uint16_t cell_index[NAME_CELLS];
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static nvs_books books;
-static _Atomic uint64_t gated_calls; /* a count; orders nothing */
+static nvs_tally tally;
+static _Atomic uint64_t gated_calls; /* relaxed: a count */
 
 static const char *const gated_names[] = { /* sorted, as the table is */
 #define NVS_STREAM(symbol, since, parameters, arguments, stream) #symbol,
@@ -63,8 +62,8 @@ static bool listed(const char *name, const char *const *list, size_t count)
     return bsearch(name, list, count, sizeof *list, by_name) != NULL;
 }
 
-/* What a call outside of the gate is.  A name that no table has is judged by its words. */
-static uint16_t judge(const char *name)
+/* The class of a call outside of the gate.  A function that is in no table is classified by the words in its name. */
+static uint16_t classify(const char *name)
 {
     static const char *const work[] = {"Launch", "Memcpy", "Memset", "Prefetch"};
     static const char *const quiet[] = {"Query", "Get", "Synchronize", "EventRecord"};
@@ -88,19 +87,19 @@ static unsigned index_locked(const char *name)
             return i;
     if (name_count == MOST_NAMES)
         return 0;
-    names[name_count] = (named){name, judge(name)};
+    names[name_count] = (named){name, classify(name)};
     return name_count++;
 }
 
 static unsigned index_of(const char *name)
 {
     size_t cell = ((uintptr_t)name >> 2) * 2654435761u % NAME_CELLS;
-    /* acquire: pairs with the release below, the index was written before */
+    /* Acquire pairs with the release below: the index was written before. */
     if (atomic_load_explicit(&cell_name[cell], memory_order_acquire) == name)
         return cell_index[cell];
     pthread_mutex_lock(&lock);
     unsigned index = index_locked(name);
-    if (atomic_load_explicit(&cell_name[cell], memory_order_relaxed) == NULL) { /* taken once, never changed */
+    if (atomic_load_explicit(&cell_name[cell], memory_order_relaxed) == NULL) { /* written once */
         cell_index[cell] = (uint16_t)index;
         atomic_store_explicit(&cell_name[cell], name, memory_order_release); /* pairs with the acquire above */
     }
@@ -108,10 +107,10 @@ static unsigned index_of(const char *name)
     return index;
 }
 
-static void remember(uint32_t correlation, uint16_t what, unsigned name)
+static void store(uint32_t correlation, uint16_t what, unsigned name)
 {
     _Atomic uint64_t *cell = &ring[correlation % RING];
-    /* Relaxed: one word; that the work's record comes after it is CUPTI's doing. */
+    /* Relaxed: one word; CUPTI delivers the work's record after the call. */
     uint64_t seen = atomic_load_explicit(cell, memory_order_relaxed);
     if (correlation == 0 || (seen >> 32 == correlation && (uint16_t)(seen >> 16) >= what))
         return;
@@ -122,22 +121,22 @@ static nvs_escape *escape_locked(const char *function, const char *symbol)
 {
     if (symbol == NULL)
         symbol = "";
-    for (unsigned i = 0; i < books.escape_count; i++)
-        if (strcmp(books.escapes[i].function, function) == 0 && strcmp(books.escapes[i].symbol, symbol) == 0)
-            return &books.escapes[i];
-    if (books.escape_count == NVS_MOST_ESCAPES)
-        return &books.escapes[NVS_MOST_ESCAPES - 1];
-    nvs_escape *made = &books.escapes[books.escape_count];
-    const bool last = books.escape_count == NVS_MOST_ESCAPES - 1;
+    for (unsigned i = 0; i < tally.escape_count; i++)
+        if (strcmp(tally.escapes[i].function, function) == 0 && strcmp(tally.escapes[i].symbol, symbol) == 0)
+            return &tally.escapes[i];
+    if (tally.escape_count == NVS_MOST_ESCAPES)
+        return &tally.escapes[NVS_MOST_ESCAPES - 1];
+    nvs_escape *made = &tally.escapes[tally.escape_count];
+    const bool last = tally.escape_count == NVS_MOST_ESCAPES - 1;
     made->symbol = last ? NULL : strdup(symbol);
     made->function = last || made->symbol == NULL ? "(others)" : function;
     if (made->symbol == NULL)
         made->symbol = "";
-    books.escape_count++;
+    tally.escape_count++;
     return made;
 }
 
-void nvs_books_call(const char *function, const char *symbol, nvs_passage passage, uint32_t correlation, uint32_t outer_correlation)
+void nvs_tally_call(const char *function, const char *symbol, nvs_passage passage, uint32_t correlation, uint32_t outer_correlation)
 {
     uint16_t what = passage == NVS_PASSAGE_HOOK ? HOOK : GATED;
     unsigned name = 0;
@@ -145,12 +144,12 @@ void nvs_books_call(const char *function, const char *symbol, nvs_passage passag
         atomic_fetch_add_explicit(&gated_calls, 1, memory_order_relaxed);
     } else if (passage == NVS_PASSAGE_NONE) {
         name = index_of(function);
-        what = names[name].what; /* written once, before its index was given out */
+        what = names[name].what; /* written once, before any thread had its index */
         if (what == UNSEEN)
             return;
     }
-    remember(correlation, what, name);
-    remember(outer_correlation, what, name);
+    store(correlation, what, name);
+    store(outer_correlation, what, name);
     if (what == ESCAPED) {
         pthread_mutex_lock(&lock);
         escape_locked(name != 0 ? function : names[0].name, symbol)->calls++;
@@ -158,32 +157,32 @@ void nvs_books_call(const char *function, const char *symbol, nvs_passage passag
     }
 }
 
-void nvs_books_work(nvs_work kind, const char *symbol, uint32_t correlation, bool matched)
+void nvs_tally_work(nvs_work kind, const char *symbol, uint32_t correlation, bool matched)
 {
-    uint64_t seen = atomic_load_explicit(&ring[correlation % RING], memory_order_relaxed); /* as in remember */
+    uint64_t seen = atomic_load_explicit(&ring[correlation % RING], memory_order_relaxed); /* as in store */
     unsigned what = seen >> 32 == correlation && correlation != 0 ? (uint16_t)(seen >> 16) : UNSEEN;
     pthread_mutex_lock(&lock);
-    books.ran[kind]++;
+    tally.ran[kind]++;
     if (!matched || what == GATED)
-        books.gated[kind] += matched;
+        tally.gated[kind] += matched;
     else if (what == HOOK || (kind != NVS_WORK_KERNEL && (what == OTHER || correlation == 0)))
-        books.own[kind]++;
+        tally.own[kind]++;
     else
         escape_locked(what == UNSEEN ? names[0].name : names[(uint16_t)seen].name, kind == NVS_WORK_KERNEL ? symbol : "")->ran++;
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_books_lost(uint64_t records)
+void nvs_tally_lost(uint64_t records)
 {
     pthread_mutex_lock(&lock);
-    books.lost_records += records;
+    tally.lost_records += records;
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_books_copy(nvs_books *out)
+void nvs_tally_copy(nvs_tally *out)
 {
     pthread_mutex_lock(&lock);
-    *out = books;
+    *out = tally;
     pthread_mutex_unlock(&lock);
     out->gated_calls = atomic_load_explicit(&gated_calls, memory_order_relaxed);
 }
