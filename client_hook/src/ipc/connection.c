@@ -86,20 +86,20 @@ static void disconnect(nvs_ipc_connection *of)
         close(socket);
 }
 
-/* Connects if necessary.  False: the exporter has ended, or takes nothing. */
-static bool request(nvs_ipc_connection *of, nvs_ipc_request *what, uint64_t deadline_ns)
+/* Connects if necessary.  False: the exporter has ended, or does not receive in time. */
+static bool send_request(nvs_ipc_connection *of, nvs_ipc_request *message, uint64_t deadline_ns)
 {
     if (of->socket < 0)
         of->socket = nvs_ipc_connect(&of->process, deadline_ns);
-    what->version = NVS_IPC_VERSION;
-    what->number = ++of->number;
-    if (of->socket >= 0 && nvs_ipc_send(of->socket, what, sizeof *what, NULL, 0, deadline_ns))
+    message->version = NVS_IPC_VERSION;
+    message->number = ++of->number;
+    if (of->socket >= 0 && nvs_ipc_send(of->socket, message, sizeof *message, NULL, 0, deadline_ns))
         return true;
     disconnect(of);
     return false;
 }
 
-static bool is_sound(const nvs_ipc_answer *of, uint32_t count)
+static bool is_valid(const nvs_ipc_answer *of, uint32_t count)
 {
     const uint64_t most = UINT64_C(1) << 46;
     uint64_t sum = 0;
@@ -115,23 +115,23 @@ static bool is_sound(const nvs_ipc_answer *of, uint32_t count)
     return of->length != 0 && of->offset <= of->total_bytes && of->length <= of->total_bytes - of->offset;
 }
 
-CUresult nvs_ipc_ask(nvs_ipc_connection *of, const nvs_ipc_secret *key, uint32_t first, nvs_ipc_answer *out, int *descriptors, uint64_t deadline_ns)
+CUresult nvs_ipc_fetch(nvs_ipc_connection *of, const nvs_ipc_secret *key, uint32_t first, nvs_ipc_answer *out, int *descriptors, uint64_t deadline_ns)
 {
-    nvs_ipc_request what = {.what = NVS_IPC_OPEN, .first = first, .key = *key};
+    nvs_ipc_request request = {.what = NVS_IPC_OPEN, .first = first, .key = *key};
     CUresult result = NVS_IPC_STALE;
     uint32_t count = 0;
     if (!lock_connection(of, deadline_ns))
         return CUDA_ERROR_MAP_FAILED;
-    bool asked = request(of, &what, deadline_ns);
+    bool asked = send_request(of, &request, deadline_ns);
     while (asked) {
         const ssize_t got = nvs_ipc_receive(of->socket, out, sizeof *out, descriptors, NVS_IPC_CHUNKS, &count, deadline_ns);
-        if (got == (ssize_t)sizeof *out && out->number == what.number && is_sound(out, count)) {
+        if (got == (ssize_t)sizeof *out && out->number == request.number && is_valid(out, count)) {
             result = (CUresult)out->result;
             break;
         }
         nvs_ipc_close_all(descriptors, count);
         count = 0;
-        if (got == (ssize_t)sizeof *out && out->number != what.number)
+        if (got == (ssize_t)sizeof *out && out->number != request.number)
             continue; /* the answer to a request that was given up */
         result = got == 0 ? NVS_IPC_STALE : CUDA_ERROR_MAP_FAILED;
         if (got != -1)
@@ -142,14 +142,14 @@ CUresult nvs_ipc_ask(nvs_ipc_connection *of, const nvs_ipc_secret *key, uint32_t
     return result;
 }
 
-void nvs_ipc_tell_closed(nvs_ipc_connection *of, const nvs_ipc_secret *key)
+void nvs_ipc_notify_closed(nvs_ipc_connection *of, const nvs_ipc_secret *key)
 {
-    nvs_ipc_request what = {.what = NVS_IPC_CLOSE, .key = *key};
-    const uint64_t deadline = nvs_now_ns() + NVS_IPC_PATIENCE_NS / 10;
+    nvs_ipc_request request = {.what = NVS_IPC_CLOSE, .key = *key};
+    const uint64_t deadline = nvs_now_ns() + NVS_IPC_TIMEOUT_NS / 10;
     if (!lock_connection(of, deadline))
         return; /* the exporter notices when the connection ends */
     if (of->socket >= 0)
-        (void)request(of, &what, deadline);
+        (void)send_request(of, &request, deadline);
     unlock_connection(of);
 }
 

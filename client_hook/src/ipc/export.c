@@ -27,13 +27,13 @@ struct nvs_ipc_export_entry {
     uint64_t length;
     uint32_t gpu;
     uint32_t holders; /* processes that have it open, and a lookup in progress */
-    bool withdrawn;   /* the program has freed it: its handle is void */
+    bool withdrawn;   /* the program has freed it: its handle is invalid */
     nvs_share share;
 };
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "exports" in the lock order of base/base.h */
 NVS_FORK_STATE static nvs_ipc_export_entry *exports;
-NVS_FORK_STATE static _Atomic uint32_t export_count; /* relaxed: who frees exported memory knows of the export in its own order */
+NVS_FORK_STATE static _Atomic uint32_t export_count; /* relaxed: the thread that frees exported memory is ordered after its export */
 
 static nvs_ipc_export_entry *find_address(uint32_t gpu, CUdeviceptr address)
 {
@@ -43,7 +43,7 @@ static nvs_ipc_export_entry *find_address(uint32_t gpu, CUdeviceptr address)
     return at;
 }
 
-/* Locked.  Takes an export without memory and holders out of the list; true: the caller ends it. */
+/* Locked.  Unlists a withdrawn export without holders; true: the caller ends it. */
 static bool unlink_if_unused(nvs_ipc_export_entry *entry)
 {
     if (!entry->withdrawn || entry->holders != 0)
@@ -77,7 +77,7 @@ bool nvs_ipc_is_ours(const CUipcMemHandle *handle)
 }
 
 /* The handle of an existing export.  False: there is none. */
-static bool known(const nvs_allocation *allocation, const nvs_ipc_secret *process, CUipcMemHandle *out)
+static bool find_handle(const nvs_allocation *allocation, const nvs_ipc_secret *process, CUipcMemHandle *out)
 {
     pthread_mutex_lock(&lock);
     const nvs_ipc_export_entry *entry = find_address(allocation->gpu, allocation->key);
@@ -112,7 +112,7 @@ static CUresult pin(const nvs_allocation *allocation, nvs_share *out)
     return result;
 }
 
-/* --- what the server calls --- */
+/* --- for the server --- */
 
 static nvs_ipc_export_entry *hold(const nvs_ipc_secret *key)
 {
@@ -161,7 +161,7 @@ static void answer(const nvs_ipc_export_entry *held, uint32_t first, nvs_ipc_ans
 
 static const nvs_ipc_exports served = {.hold = hold, .unref = unref, .answer = answer};
 
-/* --- what the application calls --- */
+/* --- for the application --- */
 
 CUresult nvs_ipc_export(const nvs_allocation *allocation, CUipcMemHandle *out)
 {
@@ -173,7 +173,7 @@ CUresult nvs_ipc_export(const nvs_allocation *allocation, CUipcMemHandle *out)
     }
     if (!nvs_ipc_serve(&served, &process))
         return CUDA_ERROR_MAP_FAILED;
-    while (!known(allocation, &process, out)) {
+    while (!find_handle(allocation, &process, out)) {
         nvs_ipc_export_entry *entry = calloc(1, sizeof *entry);
         if (entry == NULL)
             return CUDA_ERROR_OUT_OF_MEMORY;

@@ -3,9 +3,8 @@
  * Imports are not charged to this process: the exporter counts the memory as pinned.  They work in every memory mode, and without a
  * coordinator.
  *
- * Other GPUs of the program: the driver copies an import of its own for any GPU, and kernels of another GPU reach it with peer access.
- * A mapping of ours is accessible to the GPU that opened it; another GPU gets access when a call names the memory for it, or when it is
- * given peer access.
+ * The GPU that opened an import has access to it.  Another GPU of the program gets access with peer access, or when a call for that GPU names
+ * the memory, because the driver copies imported memory for any GPU.
  *
  * Non-goals: exports.
  */
@@ -32,15 +31,15 @@ typedef struct import {
     nvs_ipc_secret key;
     nvs_ipc_mapping mapping;
     uint64_t references; /* opens without a close */
-    uint32_t allowed;    /* bit per other GPU that was given access */
-    nvs_ipc_import shown;
+    uint32_t allowed;    /* other GPUs, by bit, that were given access */
+    nvs_ipc_import facts;
 } import;
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "imports" in the lock order of base/base.h */
 NVS_FORK_STATE static import *imports;
 static uint64_t last_serial;
 
-/* For each GPU, a bit per GPU with peer access to it.  Relaxed: nothing orders an open with a concurrent change of peer access. */
+/* For each GPU: the GPUs, by bit, with peer access to it.  Relaxed: an open is not ordered with a concurrent change of peer access. */
 static _Atomic uint32_t accessors[NVS_MAX_GPUS];
 
 /* --- the table --- */
@@ -49,7 +48,7 @@ static _Atomic uint32_t accessors[NVS_MAX_GPUS];
 static import *find(const nvs_ipc_secret *key, uint32_t gpu)
 {
     import *at = imports;
-    while (at != NULL && (at->shown.gpu != gpu || !nvs_ipc_same(&at->key, key)))
+    while (at != NULL && (at->facts.gpu != gpu || !nvs_ipc_same(&at->key, key)))
         at = at->next;
     return at;
 }
@@ -60,7 +59,7 @@ static bool open_again(const nvs_ipc_secret *key, uint32_t gpu, CUdeviceptr *out
     import *at = find(key, gpu);
     if (at != NULL) {
         at->references++;
-        *out = at->shown.address;
+        *out = at->facts.address;
     }
     pthread_mutex_unlock(&lock);
     return at != NULL;
@@ -70,10 +69,10 @@ static bool open_again(const nvs_ipc_secret *key, uint32_t gpu, CUdeviceptr *out
 static bool insert(import *which)
 {
     pthread_mutex_lock(&lock);
-    import *first = find(&which->key, which->shown.gpu);
+    import *first = find(&which->key, which->facts.gpu);
     if (first == NULL) {
         which->references = 0; /* open_again counts */
-        which->shown.serial = (UINT64_C(1) << 62) + ++last_serial; /* no allocation of this process has it */
+        which->facts.serial = (UINT64_C(1) << 62) + ++last_serial; /* no allocation of this process has it */
         which->next = imports;
         imports = which;
         atomic_fetch_add_explicit(&nvs_hot.imports, 1, memory_order_relaxed); /* see base/hot.h */
@@ -86,16 +85,16 @@ static bool insert(import *which)
 static void end(import *which)
 {
     nvs_ipc_unmap(&which->mapping);
-    nvs_ipc_tell_closed(which->from, &which->key);
+    nvs_ipc_notify_closed(which->from, &which->key);
     nvs_ipc_connection_unref(which->from);
     free(which);
 }
 
-static void give_peers(import *which)
+static void give_peers_access(import *which)
 {
-    const uint32_t peers = atomic_load_explicit(&accessors[which->shown.gpu], memory_order_relaxed); /* see its declaration */
+    const uint32_t peers = atomic_load_explicit(&accessors[which->facts.gpu], memory_order_relaxed); /* see its declaration */
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if ((peers >> gpu & 1) != 0 && gpu != which->shown.gpu && nvs_ipc_give_access(which->mapping.base, which->mapping.bytes, gpu))
+        if ((peers >> gpu & 1) != 0 && gpu != which->facts.gpu && nvs_ipc_give_access(which->mapping.base, which->mapping.bytes, gpu) == CUDA_SUCCESS)
             which->allowed |= UINT32_C(1) << gpu;
 }
 
@@ -107,10 +106,10 @@ static CUresult open_new(const nvs_ipc_handle *handle, uint32_t gpu, CUcontext c
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made->key = handle->key;
-    CUresult result = nvs_ipc_map(made->from, &made->key, gpu, nvs_now_ns() + NVS_IPC_PATIENCE_NS, &made->mapping);
-    made->shown = (nvs_ipc_import){.address = made->mapping.address, .length = made->mapping.length, .gpu = gpu, .context = context};
+    CUresult result = nvs_ipc_map(made->from, &made->key, gpu, nvs_now_ns() + NVS_IPC_TIMEOUT_NS, &made->mapping);
+    made->facts = (nvs_ipc_import){.address = made->mapping.address, .length = made->mapping.length, .gpu = gpu, .context = context};
     if (result == CUDA_SUCCESS)
-        give_peers(made);
+        give_peers_access(made);
     else
         NVS_LOG_ONCE(NVS_LOG_WARNING, "memory of process %d could not be opened (cuIpcOpenMemHandle, error %d): %s", (int)handle->process_id, (int)result,
                      result == NVS_IPC_STALE ? "it has ended or freed the memory, is another user's, or in another network namespace"
@@ -134,7 +133,7 @@ CUresult nvs_ipc_open(const CUipcMemHandle *from, CUdeviceptr *out)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (nvs_ipc_is_own(&handle.process))
         return CUDA_ERROR_INVALID_CONTEXT; /* as the driver says */
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* our calls must not end a capture of this thread */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* a capture of this thread is not invalidated */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     while (result == CUDA_SUCCESS && !open_again(&handle.key, gpu, out))
         result = open_new(&handle, gpu, context);
@@ -143,11 +142,11 @@ CUresult nvs_ipc_open(const CUipcMemHandle *from, CUdeviceptr *out)
     return result;
 }
 
-/* Locked.  Takes out the import at an address; address 0: one that was opened in the context. */
+/* Locked.  Removes the import at an address from the table; address 0: one that was opened in the context. */
 static import *take(CUdeviceptr address, CUcontext context)
 {
     import **link = &imports;
-    while (*link != NULL && (address != 0 ? (*link)->shown.address != address : (*link)->shown.context != context))
+    while (*link != NULL && (address != 0 ? (*link)->facts.address != address : (*link)->facts.context != context))
         link = &(*link)->next;
     import *found = *link;
     if (found != NULL) {
@@ -175,14 +174,14 @@ bool nvs_ipc_close(CUdeviceptr address, CUresult *result)
         return false;
     pthread_mutex_lock(&lock);
     import *at = imports, *last = NULL;
-    while (at != NULL && at->shown.address != address)
+    while (at != NULL && at->facts.address != address)
         at = at->next;
     if (at != NULL && --at->references == 0)
         last = take(address, NULL);
     pthread_mutex_unlock(&lock);
     *result = CUDA_SUCCESS;
     if (last != NULL) { /* as in the driver, work that uses it ends first */
-        *result = nvs_memory_wait_idle(last->shown.gpu, last->shown.context);
+        *result = nvs_memory_wait_idle(last->facts.gpu, last->facts.context);
         if (*result == CUDA_SUCCESS)
             end(last);
         else
@@ -214,23 +213,23 @@ bool nvs_ipc_imported(CUdeviceptr pointer, nvs_ipc_import *out)
         return false;
     pthread_mutex_lock(&lock);
     const import *at = imports;
-    while (at != NULL && pointer - at->shown.address >= at->shown.length)
+    while (at != NULL && pointer - at->facts.address >= at->facts.length)
         at = at->next;
     if (at != NULL)
-        *out = at->shown;
+        *out = at->facts;
     pthread_mutex_unlock(&lock);
     return at != NULL;
 }
 
 /* --- access of other GPUs --- */
 
-/* Whether a GPU lacks access to an import: to the one that contains `pointer`, or (0) to any that `owner` has open. */
-static bool find_closed(CUdeviceptr pointer, uint32_t owner, uint32_t gpu, nvs_ipc_mapping *out)
+/* Finds an import that a GPU has no access to: the one that contains `pointer`, or (0) any that `owner` has open. */
+static bool find_without_access(CUdeviceptr pointer, uint32_t owner, uint32_t gpu, nvs_ipc_mapping *out)
 {
     pthread_mutex_lock(&lock);
     const import *at = imports;
-    while (at != NULL && (at->shown.gpu == gpu || (at->allowed >> gpu & 1) != 0 ||
-                          (pointer != 0 ? pointer - at->shown.address >= at->shown.length : at->shown.gpu != owner)))
+    while (at != NULL && (at->facts.gpu == gpu || (at->allowed >> gpu & 1) != 0 ||
+                          (pointer != 0 ? pointer - at->facts.address >= at->facts.length : at->facts.gpu != owner)))
         at = at->next;
     if (at != NULL)
         *out = at->mapping;
@@ -238,9 +237,9 @@ static bool find_closed(CUdeviceptr pointer, uint32_t owner, uint32_t gpu, nvs_i
     return at != NULL;
 }
 
-static bool give(const nvs_ipc_mapping *mapping, uint32_t gpu)
+static bool give_access(const nvs_ipc_mapping *mapping, uint32_t gpu)
 {
-    if (!nvs_ipc_give_access(mapping->base, mapping->bytes, gpu))
+    if (nvs_ipc_give_access(mapping->base, mapping->bytes, gpu) != CUDA_SUCCESS)
         return false;
     pthread_mutex_lock(&lock);
     for (import *at = imports; at != NULL; at = at->next)
@@ -250,20 +249,20 @@ static bool give(const nvs_ipc_mapping *mapping, uint32_t gpu)
     return true;
 }
 
-bool nvs_ipc_reach(CUdeviceptr pointer, uint32_t gpu)
+bool nvs_ipc_allow(CUdeviceptr pointer, uint32_t gpu)
 {
     nvs_ipc_mapping mapping;
     if (NVS_LIKELY(atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) == 0) || gpu >= NVS_MAX_GPUS || /* see base/hot.h */
-        !find_closed(pointer, NVS_NO_GPU, gpu, &mapping))
+        !find_without_access(pointer, NVS_NO_GPU, gpu, &mapping))
         return true;
-    return give(&mapping, gpu);
+    return give_access(&mapping, gpu);
 }
 
 void nvs_ipc_enable_peer(uint32_t owner, uint32_t accessor)
 {
     nvs_ipc_mapping mapping;
     atomic_fetch_or_explicit(&accessors[owner], UINT32_C(1) << accessor, memory_order_relaxed); /* see its declaration */
-    while (find_closed(0, owner, accessor, &mapping) && give(&mapping, accessor))
+    while (find_without_access(0, owner, accessor, &mapping) && give_access(&mapping, accessor))
         continue;
 }
 

@@ -1,17 +1,16 @@
 /* Legacy IPC (cuIpcGetMemHandle) for memory of mode `swap`; the driver offers it only for its own allocations.
  *
  * The exporter pins the chunks that hold the allocation and serves them at a socket (server.c).  A handle names that socket and holds a
- * random key.  The importer, in any memory mode, receives a descriptor for each chunk and maps the chunks one behind the other (mapping.c).
- * It keeps its connection while they are mapped, so that the exporter counts as pinned what importers hold, even after the program has
- * freed it.
+ * random key.  The importer, in any memory mode, receives a descriptor for each chunk and maps the chunks at contiguous addresses (mapping.c).
+ * Its connection stays open while they are mapped, so that the exporter counts mapped memory as pinned, even after the program has freed it.
  *
  * Invariants:
  *  - a process that neither exports nor imports has no thread and no socket of this folder;
- *  - only a process of the same user (by the kernel's word) that knows the key receives a descriptor;
- *  - memory that importers have mapped is on the GPU, and its exporter counts it as pinned, until they have closed it or died;
- *  - a call of the application waits for another process for at most NVS_IPC_PATIENCE_NS, plus a tenth to announce that it gives up.
+ *  - only a process of the same user (SO_PEERCRED) that knows the key receives a descriptor;
+ *  - memory that importers have mapped is on the GPU, and its exporter counts it as pinned, until they have closed it or ended;
+ *  - a call of the application waits for another process for at most NVS_IPC_TIMEOUT_NS, plus a tenth to report that it gives up.
  *
- * Locks: exports, imports and connections have one lock each.  Nobody takes another lock, calls the driver or waits under one of them.
+ * Exports, imports and connections have one lock each.  A thread that holds one takes no other lock, calls no driver and does not wait.
  */
 #ifndef NVS_IPC_H
 #define NVS_IPC_H
@@ -22,9 +21,9 @@
 /* --- export.c --- */
 
 bool nvs_ipc_is_ours(const CUipcMemHandle *handle);
-/* A handle for an allocation in chunks, of which this is the registry's copy.  Waits for the lease, unless there is a handle already. */
+/* A handle for an allocation in chunks, given as the registry's copy.  The first call for an allocation waits for the lease. */
 CUresult nvs_ipc_export(const nvs_allocation *allocation, CUipcMemHandle *out);
-/* The allocation that began at this address is freed: voids its handle.  Cheap in a process without exports. */
+/* The allocation that began at this address is freed, and its handle becomes invalid.  Cheap in a process without exports. */
 void nvs_ipc_withdraw(uint32_t gpu, CUdeviceptr address);
 void nvs_ipc_exports_after_fork(void);
 
@@ -38,18 +37,18 @@ typedef struct nvs_ipc_import {
 } nvs_ipc_import;
 
 CUresult nvs_ipc_open(const CUipcMemHandle *from, CUdeviceptr *out);
-bool nvs_ipc_close(CUdeviceptr address, CUresult *result); /* false: not an import of ours */
+bool nvs_ipc_close(CUdeviceptr address, CUresult *result); /* false: not such an import */
 void nvs_ipc_context_gone(CUcontext context);
 bool nvs_ipc_imported(CUdeviceptr pointer, nvs_ipc_import *out);
-/* Before work of a GPU on a pointer: gives the GPU access if the pointer is into an import of another GPU.  False: the driver refuses. */
-bool nvs_ipc_reach(CUdeviceptr pointer, uint32_t gpu);
+/* Before work of a GPU on a pointer: gives the GPU access to the import that contains it.  False: the driver refuses. */
+bool nvs_ipc_allow(CUdeviceptr pointer, uint32_t gpu);
 /* A GPU has been given peer access to `owner`: it gets access to all imports of that GPU, present and future. */
 void nvs_ipc_enable_peer(uint32_t owner, uint32_t accessor);
 void nvs_ipc_imports_after_fork(void);
 
 /* --- hooks/memory/ipc.c --- */
 
-/* The driver's answer if the import were one allocation; false: the driver's own answer is right. */
+/* The attribute of the import as one allocation; false: the driver's own answer is right. */
 bool nvs_ipc_pointer_answer(const nvs_ipc_import *as, void *data, CUpointer_attribute attribute);
 
 #endif

@@ -3,11 +3,11 @@
 
 #include "base/log.h"
 #include "driver/cuda_api.h"
+#include "swap/swap.h"
 
 void nvs_ipc_unmap(nvs_ipc_mapping *mapping)
 {
-    if (mapping->mapped != 0 && NVS_REAL(cuMemUnmap)(mapping->base, mapping->mapped) != CUDA_SUCCESS &&
-        NVS_REAL(cuMemUnmap)(mapping->base, mapping->mapped) != CUDA_SUCCESS)
+    if (mapping->mapped != 0 && nvs_vmm_unmap(mapping->base, mapping->mapped) != CUDA_SUCCESS)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not unmap memory of another process; it is kept until this program ends");
     else if (mapping->base != 0)
         NVS_REAL(cuMemAddressFree)(mapping->base, mapping->bytes);
@@ -37,18 +37,17 @@ static CUresult map_part(nvs_ipc_mapping *mapping, const nvs_ipc_answer *part, c
     return result;
 }
 
-bool nvs_ipc_give_access(CUdeviceptr base, uint64_t bytes, uint32_t gpu)
+CUresult nvs_ipc_give_access(CUdeviceptr base, uint64_t bytes, uint32_t gpu)
 {
     const CUmemAccessDesc desc = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)gpu}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    return NVS_REAL(cuMemSetAccess)(base, bytes, &desc, 1) == CUDA_SUCCESS;
+    return NVS_REAL(cuMemSetAccess)(base, bytes, &desc, 1);
 }
 
-/* Access for the importing GPU, and for the GPU that holds the memory if this process sees that as well. */
-static CUresult allow(const nvs_ipc_mapping *mapping, uint32_t gpu)
+/* Gives access to the importing GPU, and to the GPU that holds the memory if this process sees it. */
+static CUresult give_access(const nvs_ipc_mapping *mapping, uint32_t gpu)
 {
-    const CUmemAccessDesc here = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)gpu}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     int owner;
-    const CUresult result = NVS_REAL(cuMemSetAccess)(mapping->base, mapping->bytes, &here, 1);
+    const CUresult result = nvs_ipc_give_access(mapping->base, mapping->bytes, gpu);
     if (result == CUDA_SUCCESS && NVS_REAL(cuPointerGetAttribute)(&owner, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, mapping->base) == CUDA_SUCCESS &&
         owner >= 0 && owner != (int)gpu)
         (void)nvs_ipc_give_access(mapping->base, mapping->bytes, (uint32_t)owner); /* either GPU may carry out a copy */
@@ -63,7 +62,7 @@ CUresult nvs_ipc_map(nvs_ipc_connection *from, const nvs_ipc_secret *key, uint32
     CUresult result = CUDA_SUCCESS;
     *out = (nvs_ipc_mapping){0};
     for (; done < chunks && result == CUDA_SUCCESS; done += part.here) {
-        result = nvs_ipc_ask(from, key, done, &part, descriptors, deadline_ns);
+        result = nvs_ipc_fetch(from, key, done, &part, descriptors, deadline_ns);
         if (result != CUDA_SUCCESS)
             return result;
         if (done == 0) {
@@ -82,5 +81,5 @@ CUresult nvs_ipc_map(nvs_ipc_connection *from, const nvs_ipc_secret *key, uint32
     }
     if (result == CUDA_SUCCESS && out->mapped != out->bytes)
         result = CUDA_ERROR_MAP_FAILED;
-    return result == CUDA_SUCCESS ? allow(out, gpu) : result;
+    return result == CUDA_SUCCESS ? give_access(out, gpu) : result;
 }

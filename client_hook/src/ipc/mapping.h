@@ -1,6 +1,6 @@
-/* The chunks of one export, mapped one behind the other in this process.
+/* The chunks of one export, mapped at contiguous addresses in this process.
  *
- * Non-goals: who uses a mapping, and how long (import.c).
+ * Non-goals: the users of a mapping, and its lifetime (import.c).
  */
 #ifndef NVS_IPC_MAPPING_H
 #define NVS_IPC_MAPPING_H
@@ -15,9 +15,9 @@ typedef struct nvs_ipc_mapping {
     uint64_t length;
 } nvs_ipc_mapping;
 
-/* Maps an export with access for a GPU.  What a failed call has mapped, nvs_ipc_unmap takes away, too. */
+/* Maps an export with access for a GPU.  After a failure, too, nvs_ipc_unmap removes the mapping. */
 CUresult nvs_ipc_map(nvs_ipc_connection *from, const nvs_ipc_secret *key, uint32_t gpu, uint64_t deadline_ns, nvs_ipc_mapping *out);
 void nvs_ipc_unmap(nvs_ipc_mapping *mapping);
-bool nvs_ipc_give_access(CUdeviceptr base, uint64_t bytes, uint32_t gpu);
+CUresult nvs_ipc_give_access(CUdeviceptr base, uint64_t bytes, uint32_t gpu);
 
 #endif

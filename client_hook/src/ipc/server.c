@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum { MOST_CLIENTS = 512, SHORT_OF_DESCRIPTORS_MS = 50 };
-#define EXIT_PATIENCE_NS 50000000u
+#define EXIT_TIMEOUT_NS 50000000u
 
 typedef struct opened { /* an export that a client has open */
     struct opened *next;
@@ -62,14 +62,14 @@ static void end_driver(void)
 static void end_calls(void)
 {
     const int saved = errno;
-    const uint64_t until = nvs_now_ns() + EXIT_PATIENCE_NS;
+    const uint64_t until = nvs_now_ns() + EXIT_TIMEOUT_NS;
     atomic_store_explicit(&ending, 1, memory_order_seq_cst); /* pairs with begin_driver */
     while (atomic_load_explicit(&busy, memory_order_seq_cst) != 0 && nvs_now_ns() < until)
         nvs_futex_wait(&busy, 1, until);
     errno = saved;
 }
 
-/* --- what a client asks --- */
+/* --- requests --- */
 
 static opened *find(const client *of, const nvs_ipc_secret *key)
 {
@@ -92,50 +92,50 @@ static void close_one(const nvs_ipc_exports *exports, client *of, opened *which)
 }
 
 /* The client's entry for an export; a request for its first chunk opens it once more. */
-static opened *open_one(const nvs_ipc_exports *exports, client *of, const nvs_ipc_request *asked)
+static opened *open_one(const nvs_ipc_exports *exports, client *of, const nvs_ipc_request *request)
 {
-    opened *at = find(of, &asked->key);
-    if (at == NULL && asked->first == 0) {
+    opened *at = find(of, &request->key);
+    if (at == NULL && request->first == 0) {
         at = calloc(1, sizeof *at);
-        nvs_ipc_export_entry *export = at != NULL ? exports->hold(&asked->key) : NULL;
+        nvs_ipc_export_entry *export = at != NULL ? exports->hold(&request->key) : NULL;
         if (export == NULL) {
             free(at);
             return NULL;
         }
-        *at = (opened){.next = of->opens, .export = export, .key = asked->key};
+        *at = (opened){.next = of->opens, .export = export, .key = request->key};
         of->opens = at;
     }
-    if (at != NULL && asked->first == 0)
+    if (at != NULL && request->first == 0)
         at->times++;
     return at;
 }
 
-static bool answer(const nvs_ipc_exports *exports, client *of, const nvs_ipc_request *asked)
+static bool answer(const nvs_ipc_exports *exports, client *of, const nvs_ipc_request *request)
 {
-    nvs_ipc_answer said = {.number = asked->number, .result = NVS_IPC_STALE};
+    nvs_ipc_answer reply = {.number = request->number, .result = NVS_IPC_STALE};
     int descriptors[NVS_IPC_CHUNKS];
-    const opened *which = open_one(exports, of, asked);
+    const opened *which = open_one(exports, of, request);
     if (which != NULL && begin_driver())
-        exports->answer(which->export, asked->first, &said, descriptors);
+        exports->answer(which->export, request->first, &reply, descriptors);
     end_driver();
-    /* A client has one request under way, so the socket has room for the answer.  Deadline 0: never wait for a client. */
-    const bool sent = nvs_ipc_send(of->socket, &said, sizeof said, descriptors, said.here, 0);
-    nvs_ipc_close_all(descriptors, said.here);
+    /* A client has one request in flight, so the socket has room for the answer.  Deadline 0: never wait for a client. */
+    const bool sent = nvs_ipc_send(of->socket, &reply, sizeof reply, descriptors, reply.here, 0);
+    nvs_ipc_close_all(descriptors, reply.here);
     return sent;
 }
 
-/* False: the client has closed, or broken the protocol. */
+/* False: the client has closed the connection, or broken the protocol. */
 static bool serve(const nvs_ipc_exports *exports, client *of)
 {
-    nvs_ipc_request asked;
+    nvs_ipc_request request;
     uint32_t ignored;
-    ssize_t got = nvs_ipc_receive(of->socket, &asked, sizeof asked, NULL, 0, &ignored, 0);
-    if (got != (ssize_t)sizeof asked || asked.version != NVS_IPC_VERSION)
+    ssize_t got = nvs_ipc_receive(of->socket, &request, sizeof request, NULL, 0, &ignored, 0);
+    if (got != (ssize_t)sizeof request || request.version != NVS_IPC_VERSION)
         return false;
-    if (asked.what == NVS_IPC_OPEN)
-        return answer(exports, of, &asked);
-    opened *which = find(of, &asked.key);
-    if (asked.what != NVS_IPC_CLOSE)
+    if (request.what == NVS_IPC_OPEN)
+        return answer(exports, of, &request);
+    opened *which = find(of, &request.key);
+    if (request.what != NVS_IPC_CLOSE)
         return false;
     if (which != NULL && --which->times == 0)
         close_one(exports, of, which);
@@ -146,11 +146,11 @@ static bool serve(const nvs_ipc_exports *exports, client *of)
 
 static void close_client(server *of, uint32_t index)
 {
-    client *leaving = &of->clients[index];
-    const int socket = leaving->socket;
-    while (leaving->opens != NULL)
-        close_one(of->exports, leaving, leaving->opens);
-    *leaving = of->clients[of->count - 1];
+    client *gone = &of->clients[index];
+    const int socket = gone->socket;
+    while (gone->opens != NULL)
+        close_one(of->exports, gone, gone->opens);
+    *gone = of->clients[of->count - 1];
     of->count--;
     close(socket); /* after it is out of the list: a child forked in between must not close a reused number */
 }
@@ -179,7 +179,7 @@ static void *run(void *argument)
         if (poll(of->polled, clients + 1, receiving ? -1 : SHORT_OF_DESCRIPTORS_MS) < 0)
             continue; /* the kernel has no memory; signals are blocked */
         receiving = true;
-        for (uint32_t i = clients; i-- > 0;) /* backwards: the last client takes the place of one that leaves */
+        for (uint32_t i = clients; i-- > 0;) /* backwards: the last client takes the place of one that is closed */
             if (of->polled[i].revents != 0 && !serve(of->exports, &of->clients[i]))
                 close_client(of, i);
         if (of->polled[clients].revents != 0)
@@ -210,7 +210,7 @@ static bool start(const nvs_ipc_exports *exports)
 bool nvs_ipc_serve(const nvs_ipc_exports *exports, nvs_ipc_secret *process)
 {
     const int saved = errno;
-    const uint64_t until = nvs_now_ns() + NVS_IPC_PATIENCE_NS;
+    const uint64_t until = nvs_now_ns() + NVS_IPC_TIMEOUT_NS;
     uint32_t seen = NONE;
     /* Acquire pairs with the releases below. */
     while (!atomic_compare_exchange_strong_explicit(&phase, &seen, STARTING, memory_order_acquire, memory_order_acquire) && seen != RUNNING &&

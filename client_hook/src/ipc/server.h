@@ -1,11 +1,11 @@
 /* The thread that serves this process's exports to importers.
  *
- * It starts with the first export and sleeps between requests.  Each importing process has one connection; its end closes what the
- * process has open, so the death of an importer frees what only it held.
+ * It starts with the first export and sleeps between requests.  Each importing process has one connection; the end of a connection closes the
+ * exports that were open on it, also when the importer was killed.
  *
- * The thread calls the driver, for descriptors and to free what it was the last to hold, until the process begins to exit.
+ * The thread calls the driver to make descriptors, and to free memory that it was the last holder of, until the process begins to exit.
  *
- * Non-goals: which memory is exported (export.c).
+ * Non-goals: the choice of exported memory (export.c).
  */
 #ifndef NVS_IPC_SERVER_H
 #define NVS_IPC_SERVER_H

@@ -109,7 +109,7 @@ int nvs_ipc_connect(const nvs_ipc_secret *process, uint64_t deadline_ns)
     if (fd < 0)
         return -1;
     int failed;
-    do /* the backlog is full, and a Unix socket does not tell when it is not */
+    do /* the backlog is full, and a Unix socket cannot be polled for room */
         failed = connect(fd, (const struct sockaddr *)&address, length);
     while (failed != 0 && (errno == EAGAIN || errno == EINTR) && nap(deadline_ns));
     if (failed == 0 && same_user(fd))

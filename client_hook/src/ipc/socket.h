@@ -1,8 +1,8 @@
-/* What exporter and importer exchange: handles, messages, and the socket that carries messages and descriptors.
+/* The protocol of exporter and importer: handles, messages, and the socket that carries messages and descriptors.
  *
- * The socket has an abstract name.  It disappears with its process, even if a signal kills that, and belongs to one network namespace:
- * containers of one pod reach each other, containers of different networks do not.  The name is random and known only to holders of a
- * handle, so nobody can take it before its owner does.
+ * The socket has an abstract name.  It ends with its process, even a killed one, and belongs to one network namespace: containers of one pod can
+ * connect, containers of different networks cannot.  The name is random and known only to holders of a handle, so no other process can take it
+ * first.
  *
  * Non-goals: CUDA calls; the effect of a message.
  */
@@ -14,7 +14,7 @@
 #include <sys/types.h>
 
 #define NVS_IPC_VERSION 1u /* of handles and messages */
-#define NVS_IPC_PATIENCE_NS 2000000000u
+#define NVS_IPC_TIMEOUT_NS 2000000000u
 #define NVS_IPC_CHUNKS 32u /* in one answer; the kernel passes that many descriptors in a message, and most exports have fewer chunks */
 
 /* The exporter has ended or has freed the memory; the driver's code for this. */
@@ -28,7 +28,7 @@ typedef struct nvs_ipc_secret {
 typedef struct nvs_ipc_handle {
     char magic[8];
     uint32_t version;
-    int32_t process_id;     /* for messages to people */
+    int32_t process_id;     /* for log messages */
     nvs_ipc_secret process; /* names the exporter's socket */
     nvs_ipc_secret key;     /* of this export */
     uint64_t length;        /* of the allocation */
@@ -40,7 +40,7 @@ enum { NVS_IPC_OPEN = 1, NVS_IPC_CLOSE = 2 };
 
 typedef struct nvs_ipc_request {
     uint32_t version, what;
-    uint32_t number; /* repeated in the answer: tells an answer that comes too late */
+    uint32_t number; /* repeated in the answer, to recognise a late one */
     uint32_t first;  /* first chunk wanted; a request for chunk 0 opens the export */
     nvs_ipc_secret key;
 } nvs_ipc_request;
@@ -58,7 +58,7 @@ bool nvs_ipc_make_secret(nvs_ipc_secret *out);
 bool nvs_ipc_same(const nvs_ipc_secret *a, const nvs_ipc_secret *b);
 /* Sockets are non-blocking, close-on-exec, and numbered above the application's descriptors.  -1: failed. */
 int nvs_ipc_listen(const nvs_ipc_secret *process);
-int nvs_ipc_accept(int listener, bool *wait); /* `wait`: no descriptors are free, so the next call would fail, too */
+int nvs_ipc_accept(int listener, bool *wait); /* `wait`: no descriptors are free, and the next call would fail, too */
 int nvs_ipc_connect(const nvs_ipc_secret *process, uint64_t deadline_ns);
 /* Sends or receives one whole message before the deadline. */
 bool nvs_ipc_send(int socket, const void *message, size_t bytes, const int *descriptors, uint32_t count, uint64_t deadline_ns);

@@ -26,7 +26,7 @@ static uint32_t find(uint32_t gpu, CUdeviceptr address, unsigned *found)
             *found |= NVS_OPERANDS_MOVE;
         return as.gpu;
     }
-    if (!nvs_ipc_reach(address, gpu))
+    if (!nvs_ipc_allow(address, gpu))
         *found |= NVS_OPERANDS_UNREACHABLE;
     return NVS_NO_GPU;
 }
