@@ -1,22 +1,19 @@
 /* Start and end of the hook in a process, and the wiring: the only file that knows all folders.
  *
- * Rules that every file here lives by.
- *  Start: the constructor reads the environment and, if NVSHARE_SOCKET is set, closes the gates.  No thread, no socket,
- *    no allocation, no CUDA: most processes that carry the hook never use CUDA.  Everything else starts with cuInit, or with
- *    the first thread that finds a gate closed or asks for memory.
- *  Fork: the child has one thread, and none of ours.  It closes its copy of the connection, so that its parent's death is
- *    still noticed, and begins as a fresh process: gates closed, no lease.  Nothing in the atfork handlers allocates or
- *    takes a lock that another thread may hold (base/process/fork.h).
- *  Exec: every descriptor of ours is close-on-exec; the new image runs the constructor again.
- *  Re-entrancy: a thread inside a gated call passes every gate (its slot says so); a signal handler that interrupts the fast
- *    path and calls CUDA is nested in it.  The agent thread uses real functions only and never passes a gate.
- *  Signals: the agent blocks all of them: an application's handler never runs on a thread of ours.
- *  errno: whatever we do in an application's thread leaves it as it was.
- *  Teardown: exit() says goodbye within 50 ms at most; after that nothing of ours calls CUDA, and a thread that
- *    still submits work is let through rather than left hanging.  _exit, exec and death need no handler: the connection
- *    closes with the process.
- *
- * Non-goals: anything beyond the above.
+ * Rules of all files:
+ *  Start: the constructor reads the environment and, if NVSHARE_SOCKET is set, closes the gates.  It makes no thread, socket or allocation and
+ *    calls no CUDA, as most processes with the hook never use CUDA.  The agent starts with cuInit, or with the first thread that waits at a gate
+ *    or allocates memory.
+ *  Fork: the child has none of the hook's threads.  It closes its copy of the connection, so that the coordinator notices the parent's end, and
+ *    starts as a new process: gates closed, no lease.  An atfork handler allocates nothing and takes no lock that another thread may hold
+ *    (base/process/fork.h).
+ *  Exec: every descriptor of the hook is close-on-exec; the new image runs the constructor again.
+ *  Re-entrancy: a thread inside a gated call passes every gate (its slot records the call), also in a signal handler.  The agent thread calls
+ *    real functions only and passes no gate.
+ *  Signals: the hook's threads block all of them, so no handler of the application runs there.
+ *  errno: the hook's functions preserve it on an application's thread.
+ *  Teardown: exit() waits at most 50 ms for the agent to release its leases.  After that the hook calls no CUDA, and a thread that still submits
+ *    work passes the gates.  _exit, exec and death need no handler: the connection closes with the process.
  */
 #include "base/port.h"
 #include "base/process/fork.h"
@@ -44,8 +41,7 @@
 #include "memory/records/registry.h"
 #include "swap/swap.h"
 
-/* What a folder needs of one that stands above it.  Constants, not registered at start: an entry point may be reached before our
- * constructor has run. */
+/* Functions that a folder needs of a higher one.  They are constants, because an entry point may be called before the constructor has run. */
 const nvs_port nvs_coordinator = {
     .wait_for_lease = nvs_agent_wait_for_lease,
     .attach = nvs_agent_attach,

@@ -10,7 +10,7 @@
 
 enum { MOST_PATH = 1024, MOST_TEXT = 8192 };
 
-/* All of a file, with a zero behind it.  False: it cannot be read, or is empty. */
+/* A file's text, terminated by a zero.  False: it cannot be read, or is empty. */
 static bool read_text(const char *root, const char *name, char text[MOST_TEXT])
 {
     char path[MOST_PATH];
@@ -62,8 +62,8 @@ static uint64_t left_of_group(const char *group, const hierarchy *of)
     return usable > used ? usable - used : 0;
 }
 
-/* The minimum over the process's group and its ancestors, up to the root of the mount.  In a container the path may be the machine's, and does
- * not exist there; the mount's root is then the container's own group. */
+/* The minimum over the process's group and its ancestors, up to the root of the mount.  In a container the path may be the machine's, which
+ * does not exist there; the root of the mount is then the container's group. */
 static uint64_t left_of_groups(const char *root, const hierarchy *of, const char *own, size_t length)
 {
     char group[MOST_PATH];

@@ -4,11 +4,11 @@
 
 #include <stdint.h>
 
-/* What may still be taken so that a tenth of the machine (and of the container) stays free; UINT64_MAX: not known. */
+/* Bytes that may be allocated so that a tenth of the machine (and of the container) stays free; UINT64_MAX: not known. */
 uint64_t nvs_host_system_left(void);
 uint64_t nvs_host_left_in(const char *root); /* the same, by the files under this directory */
 
-/* A number behind a word in a small file, or the file's only number when there is no word; UINT64_MAX when it is not there. */
+/* The number behind a word in a small file; without a word, the file's first number.  UINT64_MAX: there is none. */
 uint64_t nvs_host_number_in(const char *root, const char *name, const char *word);
 
 #endif

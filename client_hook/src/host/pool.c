@@ -24,23 +24,23 @@
 
 enum { FIRST_GRAINS = 32, AHEAD_GRAINS = 8, HELPERS = 2 };
 enum { REST_FACTOR = 9 };      /* rest per work: a tenth of one thread's time, while the program may run */
-#define IDLE_NS 10000000000u   /* unused memory goes back after this time */
+#define IDLE_NS 10000000000u   /* unused memory is freed after this time */
 #define LOOK_AGAIN_NS 50000000 /* maximum age of the figure of available memory */
 
 /* All under the lock; "host pool" in the lock order of base/base.h, the innermost. */
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 NVS_FORK_STATE static uint64_t reserved_bytes, grown_grains, taken_grains;
-NVS_FORK_STATE static uint64_t growing_grains; /* that helpers make now */
-NVS_FORK_STATE static uint64_t announced_grains; /* that a running eviction will take */
+NVS_FORK_STATE static uint64_t growing_grains; /* being made */
+NVS_FORK_STATE static uint64_t announced_grains; /* still needed by a running eviction */
 static uint32_t near_gpu;
-NVS_FORK_STATE static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* to prepare ahead of need */
+NVS_FORK_STATE static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* of probable evictions */
 NVS_FORK_STATE static bool grow_failed, keeps;
 NVS_FORK_STATE static unsigned helpers; /* two, so that one registers while the other touches */
 NVS_FORK_STATE static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* one request for a larger share at a time; "host share" in that order */
 NVS_FORK_STATE static bool share_known; /* the coordinator has a budget */
 NVS_FORK_STATE static uint64_t share_bytes;
-NVS_FORK_STATE static uint64_t asked_bytes; /* requested by waiting threads: not given back before they have taken it */
+NVS_FORK_STATE static uint64_t asked_bytes; /* requested by waiting threads: part of the share until they have reserved it */
 NVS_FORK_STATE static uint64_t available_bytes, looked_ns;
 
 /* --- room --- */
@@ -71,7 +71,7 @@ static uint64_t whole_steps(uint64_t bytes)
     return (bytes + NVS_HOST_STEP - 1) / NVS_HOST_STEP * NVS_HOST_STEP;
 }
 
-/* Reserves if there is room.  On failure `covered` tells the reason: false, the share is too small; true, the machine has no more. */
+/* Reserves if there is room.  On failure: `covered` false, the share is too small; true, the machine has no more. */
 static bool take(uint64_t bytes, bool *covered, uint64_t *sum)
 {
     pthread_mutex_lock(&lock);
@@ -80,7 +80,7 @@ static bool take(uint64_t bytes, bool *covered, uint64_t *sum)
     *covered = !fits || !share_known || *sum <= share_bytes;
     if (fits && *covered) {
         reserved_bytes = *sum;
-        pthread_cond_broadcast(&changed); /* the target may have grown */
+        pthread_cond_broadcast(&changed); /* the target may be higher */
     }
     pthread_mutex_unlock(&lock);
     return fits && *covered;
@@ -99,7 +99,7 @@ bool nvs_host_reserve(uint64_t bytes)
     bool covered, taken = take(bytes, &covered, &(uint64_t){0});
     if (taken || covered)
         return taken;
-    /* One thread asks at a time: a request with an older, smaller sum would give back the share of others. */
+    /* One request at a time: one with an older, smaller sum would lower the share of others. */
     pthread_mutex_lock(&asking);
     count_asked(bytes);
     uint64_t sum, asked = 0; /* the last exact request, which was refused */
@@ -142,7 +142,7 @@ bool nvs_host_spare_share(uint64_t *out)
 {
     pthread_mutex_lock(&lock);
     uint64_t keep = whole_steps(reserved_bytes + asked_bytes);
-    bool spare = share_known && share_bytes >= keep + 2 * NVS_HOST_STEP; /* one step stays for the next allocation */
+    bool spare = share_known && share_bytes >= keep + 2 * NVS_HOST_STEP; /* one step is kept for the next allocation */
     if (spare)
         *out = share_bytes = keep + NVS_HOST_STEP;
     pthread_mutex_unlock(&lock);
@@ -157,7 +157,7 @@ static uint64_t demand(void)
     return taken_grains + announced_grains;
 }
 
-/* Locked: grains that are needed now or prepared ahead. */
+/* Locked: grains that are needed, now or by probable evictions. */
 static uint64_t target(void)
 {
     uint64_t ahead = 0, all = reserved_bytes / NVS_HOST_GRAIN;
@@ -198,7 +198,7 @@ static void grow_for_demand(void)
     grow(demand(), grown_grains + growing_grains < NVS_SLAB_GRAINS ? FIRST_GRAINS : NVS_SLAB_GRAINS, false);
 }
 
-/* Locked; unlocks meanwhile.  Gives back one unused slab beyond the target; false when there is none. */
+/* Locked; unlocks meanwhile.  Frees one unused slab beyond the target; false: none. */
 static bool shrink(void)
 {
     const uint64_t wanted = target();
@@ -213,7 +213,7 @@ static bool shrink(void)
     return true;
 }
 
-/* Thread: memory for running evictions. */
+/* Thread: makes memory for running evictions. */
 static void *help(void *nothing)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -232,7 +232,7 @@ static void *help(void *nothing)
 static bool wait_for(uint64_t length_ns)
 {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until); /* what pthread_cond_timedwait wants */
+    clock_gettime(CLOCK_REALTIME, &until); /* the clock of pthread_cond_timedwait */
     uint64_t end = (uint64_t)until.tv_nsec + length_ns;
     until.tv_sec += (time_t)(end / 1000000000u);
     until.tv_nsec = (long)(end % 1000000000u);
@@ -241,11 +241,11 @@ static bool wait_for(uint64_t length_ns)
 
 static bool program_may_run(uint32_t gpu)
 {
-    /* Relaxed: it decides only how long keep() rests. */
+    /* Relaxed: it affects only the rests of keep(). */
     return (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED) == 0;
 }
 
-/* Locked.  Prepares one piece ahead of need, and rests. */
+/* Locked.  Makes one piece for probable evictions, and rests. */
 static void grow_ahead(void)
 {
     uint64_t began = nvs_now_ns();
@@ -256,7 +256,7 @@ static void grow_ahead(void)
         (void)wait_for(end - now);
 }
 
-/* Thread: prepares ahead of need, and gives back unused memory. */
+/* Thread: makes memory for probable evictions, and frees unused memory. */
 static void *keep(void *nothing)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

@@ -1,17 +1,16 @@
 /* Pinned host memory for evicted chunks, in grains of 2 MiB.
  *
- * The memory is anonymous, in huge pages, touched by several threads and then registered with the driver: ten times as fast as pinned memory
- * of the driver.  A device allocation reserves room by counting.  Memory is taken from the system when an eviction needs it, or earlier if the
- * coordinator announces one.
+ * The memory is anonymous, in huge pages, touched by several threads and then registered with the driver: ten times as fast as cuMemHostAlloc.
+ * A device allocation reserves room by counting.  Memory is allocated when an eviction needs it, or earlier if the coordinator announces one.
  *
  * Invariants:
  *  - the reserved room stays below NVSHARE_HOST_LIMIT and below this program's share of the node's budget, which grows in steps, and leaves a
  *    tenth of the machine's (or the container's) memory;
- *  - reserved room can be taken, unless the system itself has no memory;
+ *  - reserved room can be taken, unless the system has no memory;
  *  - a forked child has none of it.
  *
- * Preparation ahead of need must not slow the program: one thread at the lowest priority does it, in pieces of 16 MiB.  While the program may
- * submit work, that thread rests nine times as long as a piece took.  Unused memory beyond the prepared amount goes back after ten seconds.
+ * One thread at the lowest priority allocates for probable evictions, in pieces of 16 MiB, so that the program is not slowed.  While the program
+ * may submit work, that thread rests nine times as long as a piece took.  Unused memory beyond that is freed after ten seconds.
  *
  * Helper threads block all signals.  The lock is never held during a driver call.
  *
@@ -30,7 +29,7 @@ void nvs_host_unreserve(uint64_t bytes);
 /* Agent thread: the share of the node's budget.  `known` false: only the other limits hold. */
 void nvs_host_set_share(bool known, uint64_t bytes);
 uint64_t nvs_host_share_in_use(void);    /* the reserved room, in whole steps */
-bool nvs_host_spare_share(uint64_t *out); /* true: a step can be given back; `out` is the smaller share, which holds at once */
+bool nvs_host_spare_share(uint64_t *out); /* true: the share is lowered by at least a step, to `out` */
 
 /* Announces that `grains` will be taken: helpers prepare them while the first ones are already in use. */
 void nvs_host_prepare(uint32_t gpu, uint64_t grains);

@@ -30,7 +30,7 @@ static bool register_in(CUcontext context, void *argument)
     CUresult result = NVS_REAL(cuMemHostRegister_v2)(r->memory, r->bytes, CU_MEMHOSTREGISTER_PORTABLE);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
         r->in = context;
-    else if (nvs_context_error() == CUDA_SUCCESS) /* a dead context pins nothing */
+    else if (nvs_context_error() == CUDA_SUCCESS) /* else the context is dead */
         NVS_LOG_ONCE(NVS_LOG_WARNING, "host memory cannot be pinned (error %d): evictions will be slow", (int)result);
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
     return false;

@@ -1,9 +1,9 @@
 /* Slabs of pinned host memory, and the grains of them that are in use.
  *
- * The functions on the table of slabs (nvs_slabs_*) take no lock: the pool's lock is held (host/pool.c).  Those on one slab call the driver
- * and the system, and run unlocked.
+ * Functions on the table of slabs (nvs_slabs_*) run under the pool's lock (host/pool.c).  Functions on one slab call the driver and the system,
+ * and run unlocked.
  *
- * Non-goals: how many slabs there are, and when.
+ * Non-goals: when slabs are made and freed.
  */
 #ifndef NVS_HOST_SLAB_H
 #define NVS_HOST_SLAB_H
@@ -12,10 +12,10 @@
 
 enum { NVS_SLAB_GRAINS = 128 };
 
-typedef struct nvs_slab { /* the memory of one growth; it never moves while a grain is in use */
+typedef struct nvs_slab { /* its memory does not move while a grain is in use */
     nvs_host_mapping mapping;
     uint32_t grains, free_grains; /* `grains` 0: an empty entry of the table */
-    CUcontext registered; /* the context that it is registered in; NULL: not registered, and copies are slower */
+    CUcontext registered; /* the context of the registration; NULL: none, and copies are slower */
     uint64_t used[NVS_SLAB_GRAINS / 64];
 } nvs_slab;
 
