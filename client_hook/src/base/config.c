@@ -171,13 +171,13 @@ void nvs_config_read(void)
     nvs_config.memory_mode = (uint8_t)read_choice("NVSHARE_MEMORY", modes, NVS_MODE_MANAGED);
     nvs_config.memory_limit = read_quantity("NVSHARE_MEMORY_LIMIT", size_units, "4GiB", 0);
     nvs_config.host_limit = read_quantity("NVSHARE_HOST_LIMIT", size_units, "64GiB", 0);
-    nvs_config.job_class = (uint8_t)read_choice("NVSHARE_CLASS", classes, 0);
-    nvs_config.share_request = read_share("NVSHARE_SHARE_REQUEST", 0, 0);
-    nvs_config.share_limit = read_share("NVSHARE_SHARE_LIMIT", 1, 1000);
-    nvs_config.deadline_ns = read_quantity("NVSHARE_DEADLINE", time_units, "90s, 30m or 2h", 0);
-    if (nvs_config.deadline_ns > LONGEST_DEADLINE_NS)
-        nvs_config.deadline_ns = LONGEST_DEADLINE_NS;
-    nvs_config.spatial = mps != NULL && strcmp(mps, "1") == 0;
-    nvs_config.run_on_loss = read_choice("NVSHARE_ON_LOSS", losses, 0) == 1;
-    nvs_config.loss_timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);
+    nvs_config.profile.job_class = (uint8_t)read_choice("NVSHARE_CLASS", classes, 0);
+    nvs_config.profile.share_request = read_share("NVSHARE_SHARE_REQUEST", 0, 0);
+    nvs_config.profile.share_limit = read_share("NVSHARE_SHARE_LIMIT", 1, 1000);
+    nvs_config.profile.deadline_ns = read_quantity("NVSHARE_DEADLINE", time_units, "90s, 30m or 2h", 0);
+    if (nvs_config.profile.deadline_ns > LONGEST_DEADLINE_NS)
+        nvs_config.profile.deadline_ns = LONGEST_DEADLINE_NS;
+    nvs_config.profile.spatial = mps != NULL && strcmp(mps, "1") == 0;
+    nvs_config.on_loss.run = read_choice("NVSHARE_ON_LOSS", losses, 0) == 1;
+    nvs_config.on_loss.timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);
 }

@@ -236,7 +236,7 @@ void *nvs_agent_main(void *nothing)
     eventfd_closed = false;
     nvs_link_start();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        nvs_lease_init(&nvs_agent_gpus[gpu].lease, nvs_config.run_on_loss, nvs_config.loss_timeout_ns);
+        nvs_lease_init(&nvs_agent_gpus[gpu].lease, nvs_config.on_loss.run, nvs_config.on_loss.timeout_ns);
         nvs_duty_init(&nvs_agent_gpus[gpu].duty);
         nvs_agent_gpus[gpu].tick_at_ns = UINT64_MAX;
     }

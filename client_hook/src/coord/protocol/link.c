@@ -101,7 +101,7 @@ static void say_hello(void)
 /* Only if a value is set: an older coordinator does not know the message. */
 static void say_profile(void)
 {
-    const nvs_settings *our = &nvs_config;
+    const struct nvs_profile_settings *our = &nvs_config.profile;
     if (our->job_class != 0 || our->share_request != 0 || our->share_limit != 1000 || our->deadline_ns != 0 || our->spatial)
         NVS_LINK_SEND(profile, our->job_class, our->share_request, our->share_limit, our->deadline_ns, our->spatial);
 }
