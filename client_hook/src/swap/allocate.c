@@ -1,7 +1,7 @@
 /* Allocations in memory mode `swap`: their segments, and the physical memory that they need at once.
  *
- * While the gate is closed an allocation succeeds without physical memory; the Restore before the next Grant brings it.  While the gate is
- * open it gets physical memory at once, after the coordinator has granted the room; without room the call is out of memory.
+ * While the gate is closed an allocation succeeds without physical memory; the Restore before the next Grant maps it.  While the gate is open
+ * the allocation is backed at once, after the coordinator has granted the room; without room the call returns out-of-memory.
  *
  * A chunk has up to 64 MiB, and less where the capacity is small, so that a move has little surplus.  Allocations of up to half a chunk share
  * chunks, those below 2 MiB among themselves: frameworks allocate in pieces of 2 and 20 MiB, and a move costs a time for each chunk
@@ -18,7 +18,7 @@
 
 #define RETRY_NS 2000000000u
 
-/* Threads that make an arena now, and arenas that were made.  Relaxed: hints, which order nothing else. */
+/* Threads that are making an arena, and arenas made so far.  Relaxed: hints, which order nothing else. */
 static _Atomic uint32_t makers[NVS_MAX_GPUS], arenas_made[NVS_MAX_GPUS];
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)

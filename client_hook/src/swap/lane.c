@@ -1,4 +1,4 @@
-/* The streams and events of a GPU's moves, kept from one move to the next.
+/* The streams and events of a GPU's moves, kept from one move to the next, because the driver makes no stream on a full card (measured on a driver 580).
  *
  * They belong to a context.  A thread that ends the context destroys them first, or the driver destroys them with it.
  */

@@ -1,4 +1,4 @@
-/* One move of a GPU's memory: chooses the chunks, evicts or restores them, and gives up contents that cannot be moved.
+/* One move of a GPU's memory: chooses the chunks, evicts or restores them, and discards contents that cannot be moved.
  *
  * Runs on the GPU's mover thread (coord/memory/moves.h).
  *
@@ -70,7 +70,7 @@ static bool gather(nvs_transfer *m)
     m->places = malloc(room * sizeof *m->places);
     if (m->places == NULL)
         return false;
-    nvs_swap_lock(); /* candidates that came meanwhile wait for the next move */
+    nvs_swap_lock(); /* newer candidates are left to the next move */
     for (nvs_segment *at = nvs_swap_gpus[m->gpu].first; at != NULL; at = at->next)
         for (uint32_t i = 0; i < at->chunk_count && count < room; i++) {
             if (!wanted(m, &at->chunks[i]))
@@ -186,9 +186,9 @@ out:
     return m->status;
 }
 
-/* --- giving up --- */
+/* --- discarding --- */
 
-/* Gives up a chunk; returns how many bytes were on the GPU. */
+/* Discards a chunk; returns the bytes that were on the GPU. */
 static uint64_t discard(const nvs_place *of)
 {
     nvs_swap_gpu *gpu = &nvs_swap_gpus[of->segment->gpu];
@@ -219,7 +219,7 @@ static uint64_t discard(const nvs_place *of)
     return state == NVS_CHUNK_RESIDENT ? of->bytes : 0;
 }
 
-/* `dead`: all contexts are dead, and all chunks are given up; else the missing ones. */
+/* `dead`: all contexts are dead, and all chunks are discarded; else the missing ones. */
 static uint64_t discard_all(uint32_t gpu, bool dead)
 {
     nvs_transfer m = {.gpu = gpu, .out = dead, .discard = true};

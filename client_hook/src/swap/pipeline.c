@@ -3,7 +3,7 @@
  *
  *            prepare                          copy              finish
  *   out      takes host memory                device to host    unmaps, counts
- *   in       waits for room; maps             host to device    gives host memory back
+ *   in       waits for room; maps             host to device    frees host memory
  *
  * The copying stage runs on the caller's thread.  If threads cannot be started, all stages run there, one chunk after the other.
  *
@@ -30,7 +30,7 @@ typedef struct flight { /* a chunk that moves; each stage hands it to the next u
 /* Place n of the job has flights[n % RING], and its copy events[n % IN_FLIGHT]. */
 typedef struct pipeline {
     nvs_transfer *job;
-    nvs_lane *with;
+    nvs_lane *lane;
     CUcontext context;
     flight flights[RING];
     pthread_mutex_t lock; /* taken with no other lock; never held during a driver call */
@@ -201,7 +201,7 @@ static CUresult copy(const pipeline *p, size_t n, const flight *f, CUstream stre
 static void queue(pipeline *p, size_t n, bool stopped)
 {
     flight *f = &p->flights[n % RING];
-    CUstream stream = p->with->streams[n % STREAMS];
+    CUstream stream = p->lane->streams[n % STREAMS];
     if (f->skipped || !f->copied)
         return;
     if (p->job->out && (stopped || nvs_context_ends(p->context))) { /* not begun; a copy in is still made, as its chunk is mapped */
@@ -211,7 +211,7 @@ static void queue(pipeline *p, size_t n, bool stopped)
     }
     f->failed = copy(p, n, f, stream);
     if (f->failed == CUDA_SUCCESS)
-        f->failed = NVS_REAL(cuEventRecord)(p->with->events[n % IN_FLIGHT], stream);
+        f->failed = NVS_REAL(cuEventRecord)(p->lane->events[n % IN_FLIGHT], stream);
 }
 
 /* --- third stage --- */
@@ -258,9 +258,9 @@ static void finish(pipeline *p, size_t n)
         return;
     CUresult copied = f->failed;
     if (f->copied && copied == CUDA_SUCCESS)
-        copied = NVS_REAL(cuEventSynchronize)(p->with->events[n % IN_FLIGHT]);
+        copied = NVS_REAL(cuEventSynchronize)(p->lane->events[n % IN_FLIGHT]);
     for (unsigned i = 0; copied != CUDA_SUCCESS && i < STREAMS; i++)
-        NVS_REAL(cuStreamSynchronize)(p->with->streams[i]); /* after any failure both ends may still be in use */
+        NVS_REAL(cuStreamSynchronize)(p->lane->streams[i]); /* after any failure both ends may still be in use */
     (p->job->out ? finish_out : finish_in)(p, &p->job->places[n], f, copied);
 }
 
@@ -384,7 +384,7 @@ static bool run_on_three_threads(pipeline *p)
 void nvs_swap_transfer(nvs_transfer *job, CUcontext context)
 {
     pipeline p = {.job = job, .context = context};
-    CUresult result = nvs_swap_lane(job->gpu, context, &p.with);
+    CUresult result = nvs_swap_lane(job->gpu, context, &p.lane);
     if (result != CUDA_SUCCESS) {
         job->status = NVS_CUDA_FAILED;
         job->failure = result;

@@ -4,10 +4,10 @@
  * a segment of its own; small ones share segments of one chunk (arenas).
  *
  * Invariants:
- *  - while the gate is open, every chunk of every listed segment that is not LOST is mapped: one lock covers the opening of the
- *    gate and an allocation's decision whether it needs physical memory;
- *  - the only copy of data is kept, unless no context can use it (LOST): a chunk is unmapped after its copy to the host has completed,
- *    and host memory is given back after the copy to the GPU has;
+ *  - while the gate is open, every chunk of every listed segment is mapped, unless it is LOST: one lock covers the opening of the gate and an
+ *    allocation's decision whether it needs physical memory;
+ *  - the only copy of data is kept, unless no context can use it (LOST): a chunk is unmapped after its copy to the host has completed, and its
+ *    host memory is freed after its copy to the GPU has;
  *  - a segment that is freed while the mover uses it (`users`) is destroyed by the mover;
  *  - a segment reserves host memory for all its bytes (host/pool.h), so that it can be evicted.
  *
@@ -29,11 +29,11 @@
 #define NVS_CHUNK_GRAINS 32u /* of NVS_HOST_GRAIN: a chunk has at most 64 MiB */
 
 typedef enum nvs_chunk_state {
-    NVS_CHUNK_UNBACKED, /* never had contents: no memory anywhere */
+    NVS_CHUNK_UNBACKED, /* no memory yet, and no contents */
     NVS_CHUNK_RESIDENT, /* mapped */
     NVS_CHUNK_EVICTED,  /* on the host */
     NVS_CHUNK_PINNED,   /* mapped; does not move */
-    NVS_CHUNK_LOST,     /* its contents are given up; it never gets memory again */
+    NVS_CHUNK_LOST,     /* contents discarded; never backed again */
 } nvs_chunk_state;
 
 static inline bool nvs_chunk_is_mapped(uint8_t state)
@@ -90,7 +90,7 @@ typedef struct nvs_segment {
     nvs_chunk chunks[];
 } nvs_segment;
 
-typedef struct nvs_place { /* a chunk; `users` holds its segment, unless the segment is not listed yet */
+typedef struct nvs_place { /* a chunk; the place is a user of its segment if that is listed */
     nvs_segment *segment;
     uint32_t chunk;
     uint64_t bytes, restored;
@@ -108,7 +108,7 @@ typedef struct nvs_swap_gpu {
     uint64_t pinned;    /* of the resident ones */
     uint64_t restorations;
     uint32_t failures;  /* consecutive restorations that failed, though there was room */
-    struct {                /* written by peers.c */
+    struct {                /* share.c changes it */
         uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */
         uint32_t complete;  /* of the accessors, those that have access to all mapped chunks */
         bool pinned;        /* another GPU of this process works on its memory under any lease: no chunk moves */
@@ -146,9 +146,9 @@ bool nvs_share_possible(uint32_t gpu); /* the driver can export this GPU's memor
 /* An unlisted segment: addresses and host room, no memory.  `bytes` is a multiple of the unit.  `block_bytes` not 0: an
  * arena of such blocks. */
 CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint64_t chunk_bytes, uint32_t block_bytes, nvs_segment **out);
-/* Maps physical memory at adjacent chunks, with access for all GPUs that may reach it; all or nothing. */
+/* Maps physical memory at adjacent chunks, with access for all GPUs that have the right; all or nothing. */
 CUresult nvs_chunks_map(const nvs_place *places, size_t count);
-CUresult nvs_chunks_allow(uint32_t owner, CUdeviceptr address, uint64_t bytes); /* access for the owner and all GPUs that may reach its memory */
+CUresult nvs_chunks_allow(uint32_t owner, CUdeviceptr address, uint64_t bytes); /* gives the owner and its accessors access */
 bool nvs_chunks_adjoin(const nvs_place *before, const nvs_place *after);
 CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk);
 CUresult nvs_segment_back(nvs_segment *segment); /* maps all its chunks, before it is listed */
@@ -156,26 +156,15 @@ CUresult nvs_segment_back(nvs_segment *segment); /* maps all its chunks, before 
 void nvs_segment_list(nvs_segment *segment);                 /* locked */
 bool nvs_segment_is_listed(uint32_t gpu, const nvs_segment *segment); /* locked; the pointer may be stale */
 void nvs_segment_pin_chunk(nvs_segment *segment, uint32_t chunk);     /* locked: a resident chunk does not move any more */
-void nvs_segment_moved(nvs_segment *segment, int64_t bytes); /* locked: counts bytes that came to the GPU (negative: left it) */
+void nvs_segment_moved(nvs_segment *segment, int64_t bytes); /* locked: counts restored bytes (negative: evicted) */
 /* Locked: unlists it.  True: it has no users, and the caller destroys it once unlocked. */
 bool nvs_segment_mark_dead(nvs_segment *segment);
-void nvs_segment_destroy(nvs_segment *segment); /* frees all it has and corrects the figures; takes the lock */
+void nvs_segment_destroy(nvs_segment *segment); /* frees its memory and corrects the figures; takes the lock */
 void nvs_segment_unref(nvs_segment *segment);  /* drops one user; the last one destroys a dead segment */
 
 /* Pauses before a retry after CUDA_ERROR_OUT_OF_MEMORY: the driver frees the memory of an ended process a little later.  `waited_ns` sums up
  * the pauses; false: the sum has reached its limit. */
 bool nvs_swap_pause(uint64_t *waited_ns);
-
-/* --- peers.c --- */
-/* Gives another GPU access to this one's memory. */
-void nvs_swap_allow(uint32_t gpu, uint32_t accessor);
-bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor);
-/* Another GPU of this process works on this one's memory: all of it stays on the card.  The first call waits for the lease. */
-void nvs_swap_pin_gpu(uint32_t gpu);
-bool nvs_swap_gpu_is_pinned(uint32_t gpu);
-/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS of a whole segment; the pointer may be stale. */
-CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned int on);
-bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment);
 
 /* --- view.c --- */
 nvs_vmm_handle *nvs_vmm_handle_new(const CUmemAllocationProp *properties); /* NULL: no memory */
@@ -194,10 +183,14 @@ CUresult nvs_view_add(nvs_segment *segment, CUdeviceptr address);
 CUresult nvs_view_end(nvs_segment *segment, CUdeviceptr address);
 CUresult nvs_view_allow(nvs_segment *segment, CUdeviceptr address, const CUmemAccessDesc *desc, size_t count);
 bool nvs_view_access(nvs_segment *segment, CUdeviceptr address, const CUmemLocation *location, unsigned long long *flags);
-/* Pins a segment of one chunk, and returns the driver's handle.  The caller is in the open gate. */
-CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *out);
 
-/* --- share.c: chunks that other processes map too --- */
+/* --- share.c: pinned memory, which work outside of this lease uses --- */
+/* Gives another GPU access to this one's memory. */
+void nvs_swap_allow(uint32_t gpu, uint32_t accessor);
+bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor);
+/* Another GPU of this process works on this one's memory: all of it stays on the card.  The first call waits for the lease. */
+void nvs_swap_pin_gpu(uint32_t gpu);
+bool nvs_swap_gpu_is_pinned(uint32_t gpu);
 typedef struct nvs_share { /* the chunks that hold a range of addresses */
     nvs_segment *segment;
     uint32_t first, count;
@@ -207,18 +200,23 @@ typedef struct nvs_share { /* the chunks that hold a range of addresses */
  * pointer may be stale.  CUDA_ERROR_OUT_OF_MEMORY: other programs need the room. */
 CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out);
 void nvs_share_end(const nvs_share *share); /* takes the lock; may destroy the segment */
+/* Pins a segment of one chunk, and returns the driver's handle.  The caller is in the open gate. */
+CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *out);
 /* A file descriptor of a mapped chunk's memory, which the caller closes; -1: failed. */
 int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk);
+/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS of a whole segment; the pointer may be stale. */
+CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned int on);
+bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment);
 
 /* --- move.c: the thread that moves this GPU's memory (coord/memory/moves.h) --- */
-/* Gives up memory of dead contexts, and memory that cannot be restored after many attempts; then no chunk is missing. */
+/* Discards memory of dead contexts, and memory that cannot be restored after many attempts; then no chunk is missing. */
 nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 
 /* --- pipeline.c: the same thread, and two of its own while it runs --- */
 typedef struct nvs_transfer { /* one move; move.c chooses the chunks */
     uint32_t gpu;
     bool out;
-    bool discard; /* move.c: contents are given up, of all chunks if `out`, else of the missing ones */
+    bool discard; /* move.c: contents are discarded, of all chunks if `out`, else of the missing ones */
     bool ran;     /* move.c: in a context that was not dead */
     nvs_place *places;
     size_t count;
@@ -239,7 +237,7 @@ typedef struct nvs_lane { /* the streams and events of a GPU's moves */
 } nvs_lane;
 /* Mover thread; the context is current. */
 CUresult nvs_swap_lane(uint32_t gpu, CUcontext context, nvs_lane **out);
-void nvs_swap_lanes_context_leaving(CUcontext context); /* no move uses it any more; it may live on */
+void nvs_swap_lanes_context_leaving(CUcontext context); /* no move uses it any more; the driver may still refuse to end it */
 void nvs_swap_lanes_context_gone(CUcontext context);
 void nvs_swap_lanes_after_fork(void);
 

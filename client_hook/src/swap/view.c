@@ -1,8 +1,8 @@
 /* Views: the addresses where the application mapped its own handles (cuMemCreate, cuMemMap), and their access rights.
  *
  * A handle of the application stands for a segment.  Its chunks are mapped at the segment's addresses, which copies use, and at each view.
- * A chunk gains or loses its memory at all views together.  Each such step, and each change of a view, holds a claim on the segment, so
- * that a view finds each chunk mapped everywhere or nowhere.
+ * A chunk is mapped or unmapped at all views together.  Each such step, and each change of a view, holds a claim on the segment, so that the
+ * views of a chunk are all mapped or all unmapped.
  *
  * Non-goals: the registry of handles and mappings (hooks/memory/vmm.c); when chunks move.
  */
@@ -10,10 +10,8 @@
 
 #include "base/log.h"
 #include "driver/cuda_api.h"
-#include "memory/quota/pins.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define EXCLUSIVE UINT32_MAX
 
@@ -47,7 +45,7 @@ CUresult nvs_vmm_unmap(CUdeviceptr address, uint64_t bytes)
 void nvs_vmm_release(CUmemGenericAllocationHandle handle)
 {
     if (NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS && NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back a handle of memory; its memory may be lost until the program ends");
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not release a handle of memory; its memory may stay allocated until the program ends");
 }
 
 /* --- one chunk, all views; the caller has a claim --- */
@@ -219,7 +217,7 @@ CUresult nvs_view_end(nvs_segment *segment, CUdeviceptr address)
     return result;
 }
 
-/* The driver's answer to access rights, for a handle of which no chunk is mapped. */
+/* Checks access rights as the driver does, for a handle without mapped chunks. */
 static CUresult check_access(uint32_t owner, const CUmemAccessDesc *desc)
 {
     int devices = 0, possible = 1;
@@ -243,8 +241,8 @@ static bool same_location(const CUmemLocation *a, const CUmemLocation *b)
     return a->type == b->type && a->id == b->id;
 }
 
-/* False: too many locations. */
-static bool remember(nvs_view *view, const CUmemAccessDesc *desc)
+/* Keeps the rights for later mappings.  False: too many locations. */
+static bool store_access(nvs_view *view, const CUmemAccessDesc *desc)
 {
     uint32_t at = 0;
     while (at < view->access_count && !same_location(&view->access[at].location, &desc->location))
@@ -279,7 +277,7 @@ CUresult nvs_view_allow(nvs_segment *segment, CUdeviceptr address, const CUmemAc
     nvs_view *view = find(segment, address);
     CUresult result = view != NULL ? allow(segment, view, desc, count) : CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
-        if (!remember(view, &desc[i]))
+        if (!store_access(view, &desc[i]))
             result = CUDA_ERROR_OUT_OF_MEMORY;
     nvs_segment_unclaim(segment);
     return result;
@@ -297,53 +295,7 @@ bool nvs_view_access(nvs_segment *segment, CUdeviceptr address, const CUmemLocat
     return view != NULL;
 }
 
-/* --- pinned handles --- */
-
-/* False: the chunk is not on the GPU. */
-static bool pin_chunk(nvs_segment *segment)
-{
-    nvs_swap_lock();
-    nvs_segment_pin_chunk(segment, 0);
-    const uint8_t state = segment->chunks[0].state;
-    nvs_swap_unlock();
-    return state == NVS_CHUNK_PINNED;
-}
-
-/* `bytes`: how many are newly pinned. */
-static bool may_pin(const nvs_segment *segment, uint64_t *bytes)
-{
-    nvs_swap_lock();
-    const bool stays = segment->chunks[0].state != NVS_CHUNK_RESIDENT || nvs_swap_gpus[segment->gpu].peers.pinned;
-    nvs_swap_unlock();
-    *bytes = stays ? 0 : segment->bytes;
-    return nvs_pins_may(segment->gpu, *bytes);
-}
-
-CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *out)
-{
-    uint64_t more;
-    CUmemGenericAllocationHandle got;
-    CUresult result = CUDA_SUCCESS;
-    if (segment->chunk_count != 1)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    if (!may_pin(segment, &more)) {
-        nvs_pins_say_refused("memory whose handle is exported or bound");
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    const bool pinned = pin_chunk(segment);
-    nvs_pins_counted(segment->gpu, more);
-    if (!pinned)
-        return CUDA_ERROR_INVALID_VALUE; /* its context is dead */
-    nvs_segment_claim(segment, true);
-    if (segment->vmm->driver_handle == 0) {
-        result = NVS_REAL(cuMemRetainAllocationHandle)(&got, (void *)(uintptr_t)segment->base);
-        if (result == CUDA_SUCCESS)
-            segment->vmm->driver_handle = got;
-    }
-    *out = segment->vmm->driver_handle;
-    nvs_segment_unclaim(segment);
-    return result;
-}
+/* --- handles --- */
 
 nvs_vmm_handle *nvs_vmm_handle_new(const CUmemAllocationProp *properties)
 {

@@ -1,6 +1,6 @@
 /* Prepares the memory that a call names, which may be another GPU's: chunks must be on their GPU, and the GPUs that access them need rights.
  *
- * A lease and a drain are of one GPU (swap/peers.c), so memory that another GPU accesses stays on its card from then on.  nvs_operands_prepare and its
+ * A lease and a drain are of one GPU (swap/share.c), so memory that another GPU accesses stays on its card from then on.  nvs_operands_prepare and its
  * variants are called before the gate, and wait for the other GPU's lease, once.  Their arguments are the application's: a shape may be NULL.
  *
  * Memory that another program has exported is mapped for one GPU, in every mode, and gets rights, too.
