@@ -1,8 +1,9 @@
 /* Open stream captures, and marks of the work that a drain cannot query meanwhile.
  *
- * While a stream of a context is captured, the driver refuses an event of the whole context and a wait for it, and the refusal invalidates the capture.  A drain
- * can still query the streams that the program created, but not the default streams: beside a capture on a blocking stream the legacy stream
- * refuses every query, and only its own thread can name a per-thread stream (measured on a driver 580, docs/decisions/drains-beside-captures.md).  Marks (marks.h) stand for that work:
+ * While a stream of a context is captured, the driver refuses an event of the whole context and a wait for it, and the refusal invalidates the
+ * capture.  A drain can still query the streams that the program created, but not the default streams: beside a capture on a blocking stream
+ * the legacy stream refuses every query, and a per-thread stream can be queried on its own thread only (measured on a driver 580,
+ * docs/decisions/drains-beside-captures.md).  Marks (marks.h) stand for that work:
  *  - before the first capture begins, one mark of each whole context;
  *  - while a capture is open, one mark behind each submission to a default stream;
  *  - before a stream becomes part of a capture, one mark behind the work that it still has.
@@ -14,8 +15,8 @@
 
 #include "base/hot.h"
 
-/* Is a stream capture under way in this process?  Then nothing context-wide may be synchronised.  Captures begin inside
- * the gate, so once every gate is closed the answer can only change to false.  The marks of the whole contexts exist before it is true. */
+/* True while a stream of this process is captured: no whole context may be synchronised.  Captures begin inside the gate, so with every gate
+ * closed the answer can only change to false.  The marks of the whole contexts exist before it is true. */
 static inline bool nvs_capturing(void)
 {
     return (atomic_load_explicit(&nvs_hot.capturing, memory_order_acquire) & ~NVS_CAPTURE_FIRST) != 0; /* pairs with nvs_capture_begins */

@@ -1,15 +1,15 @@
 /* Draining: the second half of pacing.h.
  *
- * With the gate closed nothing new is submitted, so one look at each stream, or at the whole context, that finds nothing
- * pending is final.  cuCtxRecordEvent (CUDA 12.5) sees all of a context, per-thread default streams of other threads and
- * internal streams included, and can be polled against a deadline.  Without it an event in the legacy stream, which waits for all
- * blocking streams, and the known streams are polled until the deadline, and cuCtxSynchronize, which has none, finds nothing left.
+ * With the gate closed nothing new is submitted, so a query of each stream, or of the whole context, that finds nothing pending is final.
+ * cuCtxRecordEvent (CUDA 12.5) covers a whole context, per-thread default streams and internal streams included, and can be polled until a
+ * deadline.  On an older driver an event in the legacy stream, which is behind all blocking streams, and the known streams are polled until the
+ * deadline; then cuCtxSynchronize, which has no deadline, returns at once.
  *
- * While a stream is captured, neither the whole context nor a default stream may be queried.  Marks stand for their work (captures.h), and for a
- * graph's work on another GPU than its stream's, which no context of that GPU shows (marks.h).  A drain queries the streams first: a
- * stream that has joined a capture meanwhile has left its mark before.
+ * While a stream is captured, neither the whole context nor a default stream may be queried.  Marks stand for their work (captures.h), and for
+ * a graph's work on another GPU than its stream's, which no context of that GPU shows (marks.h).  A drain queries the streams first: a stream
+ * that has joined a capture meanwhile has a mark already.
  *
- * A context that the program is about to end is skipped, while its work runs.  The thread that ends it stays in the gate until the context has
+ * A context that the program is about to end is skipped while its work runs.  The thread that ends it stays in the gate until the context has
  * ended or is listed again.  The drain waits for that thread, and starts again.
  */
 #include "base/clock.h"
@@ -24,7 +24,7 @@
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 
-enum { LOOK_NS = 100000 }; /* for one look at a context */
+enum { LOOK_NS = 100000 }; /* for the queries of one context */
 
 typedef struct look {
     bool pending;   /* something is not done */
@@ -61,10 +61,10 @@ static void look_at_streams(CUcontext context, look *found)
 typedef struct drain {
     uint32_t gpu;
     bool marks; /* query only the marks of work on that GPU */
-    uint64_t upto; /* later marks are of work that was submitted after the drain had begun */
+    uint64_t upto; /* later marks are of work that was submitted after the drain began */
     uint64_t deadline_ns;
     bool look_only; /* do not wait */
-    bool streams_only; /* and submit no event */
+    bool streams_only; /* submit no event */
     nvs_status status;
 } drain;
 
@@ -93,7 +93,7 @@ static bool sees_contexts(void)
 #endif
 }
 
-/* Behind all of the current context's work; on an older driver behind that of all blocking streams, for which the legacy stream waits. */
+/* Behind all work of the current context; on an older driver, behind the work of all blocking streams. */
 static CUresult record_event(CUcontext context, CUevent event)
 {
 #if CUDA_VERSION >= 12050
@@ -102,7 +102,7 @@ static CUresult record_event(CUcontext context, CUevent event)
 #endif
     look found = {0};
     (void)context;
-    look_at(CU_STREAM_LEGACY, &found); /* an event there would spoil a capture */
+    look_at(CU_STREAM_LEGACY, &found); /* an event there would invalidate a capture */
     return found.capturing ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : NVS_REAL(cuEventRecord)(event, CU_STREAM_LEGACY);
 }
 
@@ -149,7 +149,7 @@ static nvs_status drain_context(CUcontext context, const drain *job)
         return NVS_OK;
     if (job->look_only)
         return drain_by_event(context, job->deadline_ns) == NVS_TIMED_OUT ? NVS_TIMED_OUT : NVS_OK;
-    (void)NVS_REAL(cuCtxSynchronize)(); /* an error is the application's; failed work does not run */
+    (void)NVS_REAL(cuCtxSynchronize)(); /* after an error of the application's work nothing runs */
     return NVS_OK;
 }
 

@@ -24,7 +24,7 @@ typedef struct mark {
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "marks" in the lock order of base/base.h */
 NVS_FORK_STATE static mark *first, **last = &first;
-NVS_FORK_STATE static _Atomic uint32_t count; /* changes under the lock.  Relaxed: a drain comes after the submissions that it has to wait for, as the gate orders them */
+NVS_FORK_STATE static _Atomic uint32_t count; /* changes under the lock.  Relaxed: the gate orders a drain after the submissions that it waits for */
 NVS_FORK_STATE static uint32_t since_checked; /* new marks */
 static uint64_t newest;          /* the number of the mark made last */
 
@@ -188,7 +188,7 @@ void nvs_mark_context(uint32_t gpu, CUcontext context)
 {
     CUcontext ignored;
     if (!nvs_context_enter(context))
-        return; /* it has died: so has its work */
+        return; /* the context is dead, and its work has ended */
     mark *made = make((mark){.gpus = 1u << gpu, .gpu_of_stream = gpu, .context = context});
     keep(made, made != NULL && event_behind_all(context, &made->event) == CUDA_SUCCESS);
     (void)NVS_REAL(cuCtxPopCurrent_v2)(&ignored);

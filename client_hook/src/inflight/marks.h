@@ -1,7 +1,7 @@
 /* Marks: events behind work that a later drain cannot query.
  *
- * Two kinds of work need them.  Where a graph computes on another GPU than its stream's, the GPU's own contexts know nothing of that part: neither a query of their
- * streams, nor an event of the whole context, nor waiting for the context waits for it; an event of the launch's own stream does (measured on a driver 580,
+ * Two kinds of work need them.  A graph's work on another GPU than its stream's shows in no context of that GPU: no query of a stream, event of
+ * the context or wait for the context covers it; an event of the launch's own stream does (measured on a driver 580,
  * docs/decisions/drains-beside-captures.md).  While a capture is open, default streams cannot be queried (captures.h).
  *
  * One lock, taken with no other and not held while the driver is called.  A mark's event is queried only inside a visit to its context
