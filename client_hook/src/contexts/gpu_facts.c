@@ -1,7 +1,4 @@
-/* What the driver says of a GPU: its UUID as NVML writes it, its memory (gpu_facts.h).
- *
- * Non-goals: anything that is remembered.
- */
+/* Properties of a GPU: its UUID as NVML writes it, its memory, its attributes.  See gpu_facts.h. */
 #include "contexts/gpu_facts.h"
 
 #include "driver/cuda_api.h"
@@ -36,4 +33,18 @@ nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out)
     format_uuid(out->uuid, sizeof out->uuid, instance ? "MIG" : "GPU", &own);
     out->total_bytes = total;
     return NVS_OK;
+}
+
+bool nvs_gpu_supports(uint32_t gpu, CUdevice_attribute attribute, _Atomic uint8_t known[NVS_MAX_GPUS])
+{
+    enum { UNKNOWN, YES, NO };
+    /* Relaxed: nothing else depends on the answer, and every thread finds the same one. */
+    uint8_t answer = atomic_load_explicit(&known[gpu], memory_order_relaxed);
+    int value = 0;
+    if (NVS_LIKELY(answer != UNKNOWN))
+        return answer == YES;
+    if (NVS_REAL(cuDeviceGetAttribute)(&value, attribute, (CUdevice)gpu) != CUDA_SUCCESS)
+        return false; /* the driver is not ready */
+    atomic_store_explicit(&known[gpu], value != 0 ? YES : NO, memory_order_relaxed);
+    return value != 0;
 }

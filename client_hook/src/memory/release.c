@@ -101,5 +101,6 @@ void nvs_memory_context_gone(CUcontext context)
     }
     for (uint32_t gpu = 0; nvs_context_possible(gpu); gpu++)
         nvs_graph_memory_learn(gpu);
+    nvs_backend_managed.context_gone(context);
     nvs_memory_chunked->context_gone(context);
 }

@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/process/cancel.h"
+#include "contexts/gpu_facts.h"
 #include "driver/cuda_api.h"
 
 #include <errno.h>
@@ -158,17 +159,8 @@ out:
 
 bool nvs_share_possible(uint32_t gpu)
 {
-    enum { UNKNOWN, YES, NO };
     static _Atomic uint8_t known[NVS_MAX_GPUS];
-    /* Relaxed: nothing else depends on the answer, and every thread finds the same one. */
-    uint8_t answer = atomic_load_explicit(&known[gpu], memory_order_relaxed);
-    if (NVS_UNLIKELY(answer == UNKNOWN)) {
-        int supported = 0;
-        CUresult result = NVS_REAL(cuDeviceGetAttribute)(&supported, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, (CUdevice)gpu);
-        answer = result == CUDA_SUCCESS && supported ? YES : NO;
-        atomic_store_explicit(&known[gpu], answer, memory_order_relaxed);
-    }
-    return answer == YES;
+    return nvs_gpu_supports(gpu, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, known);
 }
 
 static CUresult map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle)
@@ -213,19 +205,19 @@ static void set_mapped(nvs_segment *segment, uint32_t chunk, bool mapped)
 
 CUresult nvs_chunks_allow(uint32_t owner, CUdeviceptr address, uint64_t bytes)
 {
-    CUmemAccessDesc who[NVS_MAX_GPUS];
+    CUmemAccessDesc rights[NVS_MAX_GPUS];
     size_t count = 0;
     nvs_swap_lock();
     const uint32_t accessors = nvs_swap_gpus[owner].peers.accessors;
     nvs_swap_unlock();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         if (gpu == owner || ((accessors >> gpu) & 1))
-            who[count++] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)gpu},
+            rights[count++] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)gpu},
                                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    return NVS_REAL(cuMemSetAccess)(address, bytes, who, count);
+    return NVS_REAL(cuMemSetAccess)(address, bytes, rights, count);
 }
 
-/* The driver forgets the attribute with the memory. */
+/* The attribute ends with the unmapping. */
 static void restore_attributes(const nvs_segment *segment, uint32_t chunk)
 {
     unsigned int on = 1;
@@ -233,7 +225,7 @@ static void restore_attributes(const nvs_segment *segment, uint32_t chunk)
     bool wanted = segment->sync_memops;
     nvs_swap_unlock();
     if (wanted && NVS_REAL(cuPointerSetAttribute)(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, nvs_segment_chunk_address(segment, chunk)) != CUDA_SUCCESS)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "CU_POINTER_ATTRIBUTE_SYNC_MEMOPS could not be set again on memory that came back");
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "CU_POINTER_ATTRIBUTE_SYNC_MEMOPS could not be set again on restored memory");
 }
 
 bool nvs_chunks_adjoin(const nvs_place *before, const nvs_place *after)

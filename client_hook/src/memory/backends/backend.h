@@ -35,9 +35,9 @@ typedef struct nvs_backend {
     CUresult (*release)(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept);
     /* The GPU's mover thread, gate closed and drained.  Moves at least `bytes` (or all) out, or up to `bytes` in.  `watch` may be NULL. */
     nvs_status (*move)(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
+    void (*context_gone)(CUcontext context); /* forgets what it keeps for the context; not of mode `device` */
     /* The following only if `chunked`. */
-    bool (*works)(uint32_t gpu);             /* on this GPU */
-    void (*context_gone)(CUcontext context); /* forgets what it keeps for the context */
+    bool (*works)(uint32_t gpu); /* on this GPU */
     /* Opens the gate if nothing is missing on the GPU. */
     bool (*open_gate)(uint32_t gpu, bool paced, uint64_t *missing_bytes);
     void (*figures)(uint32_t gpu, nvs_chunk_figures *out);

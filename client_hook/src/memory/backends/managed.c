@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "contexts/context.h"
 #include "contexts/dead.h"
+#include "contexts/gpu_facts.h"
 #include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
@@ -17,11 +18,16 @@
 #include "memory/records/entries.h"
 #include "memory/records/registry.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 
 static const uint64_t PIECE_BYTES = UINT64_C(64) << 20, PAGE_BYTES = UINT64_C(2) << 20;
-enum { IN_FLIGHT = 4 };
+enum { IN_FLIGHT = 4, MAX_STREAMS = 64 };
+
+/* Kept from one move to the next, because the driver makes no stream on a full card.  Under the registry's lock. */
+static struct {
+    CUcontext context;
+    CUstream stream;
+} streams[MAX_STREAMS];
 
 /* --- allocation --- */
 
@@ -37,20 +43,47 @@ static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *k
 
 bool nvs_backend_managed_works(uint32_t gpu)
 {
-    enum { UNKNOWN, YES, NO };
     static _Atomic uint8_t known[NVS_MAX_GPUS];
-    if (gpu >= NVS_MAX_GPUS)
-        return false;
-    /* Relaxed: nothing else depends on the answer, and every thread finds the same one. */
-    uint8_t answer = atomic_load_explicit(&known[gpu], memory_order_relaxed);
-    if (NVS_UNLIKELY(answer == UNKNOWN)) {
-        int concurrent = 0;
-        CUresult result = NVS_REAL(cuDeviceGetAttribute)(&concurrent, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, (CUdevice)gpu);
-        answer = result == CUDA_SUCCESS && concurrent ? YES : NO;
-        if (result == CUDA_SUCCESS) /* else the driver is not ready: asked again next time */
-            atomic_store_explicit(&known[gpu], answer, memory_order_relaxed);
+    return gpu < NVS_MAX_GPUS && nvs_gpu_supports(gpu, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, known);
+}
+
+/* --- streams --- */
+
+static CUresult stream_of(CUcontext context, CUstream *out)
+{
+    *out = NULL;
+    nvs_registry_lock();
+    for (size_t i = 0; i < MAX_STREAMS && *out == NULL; i++)
+        if (streams[i].context == context)
+            *out = streams[i].stream;
+    nvs_registry_unlock();
+    if (*out != NULL)
+        return CUDA_SUCCESS;
+    CUresult result = NVS_REAL(cuStreamCreate)(out, CU_STREAM_NON_BLOCKING);
+    if (result != CUDA_SUCCESS)
+        return result;
+    nvs_registry_lock();
+    for (size_t i = 0; i < MAX_STREAMS; i++) {
+        if (streams[i].context == NULL) {
+            streams[i].context = context;
+            streams[i].stream = *out;
+            break;
+        }
     }
-    return answer == YES;
+    nvs_registry_unlock();
+    return CUDA_SUCCESS; /* with a full table each move makes a stream, which ends with its context */
+}
+
+static void context_gone(CUcontext context)
+{
+    nvs_registry_lock();
+    for (size_t i = 0; i < MAX_STREAMS; i++) {
+        if (streams[i].context == context) {
+            streams[i].context = NULL;
+            streams[i].stream = NULL;
+        }
+    }
+    nvs_registry_unlock();
 }
 
 /* --- moving --- */
@@ -120,9 +153,6 @@ static void leave_context(mover *m)
             NVS_REAL(cuEventDestroy_v2)(m->flight.pieces[i].done);
         m->flight.pieces[i].done = NULL;
     }
-    if (m->in.stream != NULL)
-        NVS_REAL(cuStreamDestroy_v2)(m->in.stream);
-    m->in.stream = NULL;
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
     nvs_context_unhold(m->in.visit);
     m->in.context = NULL;
@@ -140,7 +170,7 @@ static bool enter_context(mover *m, CUcontext context)
         return false;
     }
     m->in.context = context;
-    CUresult result = NVS_REAL(cuStreamCreate)(&m->in.stream, CU_STREAM_NON_BLOCKING);
+    CUresult result = stream_of(context, &m->in.stream);
     for (unsigned i = 0; result == CUDA_SUCCESS && i < IN_FLIGHT; i++)
         result = NVS_REAL(cuEventCreate)(&m->flight.pieces[i].done, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
     if (result == CUDA_SUCCESS)
@@ -267,4 +297,5 @@ const nvs_backend nvs_backend_managed = {
     .allocate = allocate,
     .release = release,
     .move = move,
+    .context_gone = context_gone,
 };
