@@ -18,10 +18,10 @@
 #include <string.h>
 
 #define SLICE_NS 5000000u /* of a drain */
-#define RATED_BUDGET_NS 2000000u /* most work in flight below a rate, so that drains are short */
+#define RATED_BUDGET_NS 2000000u /* most work in flight at a limited rate, so that drains are short */
 
 nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
-uint8_t nvs_agent_unanswered[NVS_MAX_GPUS]; /* ordinals attached on this connection and not answered, oldest first */
+uint8_t nvs_agent_unanswered[NVS_MAX_GPUS];
 uint32_t nvs_agent_unanswered_count;
 
 static void send_attach(uint32_t gpu)
@@ -76,10 +76,10 @@ static void completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error)
         nvs_agent_gpus[gpu].opening.tries = UINT32_MAX / 2; /* no immediate try */
 }
 
-/* Opens the gate, after moves have ended and missing memory is restored; nvs_agent_complete continues it. */
+/* Opens the gate, after moves have ended and missing memory is restored; nvs_agent_continue_open continues it. */
 static void open_gate(uint32_t gpu)
 {
-    enum { TRIES = 3 }; /* other threads of the program may allocate meanwhile */
+    enum { TRIES = 3 }; /* other threads of the program may allocate memory meanwhile */
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     uint64_t missing = 0;
     mine->opening.pending = mine->opening.restoring = true;
@@ -107,7 +107,7 @@ static void open_again(uint32_t gpu)
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-    show(gpu); /* before the gate opens: nvshare_gpu_state shows the lease to threads that have passed it */
+    show(gpu); /* before the gate opens: a thread that has passed it reads the new state from nvshare_gpu_state */
     if (mine->lease.state != NVS_LEASE_HELD)
         nvs_duty_stop(&mine->duty);
     if (todo & NVS_LEASE_DO_CLOSE) {
@@ -124,7 +124,7 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
     if (todo & NVS_LEASE_DO_REQUEST)
         NVS_LINK_SEND(request, (uint8_t)gpu);
     if (todo & NVS_LEASE_DO_OPEN) {
-        if (mine->counted.lease_id != mine->lease.grant.id) /* else the same lease is opened again or confirmed */
+        if (mine->counted.lease_id != mine->lease.grant.id) /* else the same lease is opened again, or confirmed */
             mine->counted.calls = nvs_gate_calls(gpu);
         mine->counted.lease_id = mine->lease.grant.id;
         open_again(gpu);
@@ -198,13 +198,13 @@ bool nvs_agent_ending(const nvs_agent_gpu *mine)
 }
 
 /* One slice of closing and draining. */
-void nvs_agent_go_on_ending(uint32_t gpu)
+void nvs_agent_continue_end(uint32_t gpu)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     uint64_t now = nvs_now_ns(), end = mine->lease.end.deadline_ns;
     uint64_t slice = end < now + SLICE_NS ? end : now + SLICE_NS;
     bool overdue;
-    if (nvs_moves_busy(gpu)) { /* granted while memory moved: the gate is still closed */
+    if (nvs_moves_busy(gpu)) { /* the lease was granted while memory moved: the gate is still closed */
         nvs_moves_cut(gpu);
         return;
     }
@@ -223,7 +223,7 @@ void nvs_agent_go_on_ending(uint32_t gpu)
     if (overdue)
         NVS_LOG_ONCE(NVS_LOG_WARNING,
                      "work on GPU %u did not end within %llu ms after the lease was revoked; "
-                     "the lease goes back while it runs",
+                     "the lease is released while it runs",
                      gpu, (unsigned long long)((now - mine->closing.began_ns) / 1000000));
     nvs_lease_event event = {.kind = NVS_LEASE_ON_DRAINED, .now_ns = now, .flag = nvs_gate_waiting(gpu) > 0};
     nvs_agent_carry_out(gpu, nvs_lease_handle(&mine->lease, &event), !overdue);
@@ -240,9 +240,9 @@ void nvs_agent_answered(uint32_t gpu)
     }
 }
 
-/* Memory is missing on the GPU, so the gate stays closed.  Only the coordinator can make room, so the lease goes back and is requested again: at once the
- * first time, then after growing pauses.  Without a coordinator the agent tries again. */
-void nvs_agent_complete(uint32_t gpu, uint64_t now)
+/* Memory is missing on the GPU, so the gate stays closed.  Only the coordinator can make room, so the lease is released and requested again: at once
+ * the first time, then after growing pauses.  Without a coordinator the agent tries again. */
+void nvs_agent_continue_open(uint32_t gpu, uint64_t now)
 {
     enum { FIRST_NS = 2000000, LONGEST_NS = 200000000 };
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];

@@ -1,6 +1,6 @@
-/* The agent's actions for the lease of one GPU, as the state machine (coord/protocol/lease_machine.h) orders them.  Agent thread only.
+/* The agent's actions for the lease of one GPU, in the order of the state machine (coord/protocol/lease_machine.h).  Agent thread only.
  *
- * Non-goals: messages that come in, and sleeping (loop.c).
+ * Non-goals: received messages (messages.c); sleeping (loop.c).
  */
 #ifndef NVS_AGENT_LEASE_H
 #define NVS_AGENT_LEASE_H
@@ -19,12 +19,12 @@ typedef struct nvs_agent_gpu {
         uint64_t lease_id;
         uint64_t calls;
     } counted;
-    struct {                   /* the end of a lease: nvs_agent_carry_out, nvs_agent_go_on_ending */
+    struct {                   /* the end of a lease: nvs_agent_carry_out, nvs_agent_continue_end */
         bool closed;           /* the gate is closed, and no thread is inside */
         uint64_t began_ns;
         uint64_t calls;        /* gated calls before it */
     } closing;
-    struct {                   /* the begin of a lease: open_gate, nvs_agent_complete */
+    struct {                   /* the begin of a lease: open_gate, nvs_agent_continue_open */
         bool pending;          /* the gate stays closed: memory is missing on the GPU, or moves */
         bool restoring;        /* the mover restores it */
         uint32_t tries;        /* to restore it */
@@ -38,17 +38,17 @@ typedef struct nvs_agent_gpu {
 } nvs_agent_gpu;
 
 extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
-extern uint8_t nvs_agent_unanswered[NVS_MAX_GPUS]; /* ordinals attached on this connection and not answered, oldest first */
+extern uint8_t nvs_agent_unanswered[NVS_MAX_GPUS]; /* GPUs whose AttachGpu on this connection is not answered, oldest first */
 extern uint32_t nvs_agent_unanswered_count;
 
 void nvs_agent_event(uint32_t gpu, const nvs_lease_event *event);         /* fills in the time */
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained);       /* the actions of nvs_lease_handle() */
-void nvs_agent_set_pacing(uint32_t gpu, uint64_t budget_ns, uint64_t idle_release_ns); /* the settings have come */
-void nvs_agent_set_rate(uint32_t gpu, uint32_t rate);                      /* thousandths of the time that the gate may be open */
+void nvs_agent_set_pacing(uint32_t gpu, uint64_t budget_ns, uint64_t idle_release_ns); /* of received settings */
+void nvs_agent_set_rate(uint32_t gpu, uint32_t rate);                      /* the part of the time that the gate may be open, in thousandths */
 uint64_t nvs_agent_hold_rate(uint32_t gpu);                                /* one slice; returns the time of the next, UINT64_MAX: none */
 bool nvs_agent_ending(const nvs_agent_gpu *mine);
-void nvs_agent_go_on_ending(uint32_t gpu);                                 /* one slice of closing and draining */
-void nvs_agent_complete(uint32_t gpu, uint64_t now);                       /* while memory is missing */
-void nvs_agent_answered(uint32_t gpu);                                     /* the coordinator has answered our AttachGpu */
+void nvs_agent_continue_end(uint32_t gpu);                                 /* one slice of closing and draining */
+void nvs_agent_continue_open(uint32_t gpu, uint64_t now);                  /* while `opening` is pending */
+void nvs_agent_answered(uint32_t gpu);                                     /* the coordinator has answered the GPU's AttachGpu */
 
 #endif

@@ -131,9 +131,9 @@ static uint64_t serve_gpus(void)
         uint64_t now = nvs_now_ns();
         look_at_mailbox(gpu, now);
         if (mine->opening.pending)
-            nvs_agent_complete(gpu, now);
+            nvs_agent_continue_open(gpu, now);
         if (nvs_agent_ending(mine))
-            nvs_agent_go_on_ending(gpu);
+            nvs_agent_continue_end(gpu);
         due = earlier(due, nvs_agent_hold_rate(gpu));
         tick(gpu, now); /* last: after an end that was cancelled the tick is due again */
         if (nvs_agent_ending(mine) && !nvs_moves_busy(gpu))

@@ -175,7 +175,7 @@ static void on_frame(const uint8_t *frame, size_t size)
             .kind = NVS_LEASE_ON_REVOKE, .lease_id = in.revoke.lease_id, .number = in.revoke.drain_deadline_ns};
         nvs_agent_event(in.revoke.gpu, &event);
         if (nvs_agent_ending(&nvs_agent_gpus[in.revoke.gpu]))
-            nvs_agent_go_on_ending(in.revoke.gpu);
+            nvs_agent_continue_end(in.revoke.gpu);
         return;
     case NVS_TYPE_WAITERS:
         event = (nvs_lease_event){
