@@ -28,10 +28,10 @@ DOCUMENTS = sorted(
 )
 
 FOLDER_FILES = 12
-MODULE_LINES = 425
-TEST_MODULE_LINES = 600
+FILE_LINES = 400
 FUNCTION_LINES = 60
-C_LINES = 520
+TABLES = {"coordinator/protocol/messages.py"}
+"""Declarations: one row after another.  `cuda_api.def` is one too, and generated files are not checked."""
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -88,14 +88,13 @@ def test_folders_are_small() -> None:
     assert not large, large
 
 
-def test_modules_are_short() -> None:
-    """A module that grows for ever has stopped having one purpose."""
-    limits = [(python_files(*PACKAGES), MODULE_LINES), (python_files("tests"), TEST_MODULE_LINES), (c_files(), C_LINES)]
+def test_files_are_short() -> None:
+    """A file that grows for ever has stopped having one purpose."""
     long = [
-        f"{path.relative_to(ROOT)}: {count} lines, at most {limit}"
-        for paths, limit in limits
-        for path in paths
-        if (count := len(path.read_text(encoding="utf-8").splitlines())) > limit
+        f"{path.relative_to(ROOT)}: {count} lines, at most {FILE_LINES}"
+        for path in (*python_files(*PACKAGES, "tests"), *c_files())
+        if str(path.relative_to(ROOT)) not in TABLES
+        and (count := len(path.read_text(encoding="utf-8").splitlines())) > FILE_LINES
     ]
     assert not long, long
 

@@ -17,6 +17,7 @@
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT, dl_iterate_phdr */
 #include "driver_symbol.h"
+#include "memory_ranges.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -26,19 +27,13 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { MAX_FUNCTIONS = 1024, MAX_RANGES = 8192, MAX_LEFT_OUT = 64, CHUNK = 1 << 18, GPUS = 64, STACK_GUARD_MAX = 1 << 16 };
+enum { MAX_FUNCTIONS = 1024, CHUNK = 1 << 18, GPUS = 64 };
 
 typedef struct function { /* in static memory, which is not looked through */
     const char *name;
     uintptr_t hooked, direct;
     unsigned words;
 } function;
-
-typedef struct range {
-    uintptr_t from, to;
-    bool sealed; /* may not be written to directly */
-    bool anonymous; /* may have pages that nobody has touched */
-} range;
 
 typedef struct word {
     uintptr_t *at;
@@ -48,10 +43,6 @@ typedef struct word {
 
 static function functions[MAX_FUNCTIONS];
 static unsigned function_count;
-static range ranges[MAX_RANGES];
-static unsigned range_count;
-static range left_out[MAX_LEFT_OUT]; /* segments of the driver, the hook and this: /proc/self/maps shows their .bss as anonymous */
-static unsigned left_out_count;
 static word *words;
 static size_t word_count, word_room;
 static int memory = -1, pages = -1;
@@ -186,88 +177,6 @@ static unsigned function_at(uintptr_t value)
     return low < function_count && functions[low].hooked == value ? low : MAX_FUNCTIONS;
 }
 
-/* ---- Where to look ---- */
-
-static void add_range(uintptr_t from, uintptr_t to, bool sealed, bool anonymous)
-{
-    from = (from + sizeof(uintptr_t) - 1) & ~(uintptr_t)(sizeof(uintptr_t) - 1);
-    if (from < to && range_count < MAX_RANGES)
-        ranges[range_count++] = (range){from, to, sealed, anonymous};
-}
-
-static bool inside(const struct dl_phdr_info *object, uintptr_t address)
-{
-    for (int i = 0; i < object->dlpi_phnum; i++) {
-        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
-        if (part->p_type == PT_LOAD && address - (object->dlpi_addr + part->p_vaddr) < part->p_memsz)
-            return true;
-    }
-    return false;
-}
-
-static int add_object(struct dl_phdr_info *object, size_t size, void *argument)
-{
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t sealed_from = 0, sealed_to = 0;
-    (void)size, (void)argument;
-    /* The driver, the hook with its own tables, this with a list of all of them. */
-    const bool excluded = strstr(object->dlpi_name, "libcuda.so") != NULL || inside(object, functions[0].hooked) ||
-                          inside(object, (uintptr_t)functions);
-    for (int i = 0; i < object->dlpi_phnum; i++) {
-        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
-        if (part->p_type == PT_GNU_RELRO) {
-            sealed_from = object->dlpi_addr + part->p_vaddr;
-            sealed_to = (sealed_from + part->p_memsz) & ~(page - 1);
-        }
-    }
-    for (int i = 0; i < object->dlpi_phnum; i++) {
-        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
-        if (part->p_type != PT_LOAD || !(part->p_flags & PF_W))
-            continue;
-        const uintptr_t from = object->dlpi_addr + part->p_vaddr, to = from + part->p_memsz;
-        if (excluded) {
-            if (left_out_count == MAX_LEFT_OUT)
-                return 1;
-            left_out[left_out_count++] = (range){from & ~(page - 1), (to + page - 1) & ~(page - 1), false, false};
-            continue;
-        }
-        const bool seals = sealed_from >= from && sealed_from < to;
-        if (seals) {
-            add_range(from, sealed_from, false, false);
-            add_range(sealed_from, sealed_to < to ? sealed_to : to, true, false);
-        }
-        add_range(seals ? (sealed_to < to ? sealed_to : to) : from, to, false, true);
-    }
-    return 0;
-}
-
-static bool add_anonymous(void)
-{
-    FILE *maps = fopen("/proc/self/maps", "re");
-    char *line = NULL;
-    size_t room = 0;
-    unsigned long before_from = 0, before_to = 0;
-    bool before_guards = false;
-    if (maps == NULL)
-        return false;
-    while (getline(&line, &room, maps) > 0) {
-        unsigned long from, to;
-        char access[5], path[32] = "";
-        if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %31s", &from, &to, access, path) < 3)
-            continue;
-        const bool anonymous = path[0] == '\0' || strncmp(path, "[heap", 5) == 0 || strncmp(path, "[anon", 5) == 0;
-        const bool stack = before_guards && before_to == from && before_to - before_from <= STACK_GUARD_MAX;
-        if (anonymous && !stack && strncmp(access, "rw", 2) == 0 && access[3] == 'p')
-            add_range(from, to, false, true);
-        before_from = from;
-        before_to = to;
-        before_guards = anonymous && strncmp(access, "---p", 4) == 0;
-    }
-    free(line);
-    fclose(maps);
-    return true;
-}
-
 /* ---- Looking ---- */
 
 static bool note(uintptr_t *at, unsigned which, bool sealed)
@@ -348,11 +257,13 @@ static const char *told_of_words(void)
 
 static const char *find_words(void)
 {
+    /* The hook with its own tables, and this library with a list of all functions. */
+    uintptr_t excluded[] = {functions[0].hooked, (uintptr_t)functions};
     range_count = left_out_count = 0;
     word_count = 0;
     for (unsigned i = 0; i < function_count; i++)
         functions[i].words = 0;
-    if (dl_iterate_phdr(add_object, NULL) != 0 || !add_anonymous() || range_count == MAX_RANGES)
+    if (dl_iterate_phdr(add_object, excluded) != 0 || !add_anonymous() || range_count == MAX_RANGES)
         return failed("the program's memory map cannot be read, or is too long");
     for (unsigned i = 0; i < range_count; i++)
         if (!look_through(&ranges[i]))

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import explanations
 from nvshare.coordinator.daemon.control.api import I32_MAX
@@ -23,7 +23,7 @@ from nvshare.scheduler_policies.api import JobClass
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.live_settings import LiveSettings
-    from nvshare.coordinator.daemon.peers import Outbox, Peer
+    from nvshare.coordinator.daemon.peers import LeaseJournal, Outbox, Peer
     from nvshare.coordinator.engine.scheduler import Scheduler
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 
@@ -32,16 +32,6 @@ log: Final = logging.getLogger("nvshare")
 Publish = Callable[[int, int, str, Mapping[str, Any]], None]
 """(sequence number, time, kind, values) of a trace event."""
 Observe = Callable[[str, Mapping[str, Any]], None]
-
-
-class LeaseJournal(Protocol):
-    """The operations of a journal that the dispatcher needs."""
-
-    def record(self, uuid: str, lease_id: int, process_id: int) -> None:
-        """Notes the process that may work on this GPU from now on."""
-
-    def forget(self, process_id: int) -> None:
-        """Drops the cached facts of a process that has ended."""
 
 
 class Dispatcher:

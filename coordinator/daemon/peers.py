@@ -1,4 +1,4 @@
-"""Peers of the sockets: their identity, their limits, and the interface between dispatcher and transport."""
+"""Peers of the sockets: their identity, their limits, and the interfaces that the dispatcher needs."""
 
 from __future__ import annotations
 
@@ -51,3 +51,13 @@ class Outbox(Protocol):
 
     def peer(self, connection: int) -> Peer | None:
         """The connecting process; None when the connection is gone."""
+
+
+class LeaseJournal(Protocol):
+    """The operations of a journal that the dispatcher needs."""
+
+    def record(self, uuid: str, lease_id: int, process_id: int) -> None:
+        """Notes the process that may work on this GPU from now on."""
+
+    def forget(self, process_id: int) -> None:
+        """Drops the cached facts of a process that has ended."""

@@ -21,17 +21,12 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from nvshare.coordinator.engine import (
-    invariants,
-    leases,
-    operator_commands,
-    progress,
-    reconcile,
-    recovery,
-    snapshot,
-)
+from nvshare.coordinator.engine import invariants, leases, operator_commands, progress, reconcile, recovery
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
+from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot, take_client
+from nvshare.coordinator.engine.snapshot.node import Snapshot, take
+from nvshare.coordinator.engine.snapshot.waits import RefusalSnapshot, WaitSnapshot, take_refusal, take_wait
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import admission, host_budget, orders, pinning
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
@@ -138,22 +133,22 @@ class Scheduler:
         self._event_log = EventLog(self._node.settings.event_log_length)
         self._begin_log_part()
 
-    def client_snapshot(self, client: int, now_ns: int) -> snapshot.ClientSnapshot | None:
+    def client_snapshot(self, client: int, now_ns: int) -> ClientSnapshot | None:
         """One client; None when it is not registered."""
         found = self._node.clients.get(client)
-        return None if found is None else snapshot.take_client(found, max(now_ns, self._now_ns))
+        return None if found is None else take_client(found, max(now_ns, self._now_ns))
 
-    def wait_snapshot(self, client: int, ordinal: int) -> snapshot.WaitSnapshot | None:
+    def wait_snapshot(self, client: int, ordinal: int) -> WaitSnapshot | None:
         """Why a client waits for a GPU; None when it does not.  Raises RemoteProtocolError for a GPU not attached."""
-        return snapshot.take_wait(self._node, self._seat(client, ordinal))
+        return take_wait(self._node, self._seat(client, ordinal))
 
-    def refusal_snapshot(self, client: int, uuid: str) -> snapshot.RefusalSnapshot:
+    def refusal_snapshot(self, client: int, uuid: str) -> RefusalSnapshot:
         """Why a client gets no more memory on this GPU."""
-        return snapshot.take_refusal(self._node, self._node.clients[client], uuid)
+        return take_refusal(self._node, self._node.clients[client], uuid)
 
-    def snapshot(self, now_ns: int) -> snapshot.Snapshot:
+    def snapshot(self, now_ns: int) -> Snapshot:
         """A frozen picture; O(clients)."""
-        return snapshot.take(self._node, max(now_ns, self._now_ns))
+        return take(self._node, max(now_ns, self._now_ns))
 
     def handle(self, event: events.Event, now_ns: int) -> list[Command]:
         """Handles one event; returns commands in the order in which the shell must carry them out.

@@ -6,7 +6,7 @@ another user's program.
 
 from __future__ import annotations
 
-from nvshare.coordinator.engine.snapshot import RefusalSnapshot, WaitSnapshot
+from nvshare.coordinator.engine.snapshot.waits import RefusalSnapshot, WaitSnapshot
 from nvshare.coordinator.model.client import Identity
 from nvshare.coordinator.system.users import known_name
 from nvshare.coordinator.units import format_size

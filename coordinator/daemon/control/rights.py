@@ -17,7 +17,7 @@ from nvshare.coordinator.daemon.control.api import ControlError
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.live_settings import Value
-    from nvshare.coordinator.engine.snapshot import ClientSnapshot
+    from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
 
 HIDDEN: Final = "(hidden)"
 """In place of a name that the reader must not see."""

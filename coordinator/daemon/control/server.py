@@ -19,7 +19,8 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.live_settings import NODE, NODE_EVENTS, SHARES
 from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
 from nvshare.coordinator.daemon.control.settings import SETTINGS
-from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
+from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
+from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
 from nvshare.coordinator.model import events
 from nvshare.scheduler_policies.api import Progress
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.live_settings import Key, Live, LiveSettings, Owner, Value
     from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.dispatch import Dispatcher
-    from nvshare.coordinator.engine.snapshot import Snapshot
+    from nvshare.coordinator.engine.snapshot.node import Snapshot
     from nvshare.coordinator.system.devices import Device
 
 log: Final = logging.getLogger("nvshare")

@@ -52,6 +52,13 @@ static CUmodule module;
 static const char image[] = ".version 8.0\n.target sm_90\n.address_size 64\n"
                             ".visible .entry nvs_busy(.param .u64 ns)" BODY;
 
+static inline CUstream new_stream(void)
+{
+    CUstream stream = NULL;
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    return stream;
+}
+
 static inline void load(void)
 {
     OK(cuModuleLoadData(&module, image));

@@ -94,14 +94,13 @@ static void several_contexts(void)
 {
     CUcontext others[2];
     CUdeviceptr memory[2];
-    CUstream stream;
     begin();
     CUdeviceptr own = filled(MIB, 1);
     for (unsigned i = 0; i < 2; i++) {
         OK(cuCtxCreate(&others[i], NULL, 0, 0));
         memory[i] = filled(MIB, 10 + i);
     }
-    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    (void)new_stream(); /* ends with its context */
     OK(cuCtxSetCurrent(primary));
     let_others();
     OK(cuCtxPushCurrent(others[0]));
@@ -145,12 +144,11 @@ static void detached_context(void)
 static void primary_reset(void)
 {
     size_t at_first, total, at_last;
-    CUstream stream;
     begin();
     OK(cuMemGetInfo(&at_first, &total));
     for (int round = 0; round < 3; round++) {
         CUdeviceptr memory = filled(8 * MIB, 5);
-        OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        CUstream stream = new_stream();
         OK(launch(stream, 3000000));
         OK(cuMemsetD32Async(memory, 6, 2 * MIB, stream));
         OK(cuDevicePrimaryCtxReset(0));
@@ -232,11 +230,10 @@ static void capture_modes(void)
 
 static void capture_to_graph(void)
 {
-    CUstream stream;
     CUgraph graph, same;
     begin();
     CUdeviceptr memory = filled(2 * MIB, 3);
-    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     OK(cuGraphCreate(&graph, 0));
     OK(cuStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_RELAXED));
     into_capture(stream, memory, 9);
@@ -256,45 +253,45 @@ static CUgraph fill_graph(CUdeviceptr memory, unsigned value, CUgraphNode *node)
     return graph;
 }
 
+static void run_once(CUgraphExec executable, CUstream stream)
+{
+    OK(cuGraphLaunch(executable, stream));
+    OK(cuStreamSynchronize(stream));
+}
+
 static void graph_edits(void)
 {
-    CUgraphNode node, ignored, error;
+    CUgraphNode node, ignored;
     CUgraphExec executable;
-    CUstream stream;
     begin();
     CUdeviceptr first = filled(MIB, 1), second = filled(MIB, 2);
-    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     CUgraph graph = fill_graph(first, 50, &node);
     OK(cuGraphInstantiate(&executable, graph, 0));
     let_others();
-    OK(cuGraphLaunch(executable, stream));
-    OK(cuStreamSynchronize(stream));
+    run_once(executable, stream);
     CHECK(holds(first, MIB, 50) && holds(second, MIB, 2), "the graph did not do what it was made for");
     let_others();
     const CUDA_MEMSET_NODE_PARAMS changed = {.dst = second, .value = 51, .elementSize = 4, .width = MIB / 4, .height = 1};
     OK(cuGraphExecMemsetNodeSetParams(executable, node, &changed, primary));
-    OK(cuGraphLaunch(executable, stream));
-    OK(cuStreamSynchronize(stream));
+    run_once(executable, stream);
     CHECK(holds(first, MIB, 50) && holds(second, MIB, 51), "changed parameters of a node were not used");
     let_others();
     CUgraph update = fill_graph(first, 52, &ignored);
     CUgraphExecUpdateResultInfo info;
-    (void)error;
     OK(cuGraphExecUpdate(executable, update, &info));
-    OK(cuGraphLaunch(executable, stream));
-    OK(cuStreamSynchronize(stream));
+    run_once(executable, stream);
     CHECK(holds(first, MIB, 52), "an updated graph did not do what it was updated to");
     OK(cuGraphExecDestroy(executable));
 }
 
 static void memory_nodes(void)
 {
-    CUstream stream;
     CUgraph graph;
     CUdeviceptr inside;
     begin();
     CUdeviceptr result = filled(2 * MIB, 3);
-    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     OK(cuMemAllocAsync(&inside, 2 * MIB, stream));
     OK(cuMemsetD32Async(inside, 77, MIB / 2, stream));
@@ -307,12 +304,11 @@ static void memory_nodes(void)
 
 static void ordered_memory(void)
 {
-    CUstream stream;
     CUmemoryPool pool;
     CUdeviceptr memory;
     const CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     begin();
-    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     OK(cuMemPoolCreate(&pool, &properties));
     for (unsigned i = 0; i < 12; i++) {
         OK(i % 2 ? cuMemAllocAsync(&memory, 3 * MIB, stream) : cuMemAllocFromPoolAsync(&memory, 3 * MIB, pool, stream));
@@ -333,9 +329,8 @@ static void launches(void)
     uint64_t ns = 500000, calls;
     void *parameters[] = {&ns};
     CUevent event;
-    CUstream stream;
     begin();
-    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
     CUlaunchAttribute attributes[] = {
         {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .value.clusterDim = {2, 1, 1}},
@@ -374,11 +369,10 @@ static void CUDA_CB note_status(CUstream stream, CUresult status, void *data)
 static void host_callbacks(void)
 {
     static unsigned numbers[] = {0, 1, 2};
-    CUstream stream;
     CUgraph graph;
     CUgraphExec executable;
     begin();
-    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     OK(cuLaunchHostFunc(stream, note, &numbers[2]));
     OK(cuStreamEndCapture(stream, &graph));
@@ -397,10 +391,9 @@ int main(int count, char **arguments)
 {
     static const named_case cases[] = {
         {"green_contexts", green_contexts}, {"several_contexts", several_contexts}, {"primary_reset", primary_reset},
-        {"detached_context", detached_context},
-        {"module_unload", module_unload},   {"capture_modes", capture_modes},       {"capture_to_graph", capture_to_graph},
-        {"graph_edits", graph_edits},       {"memory_nodes", memory_nodes},         {"ordered_memory", ordered_memory},
-        {"launches", launches},             {"host_callbacks", host_callbacks},     {"rival", rival},
+        {"detached_context", detached_context}, {"module_unload", module_unload}, {"capture_modes", capture_modes},
+        {"capture_to_graph", capture_to_graph}, {"graph_edits", graph_edits}, {"memory_nodes", memory_nodes},
+        {"ordered_memory", ordered_memory}, {"launches", launches}, {"host_callbacks", host_callbacks}, {"rival", rival},
         {NULL, NULL},
     };
     return run_case(cases, count, arguments);

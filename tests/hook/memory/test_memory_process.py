@@ -28,10 +28,7 @@ from tests.waiting import eventually
 MIB, GIB = 1 << 20, 1 << 30
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 PROGRAM = Path(__file__).resolve().parent / "programs" / "memory_program.py"
-
-
 Client = JsonClient
-"""programs/memory_program.py"""
 
 
 @pytest.fixture
@@ -98,7 +95,7 @@ def test_data_survives_eviction(
             assert result == 0
             assert client.ask("write", pointers[seed], size, seed) == 0
         coordinator.revoke(1)
-        report = [m for m in coordinator.received if isinstance(m, messages.MemoryReport)][-1]
+        report = reported_last(coordinator)
         charged = 99 * MIB + 4608
         movable = charged if mode == "managed" else 0
         assert (report.allocated_bytes, report.pinned_bytes) == (charged, charged - movable)
@@ -141,13 +138,10 @@ def test_data_survives_many_partial_moves(coordinator: ScriptedCoordinator, clie
         charged = 16 * GIB - client.ask("info")[1]
         assert charged == sum((size + 511) // 512 * 512 for _, size in held.values())
         coordinator.revoke(turn)
-        evicted = move(coordinator, messages.Evict(gpu=0, order_id=2 * turn, bytes=dice.randrange(1, 2 * charged)))
-        restored = move(
-            coordinator, messages.Restore(gpu=0, order_id=2 * turn + 1, bytes=dice.randrange(1, 2 * charged))
-        )
-        assert evicted <= charged
-        assert reported_last(coordinator).allocated_bytes == charged
-        assert restored <= charged
+        for number, make in enumerate((messages.Evict, messages.Restore)):
+            order = make(gpu=0, order_id=2 * turn + number, bytes=dice.randrange(1, 2 * charged))
+            assert move(coordinator, order) <= charged
+            assert reported_last(coordinator).allocated_bytes == charged
 
 
 def move(coordinator: ScriptedCoordinator, order: messages.Evict | messages.Restore) -> int:
@@ -328,17 +322,9 @@ def test_each_gpu_has_its_own_account(simulated: dict[str, str], tmp_path: Path)
 
 
 FAULTS = (
-    *(
-        "cuMemAllocManaged",
-        "cuMemAlloc",
-        "cuMemFree",
-        "cuMemAllocAsync",
-        "cuMemFreeAsync",
-        "cuMemCreate",
-        "cuMemRelease",
-    ),
-    *("cuEventCreate", "cuEventRecord", "cuStreamGetCtx", "cuMemAllocPitch", "cuCtxGetCurrent"),
-)
+    "cuMemAllocManaged", "cuMemAlloc", "cuMemFree", "cuMemAllocAsync", "cuMemFreeAsync", "cuMemCreate", "cuMemRelease",
+    "cuEventCreate", "cuEventRecord", "cuStreamGetCtx", "cuMemAllocPitch", "cuCtxGetCurrent",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["managed", "device"])
@@ -378,7 +364,7 @@ def test_without_a_socket_nothing_is_changed(simulated: dict[str, str], tmp_path
         assert client.ask("info") == [0, 16 * GIB, 16 * GIB, 16 * GIB]
         _, pointer = client.ask("alloc", MIB)
         assert client.ask("attribute", 8, pointer) == [0, 0, 0, 0]
-        assert client.ask("info")[1] == 16 * GIB - MIB * 1
+        assert client.ask("info")[1] == 16 * GIB - MIB
         assert client.ask("free", pointer) == 0
 
 

@@ -37,8 +37,6 @@ CHART = ROOT / "charts" / "nvshare"
 SETTINGS = Settings(RULES)
 SHORT = {"high": 1000000, "low": -1000000}
 EXAMPLES = 80
-
-
 IMAGE: Json = {"image": {"registry": "registry.example.com"}}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvshare.coordinator.engine.scheduler import OverdueAction
-from nvshare.coordinator.model import events
-from nvshare.coordinator.model.commands import Kill, RecordLease, SetTimer
+from nvshare.coordinator.model.commands import Kill, RecordLease
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.harness import GPU
@@ -370,48 +369,6 @@ def test_the_next_in_line_is_alerted_when_a_lease_ends_early() -> None:
     assert a.take(messages.Revoke)
     assert not a.take(messages.Standby)
     assert len(b.take(messages.Standby)) == 1
-
-
-def test_concurrent_sharing_grants_everybody() -> None:
-    """Broken: `--sharing concurrent` would still take turns."""
-    harness = one_gpu(sharing=messages.Sharing.CONCURRENT)
-    clients = [harness.client(wanted=True) for _ in range(3)]
-    grants = [client.granted() for client in clients]
-    assert [grant.lease_id for grant in grants if grant] == [1, 2, 3]
-    assert harness.timer_ns is None
-    for client in clients:
-        client.release(idle=True)
-    assert harness.gpu_snapshot().leases.holders == ()
-
-
-def test_a_timer_that_fires_for_nothing_is_set_again() -> None:
-    """Broken: after a timer that fired early the end of the quantum would never come."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    harness.client(wanted=True)
-    due_ns = harness.timer_ns
-    harness.timer_ns = None
-    harness.handle(events.TimerFired())
-    assert harness.timer_ns == due_ns
-    harness.milliseconds(QUANTUM_MS)
-    assert len(a.take(messages.Revoke)) == 1
-
-
-def test_the_timer_is_the_least_of_all_gpus_and_is_set_only_when_it_changes() -> None:
-    """Broken: one GPU's deadline would hide another's, or every event would set the timer."""
-    harness = one_gpu()
-    harness.gpu("GPU-1")
-    first = harness.client(wanted=True)
-    harness.client(wanted=True)
-    due_ns = harness.timer_ns
-    harness.milliseconds(10)
-    for _ in range(2):
-        client = harness.client(attach=False)
-        client.attach("GPU-1", wanted=True)
-    assert harness.timer_ns == due_ns
-    assert len([c for c in harness.commands if isinstance(c, SetTimer)]) == 1
-    first.release(idle=True)
-    assert harness.timer_ns == due_ns + 10 * MILLISECOND_NS if due_ns else False
 
 
 def test_the_last_minute_is_shared_as_it_was() -> None:

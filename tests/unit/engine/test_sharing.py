@@ -10,6 +10,7 @@ from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobClass, JobView, Plan, PolicyBase, Rank, State
 from nvshare.scheduler_policies.registry import create
+from tests.harness import one_gpu
 
 
 def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Harness, ScriptedClient, ScriptedClient]:
@@ -248,3 +249,15 @@ def test_concurrent_sharing_waits_for_no_drain() -> None:
     assert a.take(messages.Revoke)
     harness.handle(events.SharingSet(Sharing.CONCURRENT))
     assert holders(harness) == {b.client, c.client}
+
+
+def test_concurrent_sharing_grants_everybody() -> None:
+    """Broken: `--sharing concurrent` would still take turns."""
+    harness = one_gpu(sharing=Sharing.CONCURRENT)
+    clients = [harness.client(wanted=True) for _ in range(3)]
+    grants = [client.granted() for client in clients]
+    assert [grant.lease_id for grant in grants if grant] == [1, 2, 3]
+    assert harness.timer_ns is None
+    for client in clients:
+        client.release(idle=True)
+    assert harness.gpu_snapshot().leases.holders == ()

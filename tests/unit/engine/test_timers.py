@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import SetTimer
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
@@ -20,6 +21,7 @@ from nvshare.scheduler_policies.api import (
     State,
     TurnEnded,
 )
+from tests.harness import one_gpu
 
 SWAP = messages.MemoryMode.SWAP
 DRAIN_NS = 20 * MILLISECOND_NS
@@ -124,3 +126,33 @@ def test_an_order_that_hangs_is_noticed_though_everything_fits_by_now() -> None:
     harness.advance(6 * SECOND_NS)
     other.release(idle=True)
     assert [note["client"] for note in harness.notifications("stalled")] == [hung.client]
+
+
+def test_a_timer_that_fires_for_nothing_is_set_again() -> None:
+    """Broken: after a timer that fired early the end of the quantum would never come."""
+    harness = one_gpu()
+    a = harness.client(wanted=True)
+    harness.client(wanted=True)
+    due_ns = harness.timer_ns
+    harness.timer_ns = None
+    harness.handle(events.TimerFired())
+    assert harness.timer_ns == due_ns
+    harness.milliseconds(100)
+    assert len(a.take(messages.Revoke)) == 1
+
+
+def test_the_timer_is_the_least_of_all_gpus_and_is_set_only_when_it_changes() -> None:
+    """Broken: one GPU's deadline would hide another's, or every event would set the timer."""
+    harness = one_gpu()
+    harness.gpu("GPU-1")
+    first = harness.client(wanted=True)
+    harness.client(wanted=True)
+    due_ns = harness.timer_ns
+    harness.milliseconds(10)
+    for _ in range(2):
+        client = harness.client(attach=False)
+        client.attach("GPU-1", wanted=True)
+    assert harness.timer_ns == due_ns
+    assert len([c for c in harness.commands if isinstance(c, SetTimer)]) == 1
+    first.release(idle=True)
+    assert harness.timer_ns == due_ns + 10 * MILLISECOND_NS if due_ns else False

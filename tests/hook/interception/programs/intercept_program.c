@@ -76,17 +76,13 @@ static unsigned count_arguments(const char *text)
 static int call(void *address)
 {
     static char buffer[4096]; /* the first argument may be a structure that is looked into */
-    function *f;
-    memcpy(&f, &address, sizeof f);
-    return f((word)buffer, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13);
+    return ((function *)(word)address)((word)buffer, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13);
 }
 
 /* With nothing to look into: for functions that would, and must let the driver complain. */
 static int call_with_nothing(void *address)
 {
-    function *f;
-    memcpy(&f, &address, sizeof f);
-    return f(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    return ((function *)(word)address)(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
 }
 
 /* Calling `address` reaches the driver's function of this name with what was passed. */
@@ -221,9 +217,7 @@ static uint64_t gated(uint32_t gpu)
 
 static int invoke(const char *name, word first, word second)
 {
-    function *f;
-    *(void **)&f = dlsym(driver, name);
-    return f(first, second, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    return ((function *)(word)dlsym(driver, name))(first, second, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
 }
 
 static void through_the_gate(void)
@@ -306,6 +300,13 @@ static void *wrapper_of(const char *name)
     return real(dlopen(hook.dli_fname, RTLD_NOLOAD | RTLD_LAZY), name);
 }
 
+static void check_launch_is_gated(void)
+{
+    const uint64_t before = gated(0);
+    check_call("cuLaunchKernel", dlsym(driver, "cuLaunchKernel"), 11);
+    CHECK(gated(0) - before == 1, "after all that a launch does not pass the gate once");
+}
+
 /* With a driver of CUDA 12.1: what came later is absent, and a call of it all the same is an error like any other. */
 static void older(void)
 {
@@ -329,9 +330,7 @@ static void older(void)
         const int said = call_with_nothing(wrapper);
         CHECK(said == 801, "%s: a function that the driver lacks says %d", name, said);
     }
-    const uint64_t before = gated(0);
-    check_call("cuLaunchKernel", dlsym(driver, "cuLaunchKernel"), 11);
-    CHECK(gated(0) - before == 1, "after all that a launch does not pass the gate once");
+    check_launch_is_gated();
 }
 
 /* Whatever a wrapped function of the driver says is what the application hears. */
@@ -348,9 +347,7 @@ static void errors(void)
             *result = 0;
             CHECK(said == codes[k], "%s: %d became %d", rows[i].name, codes[k], said);
         }
-    const uint64_t before = gated(0);
-    check_call("cuLaunchKernel", dlsym(driver, "cuLaunchKernel"), 11);
-    CHECK(gated(0) - before == 1, "after all that a launch does not pass the gate once");
+    check_launch_is_gated();
 }
 
 static void *resolve_all(void *argument)
@@ -375,39 +372,27 @@ static void in_threads(void)
         pthread_join(threads[i], &got);
         CHECK(got == dlsym(driver, "cuLaunchKernel"), "a thread got something else");
     }
-    checks -= checks - THREADS; /* those of the threads are not counted reliably */
+    checks = THREADS; /* those of the threads are not counted reliably */
 }
+
+static const struct mode {
+    const char *name;
+    void (*run)(void);
+} modes[] = {
+    {"look_up", look_up}, {"by_proc_address", by_proc_address}, {"in_threads", in_threads}, {"older", older}, {"errors", errors},
+    {"through_the_gate", through_the_gate}, {"several_gpus", several_gpus}, {"unexported", unexported}, {"without_driver", without_driver},
+};
 
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
-    if (strcmp(mode, "without_driver") == 0) {
-        without_driver();
-    } else {
-        driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-        if (driver == NULL) {
-            printf("%s\n", dlerror());
-            return 1;
-        }
-        if (strcmp(mode, "look_up") == 0)
-            look_up();
-        else if (strcmp(mode, "by_proc_address") == 0)
-            by_proc_address();
-        else if (strcmp(mode, "in_threads") == 0)
-            in_threads();
-        else if (strcmp(mode, "through_the_gate") == 0)
-            through_the_gate();
-        else if (strcmp(mode, "several_gpus") == 0)
-            several_gpus();
-        else if (strcmp(mode, "unexported") == 0)
-            unexported();
-        else if (strcmp(mode, "older") == 0)
-            older();
-        else if (strcmp(mode, "errors") == 0)
-            errors();
-        else
-            printf("no such mode: %s\n", mode);
+    if (strcmp(mode, "without_driver") != 0 && (driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) == NULL) {
+        printf("%s\n", dlerror());
+        return 1;
     }
+    for (unsigned i = 0; i < sizeof modes / sizeof modes[0]; i++)
+        if (strcmp(mode, modes[i].name) == 0)
+            modes[i].run();
     printf("done %u\n", checks);
     return 0;
 }

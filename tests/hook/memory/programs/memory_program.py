@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from between_gpus import (  # type: ignore[import-not-found]  # beside this program
@@ -23,6 +22,8 @@ from between_gpus import (  # type: ignore[import-not-found]  # beside this prog
     spread,
 )
 from graphs_and_pools import COMMANDS as GRAPHS_AND_POOLS  # type: ignore[import-not-found]  # as above
+from legacy_ipc import COMMANDS as LEGACY_IPC  # type: ignore[import-not-found]  # as above
+from peer_access import COMMANDS as PEER_ACCESS  # type: ignore[import-not-found]  # as above
 
 u64, size_t = ctypes.c_uint64, ctypes.c_size_t
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -82,59 +83,6 @@ def use(gpu: int) -> int:
     """Makes the primary context of another GPU current."""
     other = ctypes.c_void_p()
     return int(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), gpu) or cuda.cuCtxSetCurrent(other))
-
-
-def enable_peer(owner: int) -> int:
-    """The current GPU may reach memory of another one."""
-    other = ctypes.c_void_p()
-    return int(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), owner) or cuda.cuCtxEnablePeerAccess(other, 0))
-
-
-def disable_peer(owner: int) -> int:
-    """The end of that."""
-    other = ctypes.c_void_p()
-    return int(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), owner) or cuda.cuCtxDisablePeerAccess(other))
-
-
-COPIER = b"""
-.version 7.0
-.target sm_70
-.address_size 64
-// A simulated GPU knows this one by its name.
-.visible .entry nvs_copy(.param .u64 to, .param .u64 source, .param .u64 words)
-{
-  .reg .u64 %r<8>; .reg .u32 %t<5>; .reg .pred %p;
-  ld.param.u64 %r1, [to]; ld.param.u64 %r2, [source]; ld.param.u64 %r3, [words];
-  mov.u32 %t1, %ctaid.x; mov.u32 %t2, %ntid.x; mov.u32 %t3, %tid.x; mad.lo.u32 %t4, %t1, %t2, %t3;
-  cvt.u64.u32 %r4, %t4; setp.ge.u64 %p, %r4, %r3; @%p bra end;
-  shl.b64 %r5, %r4, 2; add.u64 %r6, %r1, %r5; add.u64 %r7, %r2, %r5;
-  ld.global.u32 %t1, [%r7]; st.global.u32 [%r6], %t1;
-end:
-  ret;
-}
-"""
-
-
-def kernel_copy(to: int, source: int, size: int) -> int:
-    """A kernel on the current GPU reads one address and writes another; waited for."""
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    result = cuda.cuModuleLoadData(ctypes.byref(module), COPIER)
-    result = result or cuda.cuModuleGetFunction(ctypes.byref(function), module, b"nvs_copy")
-    values = u64(to), u64(source), u64(size // 4)
-    parameters = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in values))
-    blocks = (size // 4 + 255) // 256
-    result = result or cuda.cuLaunchKernel(function, blocks, 1, 1, 256, 1, 1, 0, None, parameters, None)
-    return int(result or cuda.cuCtxSynchronize())
-
-
-def peer_facts(gpu: int, other: int) -> list[int]:
-    """What the driver says of access between two GPUs: results and values."""
-    value = ctypes.c_int(-1)
-    facts = [int(cuda.cuDeviceCanAccessPeer(ctypes.byref(value), gpu, other)), value.value]
-    for attribute in (1, 2, 3, 4, 99):
-        value = ctypes.c_int(-1)
-        facts += [int(cuda.cuDeviceGetP2PAttribute(ctypes.byref(value), attribute, gpu, other)), value.value]
-    return facts
 
 
 def allocate(function: str, *arguments: Any) -> list[int]:
@@ -314,39 +262,6 @@ def busy(duration_ns: int) -> int:
     return int(result or cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, None))
 
 
-class IpcHandle(ctypes.Structure):
-    """CUipcMemHandle."""
-
-    _fields_ = [("content", ctypes.c_ubyte * 64)]
-
-
-def ipc_get(pointer: int) -> list[int]:
-    """[CUresult, the handle as a number]"""
-    handle = IpcHandle()
-    return [int(cuda.cuIpcGetMemHandle(ctypes.byref(handle), u64(pointer))), int.from_bytes(handle, "little")]
-
-
-def ipc_open(handle: int, flags: int) -> list[int]:
-    """[CUresult, pointer]"""
-    return allocate("cuIpcOpenMemHandle_v2", IpcHandle.from_buffer_copy(handle.to_bytes(64, "little")), flags)
-
-
-def ipc_cycle(handle: int, rounds: int) -> list[int]:
-    """Opens and closes: how often that failed, and how many descriptors and mappings the process has more."""
-
-    def count() -> int:
-        mappings = Path("/proc/self/maps").read_text(encoding="ascii").count("simulated_gpu_memory")
-        return sum(1 for _ in Path("/proc/self/fd").iterdir()) + mappings
-
-    def once() -> bool:
-        result, pointer = ipc_open(handle, 1)
-        return result == 0 and cuda.cuIpcCloseMemHandle(u64(pointer)) == 0
-
-    failed = not once()
-    before = count()
-    return [failed + sum(not once() for _ in range(rounds)), count() - before]
-
-
 def fork() -> int:
     """A child that asks the hook, and ends; its exit code."""
     child = os.fork()
@@ -354,25 +269,6 @@ def fork() -> int:
         out = u64()
         os._exit(0 if cuda.cuMemAlloc_v2(ctypes.byref(out), size_t(1024)) != 0 else 1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def ipc_storm(handle: int, threads: int, rounds: int) -> int:
-    """Threads that open and close the same; how often that failed."""
-    failed = []
-
-    def run() -> None:
-        cuda.cuCtxSetCurrent(context)
-        for number in range(rounds):
-            result, pointer = ipc_open(handle, 1)
-            if result != 0 or cuda.cuIpcCloseMemHandle(u64(pointer)) != 0:
-                failed.append(number)
-
-    running = [threading.Thread(target=run) for _ in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    return len(failed)
 
 
 def fail(name: int, result: int) -> int:
@@ -421,14 +317,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "array": array,
     "import": imported,
     "set_sync": set_sync,
-    "enable_peer": enable_peer,
-    "disable_peer": disable_peer,
     "copy_between": copy_between,
     "spread": spread,
     "launch_spread": launch_spread,
     "pool_allow": pool_allow,
-    "kernel_copy": kernel_copy,
-    "peer_facts": peer_facts,
     "peer_copy": lambda to, source, size: cuda.cuMemcpyPeer(u64(to), context, u64(source), context, size_t(size)),
     "descriptor": lambda pointer, size: cuda.cuMemGetHandleForAddressRange(
         ctypes.byref(ctypes.c_int()), u64(pointer), size_t(size), 1, u64(0)
@@ -450,12 +342,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "same": same,
     "capture": lambda begin: capture(bool(begin)),
     "reset": lambda: cuda.cuDevicePrimaryCtxReset_v2(0) or start(),
-    "ipc_get": ipc_get,
-    "ipc_open": ipc_open,
-    "ipc_close": lambda pointer: cuda.cuIpcCloseMemHandle(u64(pointer)),
-    "ipc_cycle": ipc_cycle,
-    "ipc_storm": ipc_storm,
-    "ipc": lambda pointer: cuda.cuIpcGetMemHandle(ctypes.create_string_buffer(64), u64(pointer)),
     "synchronize": lambda: cuda.cuStreamSynchronize(stream),
     "storm": storm,
     "busy": busy,
@@ -463,6 +349,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "fork_and_stay": fork_and_stay,
     "fail": fail,
     **GRAPHS_AND_POOLS,
+    **LEGACY_IPC,
+    **PEER_ACCESS,
 }
 
 

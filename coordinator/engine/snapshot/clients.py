@@ -1,0 +1,129 @@
+"""Pictures of one client and its seats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nvshare.coordinator.memory import room
+from nvshare.coordinator.model.client import Client, Identity
+from nvshare.coordinator.model.seat import Seat
+from nvshare.coordinator.model.statistics import SeatMoveStatistics, SeatStatistics
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.scheduler_policies.api import Progress, Rank
+
+
+@dataclass(frozen=True, slots=True)
+class SeatMemorySnapshot:
+    """Memory of one client on one GPU."""
+
+    limit_bytes: int
+    allocated_bytes: int
+    resident_bytes: int
+    pinned_bytes: int
+    host_bytes: int
+    evicted_bytes: int
+    """Allocated and not resident now."""
+    reserved_bytes: int
+    room_bytes: int
+    """The most that the client can have on the GPU beside immovable memory of others."""
+    lacking_bytes: int
+    """What it needs beyond that."""
+    immovable_bytes: int
+    """What of it cannot move, or was allowed to become so."""
+    shut_out: bool
+    """It is unschedulable for lack of room."""
+    prepare_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeatSnapshot:
+    """One client on one GPU.  `statistics` and `moves` are counters."""
+
+    uuid: str
+    gpu: int
+    phase: str
+    lease_id: int
+    waiting_since_ns: int | None
+    holding_since_ns: int | None
+    demoted: bool
+    moving: str | None
+    """`out`, `in` or None."""
+    memory: SeatMemorySnapshot
+    statistics: SeatStatistics
+    """The present lease included."""
+    moves: SeatMoveStatistics
+    progress: Progress
+    step_rate: float
+    """Steps a second as the program counts them; 0: it does not."""
+    member: bool
+    """It is in the plan's running set."""
+    recent_share: float
+    """Part of the last minute, or since it attached, in which it had a lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSnapshot:
+    """One connection."""
+
+    client: int
+    identity: Identity
+    rank: Rank
+    memory_mode: MemoryMode
+    registered_at_ns: int
+    paused: bool
+    limit_bytes: int
+    host_share_bytes: int
+    seats: tuple[SeatSnapshot, ...]
+    spatial: bool = False
+    gang: str = ""
+
+
+def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
+    memory, order = seat.memory, seat.moves.order
+    return SeatSnapshot(
+        uuid=seat.gpu.uuid,
+        gpu=seat.ordinal,
+        phase=seat.phase.value,
+        lease_id=seat.lease.lease_id,
+        waiting_since_ns=seat.place.waiting_since_ns,
+        holding_since_ns=seat.lease.granted_at_ns,
+        demoted=seat.place.demoted,
+        moving=None if order is None else "out" if order.evict else "in",
+        memory=SeatMemorySnapshot(
+            limit_bytes=memory.limit_bytes,
+            allocated_bytes=memory.allocated_bytes,
+            resident_bytes=memory.resident_bytes,
+            pinned_bytes=memory.pinned_bytes,
+            host_bytes=memory.host_bytes,
+            evicted_bytes=memory.allocated_bytes - memory.resident_bytes,
+            reserved_bytes=memory.reserved_bytes,
+            room_bytes=room.room_bytes(seat),
+            lacking_bytes=seat.room.lacking_bytes,
+            immovable_bytes=seat.room.immovable_bytes,
+            shut_out=seat.room.unschedulable,
+            prepare_bytes=seat.sent.prepare_bytes,
+        ),
+        statistics=replace(seat.statistics, used_ns=seat.held_ns(now_ns)),
+        moves=replace(seat.moves.statistics),
+        progress=seat.progress.view(),
+        step_rate=seat.progress.step_rate,
+        member=seat.client.client_id in seat.gpu.schedule.members,
+        recent_share=seat.recent.share(now_ns, seat.held_ns(now_ns), seat.place.attached_at_ns),
+    )
+
+
+def take_client(client: Client, now_ns: int) -> ClientSnapshot:
+    """One connection at this time."""
+    return ClientSnapshot(
+        client=client.client_id,
+        identity=client.identity,
+        rank=client.rank,
+        memory_mode=client.memory_mode,
+        registered_at_ns=client.registered_at_ns,
+        paused=client.paused,
+        limit_bytes=client.memory_limit_bytes,
+        host_share_bytes=client.host.share_bytes,
+        seats=tuple(_seat(seat, now_ns) for seat in client.seats.values()),
+        spatial=client.spatial,
+        gang=client.gang,
+    )
