@@ -30,6 +30,7 @@ DOCUMENTS = sorted(
 FOLDER_FILES = 12
 FILE_LINES = 400
 FUNCTION_LINES = 60
+RECORD_FIELDS = 12
 TABLES = {"coordinator/protocol/messages.py"}
 """Declarations: one row after another.  `cuda_api.def` is one too, and generated files are not checked."""
 
@@ -97,6 +98,21 @@ def test_files_are_short() -> None:
         and (count := len(path.read_text(encoding="utf-8").splitlines())) > FILE_LINES
     ]
     assert not long, long
+
+
+def test_records_are_small() -> None:
+    """A record of everything is changed by everybody, and nobody knows which fields belong together."""
+    parameters = {"coordinator/simulation/plan.py"}  # of a world, one a field
+    large = [
+        f"{where(path, node.lineno)} {node.name}: {count} fields, at most {RECORD_FIELDS}"
+        for path in python_files(*PACKAGES, "tests")
+        if str(path.relative_to(ROOT)) not in {*TABLES, *parameters}
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef)
+        and any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+        and (count := sum(isinstance(each, ast.AnnAssign) for each in node.body)) > RECORD_FIELDS
+    ]
+    assert not large, large
 
 
 def test_functions_are_short() -> None:

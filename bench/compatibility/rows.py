@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,15 @@ GOOD = frozenset({"identical", "within tolerance"})
 
 
 @dataclass(slots=True)
+class Verdicts:
+    """Comparisons of results with those without the hook.  `repeatable`: the same program without the hook, again."""
+
+    alone: str | None = None
+    two: list[str] = field(default_factory=list)
+    repeatable: bool = True
+
+
+@dataclass(slots=True)
 class Row:
     """What is known about one case in one mode."""
 
@@ -34,9 +43,7 @@ class Row:
     result: str = "unfinished"
     reason: str = ""
     baseline: dict[str, Any] | None = None
-    alone: str | None = None
-    two: list[str] = field(default_factory=list)
-    repeatable: bool = True
+    verdicts: Verdicts = field(default_factory=Verdicts)
     cost: dict[str, Any] | None = None
     timing: dict[str, Any] | None = None
     handovers: int | None = None
@@ -62,9 +69,9 @@ class Row:
 
     def settle(self) -> None:
         """All verdicts are in."""
-        if all(verdict in GOOD for verdict in (self.alone, *self.two)):
+        if all(verdict in GOOD for verdict in (self.verdicts.alone, *self.verdicts.two)):
             self.close("ok")
-        elif self.repeatable:
+        elif self.verdicts.repeatable:
             self.close("differs")
         else:
             self.close("unrepeatable", "the program gives other results each time without the hook, too")
@@ -73,8 +80,7 @@ class Row:
         """For the record."""
         return {
             "case": self.case.row, "group": self.group, "mode": self.mode, "result": self.result,
-            "reason": self.reason, "alone": self.alone, "two": self.two, "cost": self.cost, "timing": self.timing,
-            "repeatable": self.repeatable,
+            "reason": self.reason, **asdict(self.verdicts), "cost": self.cost, "timing": self.timing,
             "tolerance": (self.baseline or {}).get("tolerance", 0.0), "handovers": self.handovers,
             "versions": self.versions,
         }  # fmt: skip
@@ -146,9 +152,9 @@ class WorkerGroup:
             return "error" not in baseline
         row.versions = row.versions | baseline.get("versions", {})
         row.baseline = baseline
-        row.alone = verdict(baseline, self.hooked[0].ask(f"check {name}", limit))
-        if row.alone.startswith("failed"):
-            row.close("failed", f"alone {row.alone}")
+        row.verdicts.alone = verdict(baseline, self.hooked[0].ask(f"check {name}", limit))
+        if row.verdicts.alone.startswith("failed"):
+            row.close("failed", f"alone {row.verdicts.alone}")
             return False
         if baseline.get("timed", True):
             pools = row.case.pools and row.mode == "device"  # in other modes that memory is not the driver's own
@@ -156,7 +162,7 @@ class WorkerGroup:
             row.timing = slowdown(
                 self.plain, self.hooked, name, seconds=PROCESSES_S, core=run.plan.core, timeout_s=limit
             )
-        row.repeatable = verdict(baseline, self.plain[0].ask(f"check {name}", limit)) in GOOD
+        row.verdicts.repeatable = verdict(baseline, self.plain[0].ask(f"check {name}", limit)) in GOOD
         return True
 
     def handovers(self) -> int:
@@ -170,9 +176,9 @@ class WorkerGroup:
         before = self.handovers()
         for member in pair:
             member.tell(f"check {row.case.name}")
-        row.two = [verdict(row.baseline, member.answer(2 * row.case.limit_s)) for member in pair]
+        row.verdicts.two = [verdict(row.baseline, member.answer(2 * row.case.limit_s)) for member in pair]
         row.handovers = self.handovers() - before
-        if failures := [one for one in row.two if one.startswith("failed")]:
+        if failures := [one for one in row.verdicts.two if one.startswith("failed")]:
             row.close("failed", f"two at a time {failures[0]}")
         else:
             row.settle()

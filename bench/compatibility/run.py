@@ -84,7 +84,7 @@ def attempt(run: Run, stand: Fixture, group: Group, command: Sequence[str], rows
             one.answer(READY_TIMEOUT_S)
         for row in rows:
             row.versions = versions
-            if row.alone is None and not row.finished(lambda row: workers.alone(run, row)):
+            if row.verdicts.alone is None and not row.finished(lambda row: workers.alone(run, row)):
                 return
         for one in (*workers.plain[1:], *workers.hooked[1:]):
             one.close()  # with two at a time there are no more than two

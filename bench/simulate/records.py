@@ -14,6 +14,14 @@ BEGIN_NS: Final = SECOND_NS
 
 
 @dataclass(slots=True, eq=False)
+class Watch:
+    """Time in leases during which the core wants counts of the work."""
+
+    since_ns: int | None = None
+    total_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Program:
     """One client of the core: a job's process on one card."""
 
@@ -24,8 +32,7 @@ class Program:
     """0: it holds none."""
     granted_ns: int = 0
     rate: float = 1.0
-    watching_since_ns: int | None = None
-    watched_ns: int = 0
+    watch: Watch = field(default_factory=Watch)
     waiters: bool = False
     speed: float = 0.0
     resident_bytes: int = 0

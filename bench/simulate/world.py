@@ -220,8 +220,8 @@ class World:
         task, card = program.task, program.card
         program.lease_id, program.granted_ns, program.waiters = grant.lease_id, self.now_ns, grant.waiters > 0
         self.handovers += 1
-        if program.watching_since_ns is not None:
-            program.watching_since_ns = self.now_ns
+        if program.watch.since_ns is not None:
+            program.watch.since_ns = self.now_ns
         self._work(task)
         task.left_ns += RESTART_NS
         task.burst_left_ns += RESTART_NS
@@ -331,12 +331,12 @@ class World:
     def _report(self, program: Program) -> None:
         task = program.task
         self._work(task)
-        self._watch(program, program.watching_since_ns is not None)
-        busy_ns, watched_ns = int(program.watched_ns * task.job.busy), program.watched_ns
+        self._watch(program, program.watch.since_ns is not None)
+        busy_ns, watched_ns = int(program.watch.total_ns * task.job.busy), program.watch.total_ns
         report = (program.client, 0, program.lease_id, self.now_ns, task.done_ns, busy_ns, watched_ns)
         self.give(events.Progressed(*report, steps=0))
 
     def _watch(self, program: Program, watch: bool) -> None:
-        if program.watching_since_ns is not None and program.lease_id:
-            program.watched_ns += self.now_ns - program.watching_since_ns
-        program.watching_since_ns = self.now_ns if watch else None
+        if program.watch.since_ns is not None and program.lease_id:
+            program.watch.total_ns += self.now_ns - program.watch.since_ns
+        program.watch.since_ns = self.now_ns if watch else None

@@ -285,7 +285,7 @@ _CLIENT_ROWS: Final[tuple[Row, ...]] = (
     (Gauge, "wait_max_seconds", "Its longest wait", lambda s: s[1].statistics.max_wait_ns),
     (Gauge, "priority", "Its priority", lambda s: s[0].rank.priority),
     (Gauge, "weight", "Its weight under fair_share", lambda s: s[0].rank.weight),
-    (Gauge, "waiting", "1 while it waits for the lease", lambda s: float(s[1].waiting_since_ns is not None)),
+    (Gauge, "waiting", "1 while it waits for the lease", lambda s: float(s[1].turn.waiting_since_ns is not None)),
 )  # fmt: skip
 """Read from a client and its seat."""
 

@@ -62,7 +62,7 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
 
     `quantum_ns` None: for as long as the plan names it.
     """
-    leases, mine, all_seats = gpu.leases, seat.statistics, gpu.statistics
+    leases, mine, all_seats = gpu.leases, seat.statistics, gpu.leases.statistics
     lease_id = leases.next_lease_id
     leases.next_lease_id = lease_id + 1
     if seat.client.memory_mode is MemoryMode.SWAP:  # the hook starts from this figure too: it asks before it grows
@@ -109,7 +109,7 @@ def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int
     seat.enter(HOLDING)
     lease.lease_id = lease_id
     lease.granted_at_ns = lease.began_ns = now_ns
-    seat.recent.mark(now_ns, seat.statistics.used_ns)
+    seat.place.recent.mark(now_ns, seat.statistics.used_ns)
     lease.revoked_at_ns = 0
     lease.ends_ns = None if quantum_ns is None else now_ns + quantum_ns
     lease.alerted = lease.called = False
@@ -149,7 +149,7 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
     # A drain shortens each turn between two slots: a turn that is nearly over counts, or turns would not rotate.
     lease.interrupted = why == "slot" and lease.ends_ns is not None and 2 * now_ns < lease.began_ns + lease.ends_ns
     seat.statistics.revokes += 1
-    gpu.statistics.revokes += 1
+    gpu.leases.statistics.revokes += 1
     node.out.append(Send(client, Revoke(seat.ordinal, lease.lease_id, deadline_ns)))
     standby.alert_next(node, gpu, seat, now_ns)
     node.out.append(Notify("revoked", {"uuid": gpu.uuid, "client": client, "lease": lease.lease_id, "why": why}))
@@ -170,7 +170,7 @@ def set_overdue(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
 def _count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
     """Counts, logs, and acts as configured."""
     seat.statistics.overdue += 1
-    gpu.statistics.overdue += 1
+    gpu.leases.statistics.overdue += 1
     client, action = seat.client, node.settings.leases.overdue_action
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
@@ -201,8 +201,8 @@ def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     _set_running(gpu, seat, False, now_ns)
     seat.enter(IDLE)
     seat.statistics.used_ns += held_ns
-    seat.recent.mark(now_ns, seat.statistics.used_ns)
-    gpu.statistics.held_ns += held_ns
+    seat.place.recent.mark(now_ns, seat.statistics.used_ns)
+    gpu.leases.statistics.held_ns += held_ns
     lease.granted_at_ns = None
     lease.drain_deadline_ns = None
     place.last_released_ns = now_ns
@@ -230,7 +230,7 @@ def release(node: Node, gpu: Gpu, seat: Seat, event: Released, now_ns: int) -> N
     gpu.leases.free_since_ns = min(now_ns, lease.revoked_at_ns + event.drain_ns) if revoked else now_ns
     seat.statistics.submissions += event.submissions
     seat.statistics.idle_releases += idle
-    gpu.statistics.idle_releases += idle
+    gpu.leases.statistics.idle_releases += idle
     if not event.drained and in_time:
         _count_overdue(node, gpu, seat)
     elif in_time:

@@ -127,7 +127,7 @@ def _jobs(node: Node, gpu: Gpu, now_ns: int) -> tuple[JobView, ...]:
 def _is_idle(seat: Seat, silent_since_ns: int) -> bool:
     """The member has done nothing for so long that its lease is better given back: its next call asks again."""
     progress, lease = seat.progress, seat.lease
-    return progress.lease_id == lease.lease_id and progress.at_ns < silent_since_ns and lease.ends_ns is None
+    return progress.last.lease_id == lease.lease_id and progress.last.at_ns < silent_since_ns and lease.ends_ns is None
 
 
 def _turn(seat: Seat) -> int:

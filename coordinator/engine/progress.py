@@ -17,7 +17,7 @@ from typing import Final
 from nvshare.coordinator.model.events import Progressed
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, REVOKING, Seat
+from nvshare.coordinator.model.seat import HOLDING, REVOKING, Counts, Seat
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.scheduler_policies.api import Measured
 
@@ -36,23 +36,23 @@ WEIGHT: Final = 0.3
 
 def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu, ...]:
     """Takes a client's count.  Returns the GPU if its policy has heard of it."""
-    gpu, mine = seat.gpu, seat.progress
+    gpu, mine, last = seat.gpu, seat.progress, seat.progress.last
     at_ns = min(event.at_ns, now_ns)
     changed_ns = gpu.leases.changed_at_ns
-    since_ns = max(mine.at_ns, changed_ns)
+    since_ns = max(last.at_ns, changed_ns)
     counted = seat.phase in AT_WORK and event.lease_id == seat.lease.lease_id
     # Between its last lease and this one a client does no work, so a count from before this lease is good too.
-    same_set = mine.at_ns >= changed_ns or seat.lease.granted_at_ns == changed_ns
-    work, for_ns = event.work - mine.work, at_ns - since_ns
+    same_set = last.at_ns >= changed_ns or seat.lease.granted_at_ns == changed_ns
+    work, for_ns = event.work - last.work, at_ns - since_ns
     if not counted or not same_set or work < 0:
         _keep(seat, event, at_ns)
         return ()
     if for_ns < SHORTEST_NS:
-        if mine.at_ns == 0:
+        if last.at_ns == 0:
             _keep(seat, event, at_ns)
         return ()
     mine.rate = work * SECOND_NS / for_ns
-    mine.step_rate = max(0, event.steps - mine.steps) * SECOND_NS / for_ns
+    mine.step_rate = max(0, event.steps - last.steps) * SECOND_NS / for_ns
     mine.measured_for_ns = at_ns - gpu.leases.changed_at_ns
     running = tuple(client for client, other in gpu.leases.by_client.items() if other.phase in AT_WORK)
     alone = len(gpu.leases.by_client) == 1
@@ -65,9 +65,9 @@ def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu,
         anew = changed or since_ns - gpu.leases.changed_at_ns >= 10 * REFILL_NS
         mine.alone_rate = mine.rate if anew else mine.alone_rate + WEIGHT * (mine.rate - mine.alone_rate)
         mine.alone_at_ns = at_ns
-    watched_ns = event.watched_ns - mine.watched_ns
+    watched_ns = event.watched_ns - last.watched_ns
     if alone and watched_ns >= SHORTEST_NS:
-        mine.busy_alone = min(1.0, max(0.0, (event.busy_ns - mine.busy_ns) / watched_ns))
+        mine.busy_alone = min(1.0, max(0.0, (event.busy_ns - last.busy_ns) / watched_ns))
     _keep(seat, event, at_ns)
     if not gpu.policy_guard.reads_progress:
         return ()
@@ -77,7 +77,5 @@ def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu,
 
 
 def _keep(seat: Seat, event: Progressed, at_ns: int) -> None:
-    mine = seat.progress
-    mine.lease_id, mine.at_ns, mine.work, mine.steps = event.lease_id, at_ns, event.work, event.steps
-    mine.busy_ns, mine.watched_ns = event.busy_ns, event.watched_ns
+    seat.progress.last = Counts(event.lease_id, at_ns, event.work, event.busy_ns, event.watched_ns, event.steps)
     seat.place.view = None

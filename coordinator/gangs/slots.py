@@ -182,7 +182,7 @@ def _due(gang: Gang, now_ns: int) -> tuple[int, str]:
 def _is_free(gang: Gang, gpu: Gpu, now_ns: int) -> bool:
     if gpu.slot is not None or gpu.recovering:
         return False
-    return now_ns >= gpu.slot_again_ns or not _others_wait(gang, gpu)
+    return now_ns >= gpu.schedule.slot_again_ns or not _others_wait(gang, gpu)
 
 
 def _without(node: Node, gpu: Gpu, gang: Gang, plan: Plan, others: Sequence[JobView], now_ns: int) -> Plan:
@@ -190,7 +190,7 @@ def _without(node: Node, gpu: Gpu, gang: Gang, plan: Plan, others: Sequence[JobV
     if gang.due_since_ns is None:
         gang.due_since_ns = now_ns
         node.out.append(Notify("gang_due", {"gang": gang.name, "gpus": len(_wanted(gang))}))
-    again = [each.slot_again_ns for each in _wanted(gang).values() if each.slot_again_ns > now_ns]
+    again = [each.schedule.slot_again_ns for each in _wanted(gang).values() if each.schedule.slot_again_ns > now_ns]
     again += [each.slot.ends_ns for each in _wanted(gang).values() if each.slot is not None and each.slot.ends_ns]
     again_ns = min(again, default=None)
     if others:
@@ -282,7 +282,7 @@ def _end(node: Node, slot: Slot, now_ns: int | None) -> None:
     for gpu in slot.gpus.values():
         gpu.slot = None
         if now_ns is not None:
-            gpu.slot_again_ns = now_ns + gpu.rules.quantum_ns
+            gpu.schedule.slot_again_ns = now_ns + gpu.rules.quantum_ns
             member = _member(slot.gang, gpu)
             if member is not None and member.phase is HOLDING:  # its turn is over, whenever it was granted
                 member.lease.began_ns = min(member.lease.began_ns, now_ns - slot.quantum_ns)

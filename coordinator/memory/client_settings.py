@@ -118,20 +118,20 @@ def _update_prepare(seat: Seat) -> bool:
     gpu = seat.gpu
     size = 0
     if seat.client.memory_mode is MemoryMode.SWAP and gpu.leases.active_seats >= 2:
-        size = min(gpu.memory.overflow_bytes, max(0, seat.memory.allocated_bytes - seat.memory.pinned_bytes))
+        size = min(gpu.memory.overflow.bytes, max(0, seat.memory.allocated_bytes - seat.memory.pinned_bytes))
     before, seat.sent.prepare_bytes = seat.sent.prepare_bytes, _in_steps(seat.sent.prepare_bytes, size)
     return seat.sent.prepare_bytes != before
 
 
 def send_overflow(node: Node, gpu: Gpu) -> None:
     """Tells clients how much host memory to have ready when that changes.  O(changed clients) mostly."""
-    memory = gpu.memory
-    reported, memory.reported = memory.reported, {}
+    memory, overflow = gpu.memory, gpu.memory.overflow
+    reported, overflow.reported = overflow.reported, {}
     excess = memory.allocated_bytes - memory.capacity_bytes if gpu.leases.active_seats >= 2 else 0
-    if excess <= 0 and not memory.overflow_bytes:
+    if excess <= 0 and not overflow.bytes:
         return
-    before, memory.overflow_bytes = memory.overflow_bytes, _in_steps(memory.overflow_bytes, excess)
-    concerned = reported if memory.overflow_bytes == before else gpu.seats
+    before, overflow.bytes = overflow.bytes, _in_steps(overflow.bytes, excess)
+    concerned = reported if overflow.bytes == before else gpu.seats
     for client in concerned:
         seat = gpu.seats.get(client)
         if seat is not None and _update_prepare(seat):

@@ -55,7 +55,7 @@ def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: i
     gpu.memory.resident_bytes += resident - seat.memory.resident_bytes
     gpu.memory.host_bytes += host - seat.memory.host_bytes
     seat.memory.allocated_bytes = allocated
-    gpu.memory.reported[seat.client.client_id] = None
+    gpu.memory.overflow.reported[seat.client.client_id] = None
     seat.memory.resident_bytes = resident
     seat.memory.pinned_bytes = min(pinned, resident)
     seat.memory.host_bytes = host
@@ -126,7 +126,9 @@ def free_room(gpu: Gpu) -> Room:
 
 def restore_is_stuck(seat: Seat, credit: int) -> bool:
     """Whether a restoration since the last grant has left this much credit unused."""
-    return seat.moves.restore_failed_at == seat.gpu.statistics.grants and credit <= seat.moves.unused_credit_bytes
+    return (
+        seat.moves.restore_failed_at == seat.gpu.leases.statistics.grants and credit <= seat.moves.unused_credit_bytes
+    )
 
 
 def any_moving(gpu: Gpu) -> bool:
@@ -143,7 +145,7 @@ def eviction_candidate(node: Node, seat: Seat) -> Candidate:
         seat.client.memory_mode is not MemoryMode.DEVICE
         and seat.phase not in WITH_LEASE
         and seat.moves.order is None
-        and seat.moves.evict_failed_at != seat.gpu.statistics.grants
+        and seat.moves.evict_failed_at != seat.gpu.leases.statistics.grants
     ):
         movable = min(seat.memory.resident_bytes - seat.memory.pinned_bytes, host_budget.room_bytes(node, seat.client))
     return Candidate(seat.client.client_id, movable)
@@ -262,9 +264,9 @@ def _finish(node: Node, seat: Seat, order: Order, event: MoveProgressed, now_ns:
     )
     short = order.moved_bytes < order.bytes and left_over
     if short and order.evict:
-        seat.moves.evict_failed_at = gpu.statistics.grants
+        seat.moves.evict_failed_at = gpu.leases.statistics.grants
     elif short:
-        seat.moves.restore_failed_at = gpu.statistics.grants
+        seat.moves.restore_failed_at = gpu.leases.statistics.grants
         seat.moves.unused_credit_bytes = order.credit_bytes - order.moved_bytes
     failed = event.error != 0 or (short and order.evict)
     gpu.memory.statistics.failed_orders += failed
@@ -345,9 +347,9 @@ def _count_time(gpu: Gpu, seat: Seat, order: Order, now_ns: int) -> int:
     seat.moves.statistics.exposed_move_ns += exposed_ns
     seat.moves.statistics.hidden_move_ns += hidden_ns
     if order.evict:
-        gpu.switching.turn_hidden_out_ns += hidden_ns
+        gpu.switching.hidden.turn_out_ns += hidden_ns
     else:
-        gpu.switching.turn_hidden_in_ns += hidden_ns
+        gpu.switching.hidden.turn_in_ns += hidden_ns
     if order.unhindered and order.moved_bytes >= SAMPLE_BYTES and whole_ns > 0:
         rate = order.moved_bytes / whole_ns
         gpu.switching.move_rate = (
@@ -358,8 +360,9 @@ def _count_time(gpu: Gpu, seat: Seat, order: Order, now_ns: int) -> int:
 
 def close_turn(gpu: Gpu) -> None:
     """What was moved during the turn that ends is one sample for the automatic quantum."""
-    sample_ns = max(gpu.switching.turn_hidden_out_ns, gpu.switching.turn_hidden_in_ns)
-    gpu.switching.turn_hidden_out_ns = gpu.switching.turn_hidden_in_ns = 0
-    if sample_ns or gpu.switching.hidden_average_ns:
-        average = moving_average(gpu.switching.hidden_average_ns, sample_ns)
-        gpu.switching.hidden_average_ns = average if average >= 1000.0 else 0.0
+    hidden = gpu.switching.hidden
+    sample_ns = max(hidden.turn_out_ns, hidden.turn_in_ns)
+    hidden.turn_out_ns = hidden.turn_in_ns = 0
+    if sample_ns or hidden.average_ns:
+        average = moving_average(hidden.average_ns, sample_ns)
+        hidden.average_ns = average if average >= 1000.0 else 0.0

@@ -47,7 +47,7 @@ def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
         return INITIAL_NS
     fixed_ns = gpu.switching.drain_average_ns + gpu.switching.handover_average_ns
     cost_ns = min(max(gpu.switching.average_cost_ns, fixed_ns + least_ns), MOST_OVER_FORESEEN * (fixed_ns + most_ns))
-    hidden_ns = max(gpu.switching.hidden_average_ns, gpu.switching.cost.hidden_bytes() / move_rate(gpu))
+    hidden_ns = max(gpu.switching.hidden.average_ns, gpu.switching.cost.hidden_bytes() / move_rate(gpu))
     share = gpu.rules.switch_share
     quantum_ns = int(max(cost_ns * (1.0 - share) / share, ROOM_FOR_HIDDEN * hidden_ns))
     # Steps of a millisecond keep the figure stable.

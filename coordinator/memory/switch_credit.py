@@ -18,33 +18,33 @@ LOG_AGAIN_NS: Final = 60 * SECOND_NS
 
 
 def _update(gpu: Gpu, now_ns: int) -> None:
-    switching, clock_ns = gpu.switching, gpu.turn_clock_ns(now_ns)
-    switching.credit_ns = min(MOST_NS, switching.credit_ns + EARNED * (clock_ns - switching.credit_at_ns))
-    switching.credit_at_ns = clock_ns
+    credit, clock_ns = gpu.switching.credit, gpu.turn_clock_ns(now_ns)
+    credit.credit_ns = min(MOST_NS, credit.credit_ns + EARNED * (clock_ns - credit.at_ns))
+    credit.at_ns = clock_ns
 
 
 def owes(gpu: Gpu, now_ns: int) -> bool:
     """Whether the GPU owes.  Changes nothing."""
-    switching = gpu.switching
-    return switching.credit_ns + EARNED * (gpu.turn_clock_ns(now_ns) - switching.credit_at_ns) < 0
+    credit = gpu.switching.credit
+    return credit.credit_ns + EARNED * (gpu.turn_clock_ns(now_ns) - credit.at_ns) < 0
 
 
 def pay(gpu: Gpu, cost_ns: int, now_ns: int) -> None:
     """A switch has waited for memory for this time."""
     _update(gpu, now_ns)
-    gpu.switching.credit_ns -= cost_ns
+    gpu.switching.credit.credit_ns -= cost_ns
 
 
 def lacking_ns(gpu: Gpu, now_ns: int) -> int:
     """How long a client must run before memory may move again for another one; 0: it may now."""
     _update(gpu, now_ns)
-    return max(0, int(-gpu.switching.credit_ns / EARNED))
+    return max(0, int(-gpu.switching.credit.credit_ns / EARNED))
 
 
 def is_news(gpu: Gpu, now_ns: int) -> bool:
     """Whether the operator should be told that switches are held back."""
-    last_ns = gpu.switching.credit_logged_at_ns
+    last_ns = gpu.switching.credit.logged_at_ns
     if last_ns is not None and now_ns < last_ns + LOG_AGAIN_NS:
         return False
-    gpu.switching.credit_logged_at_ns = now_ns
+    gpu.switching.credit.logged_at_ns = now_ns
     return True

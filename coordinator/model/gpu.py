@@ -78,11 +78,12 @@ class GpuLeases:
     ran_ns: int = 0
     ran_since_ns: int | None = None
     """Time with a running set, and since when there is one; see `Gpu.turn_clock_ns`."""
+    statistics: LeaseStatistics = field(default_factory=LeaseStatistics)
 
 
 @dataclass(slots=True, eq=False)
 class Schedule:
-    """What should be on one GPU.  Changed by engine/planning.py."""
+    """What should be on one GPU.  Changed by engine/planning.py, `slot_again_ns` by gangs/slots.py."""
 
     members: dict[int, Allotment] = field(default_factory=dict)
     """The running set by client, most important first."""
@@ -98,6 +99,28 @@ class Schedule:
     """The member that its gang has called here: the policy of this GPU has not named it."""
     held_back: bool = False
     """The policy wants a switch that would cost too much now."""
+    slot_again_ns: int = 0
+    """No gang's slot begins before this time, unless no other client waits."""
+
+
+@dataclass(slots=True)
+class SwitchCredit:
+    """The time that switches may still wait for memory.  Changed by memory/switch_credit.py."""
+
+    credit_ns: float = 2e9
+    at_ns: int = 0
+    """When the credit was computed, by the turn clock."""
+    logged_at_ns: int | None = None
+
+
+@dataclass(slots=True)
+class HiddenMoves:
+    """Time of memory orders during turns of other clients.  Changed by memory/orders.py."""
+
+    average_ns: float = 0.0
+    turn_out_ns: int = 0
+    turn_in_ns: int = 0
+    """During the present turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,19 +134,12 @@ class Switching:
     """Memory moves before the next grant."""
     cost: SwitchCost = field(default_factory=SwitchCost)
     """What switches wait for memory."""
-    credit_ns: float = 2e9
-    credit_at_ns: int = 0
-    """How much more switches may cost, at which time of the turn clock; see memory/switch_credit.py."""
-    credit_logged_at_ns: int | None = None
+    credit: SwitchCredit = field(default_factory=SwitchCredit)
     drain_average_ns: float = 0.0
     handover_average_ns: float = 0.0
     measured: int = 0
     """Switches whose drain was measured."""
-    hidden_average_ns: float = 0.0
-    """What moves during a turn of another client."""
-    turn_hidden_out_ns: int = 0
-    turn_hidden_in_ns: int = 0
-    """The same, of the present turn."""
+    hidden: HiddenMoves = field(default_factory=HiddenMoves)
     move_rate: float = 0.0
     """Measured bytes a nanosecond; 0: not yet."""
     exposed_closed_ns: int = 0
@@ -160,9 +176,6 @@ class Gpu:
     switching: Switching = field(default_factory=Switching)
     slot: Slot | None = None
     """A gang has this GPU, whatever the policy plans."""
-    slot_again_ns: int = 0
-    """No gang's slot begins before this time, unless no other client waits."""
-    statistics: LeaseStatistics = field(default_factory=LeaseStatistics)
 
     @property
     def recovering(self) -> bool:

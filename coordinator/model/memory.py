@@ -128,8 +128,17 @@ class Immovable:
 
 
 @dataclass(slots=True, eq=False)
+class Overflow:
+    """Memory that does not fit on one GPU, as clients were told.  Changed by memory/client_settings.py."""
+
+    bytes: int = 0
+    reported: dict[int, None] = field(default_factory=dict)
+    """Clients whose usage has changed since they were told.  `orders.set_usage` adds them."""
+
+
+@dataclass(slots=True, eq=False)
 class GpuMemory:
-    """Memory of one GPU.  `orders.set_usage` changes the sums, memory/client_settings.py the overflow."""
+    """Memory of one GPU.  `orders.set_usage` changes the sums."""
 
     total_bytes: int
     capacity_bytes: int
@@ -138,10 +147,7 @@ class GpuMemory:
     host_bytes: int = 0
     claimed_bytes: int = 0
     """Sums over the seats."""
-    overflow_bytes: int = 0
-    """What does not fit, as clients were told."""
-    reported: dict[int, None] = field(default_factory=dict)
-    """Clients whose usage has changed since they were told of the overflow."""
+    overflow: Overflow = field(default_factory=Overflow)
     evictable: dict[int, Seat] = field(default_factory=dict)
     """By client: seats with resident memory."""
     moving: dict[int, Seat] = field(default_factory=dict)

@@ -59,7 +59,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
 
 @dataclass(slots=True)
 class Place:
-    """Where a seat stands in turn order.  Changed by engine/leases.py."""
+    """Where a seat stands in turn order, and its recent use of the GPU.  Changed by engine/leases.py."""
 
     attached_at_ns: int
     turn: int
@@ -71,6 +71,7 @@ class Place:
     """It has asked for the GPU at least once.  Clients that only look at the GPU do not cause pacing of others."""
     view: JobView | None = None
     """Cached; None when something in it has changed."""
+    recent: RecentUse = field(default_factory=RecentUse)
 
 
 @dataclass(slots=True)
@@ -99,18 +100,24 @@ class Lease:
     """The holder and the next client know that the turn ends; see engine/standby.py."""
 
 
-@dataclass(slots=True)
-class SeatProgress:
-    """One client on one GPU.  Changed by engine/progress.py."""
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Sums that a client reported under one lease."""
 
     lease_id: int = 0
-    """Of the last report; 0: none yet."""
+    """0: none yet."""
     at_ns: int = 0
     work: int = 0
     busy_ns: int = 0
     watched_ns: int = 0
-    """Sums of the last report."""
     steps: int = 0
+
+
+@dataclass(slots=True)
+class SeatProgress:
+    """One client on one GPU.  Changed by engine/progress.py."""
+
+    last: Counts = Counts()
     rate: float = 0.0
     """Work a second between the last two reports, if the running set was the same."""
     step_rate: float = 0.0
@@ -124,11 +131,11 @@ class SeatProgress:
     def view(self) -> Progress:
         """What a policy sees."""
         return Progress(
-            self.work,
+            self.last.work,
             self.rate,
             self.alone_rate,
             self.busy_alone,
-            self.at_ns,
+            self.last.at_ns,
             self.measured_for_ns,
             self.alone_at_ns,
         )
@@ -163,7 +170,6 @@ class Seat:
     sent: SentSettings = field(default_factory=SentSettings)
     progress: SeatProgress = field(default_factory=SeatProgress)
     statistics: SeatStatistics = field(default_factory=SeatStatistics)
-    recent: RecentUse = field(default_factory=RecentUse)
 
     def enter(self, phase: Phase) -> None:
         """The only way to change phase."""

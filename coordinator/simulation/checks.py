@@ -152,7 +152,7 @@ class Checks:
             (client.client, seat.uuid)
             for client in snapshot.clients
             for seat in client.seats
-            if seat.memory.shut_out and seat.memory.lacking_bytes and seat.waiting_since_ns is not None
+            if seat.memory.shut_out and seat.memory.lacking_bytes and seat.turn.waiting_since_ns is not None
         }
         for gpu in snapshot.gpus:
             waiting = gpu.leases.waiting - sum(uuid == gpu.uuid for _, uuid in reported)

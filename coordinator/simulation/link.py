@@ -41,19 +41,27 @@ class Link:
 
 
 @dataclass(slots=True, eq=False)
+class JobMemory:
+    """Memory of one job."""
+
+    size_bytes: int
+    resident_bytes: int = 0
+    host_bytes: int = 0
+    host_ready_bytes: int = 0
+    """Allocated host memory."""
+
+
+@dataclass(slots=True, eq=False)
 class Job:
     """A program that computes whenever it holds the lease."""
 
     number: int
-    size_bytes: int
-    resident_bytes: int = 0
-    host_bytes: int = 0
+    memory: JobMemory
     connection: int = 0
     lease_id: int = 0
     open: bool = False
     alive: bool = True
     order: Move | None = None
-    held_ns: int = 0
     granted_at_ns: int = 0
     turns: int = 0
     asks: bool = True
@@ -61,8 +69,6 @@ class Job:
     left_ns: int | None = None
     """Remaining computation, as of the last grant; None: it never ends."""
     ended_ns: int = 0
-    host_ready_bytes: int = 0
-    """Allocated host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ class LinkWorld:
         """Time from a grant to the first work, in which the program wakes up."""
         self.now_ns = SECOND_NS
         self.most_resident_bytes = 0
-        self.jobs = [Job(number, size, asks=asks) for number, size in enumerate(sizes)]
+        self.jobs = [Job(number, JobMemory(size), asks=asks) for number, size in enumerate(sizes)]
         self.connections: dict[int, Job] = {}
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
@@ -154,17 +160,9 @@ class LinkWorld:
     def _start(self, holder: Job | None) -> Scheduler:
         self.scheduler = Scheduler(self.policies, self.settings)
         lease = max(job.lease_id for job in self.jobs)
-        self._give(
-            events.GpuAdded(
-                UUID,
-                "Simulated",
-                self.capacity_bytes,
-                self.capacity_bytes,
-                lease + 1,
-                None if holder is None else 100 + holder.number,
-                self.now_ns + 2 * SECOND_NS,
-            )
-        )
+        size, until_ns = self.capacity_bytes, self.now_ns + 2 * SECOND_NS
+        expected = None if holder is None else 100 + holder.number
+        self._give(events.GpuAdded(UUID, "Simulated", size, size, lease + 1, expected, until_ns))
         return self.scheduler
 
     def restart(self, away_ns: int = 5 * MILLISECOND_NS) -> None:
@@ -209,20 +207,23 @@ class LinkWorld:
         self._give(events.ClientRegistered(number, f"j{job.number}", "job", pid, 0, 0, messages.MemoryMode.SWAP, 0))
         lease = job.lease_id if job.open else 0
         self._give(
-            events.GpuAttached(number, 0, UUID, lease, job.asks and not job.open, job.size_bytes, job.resident_bytes)
+            events.GpuAttached(
+                number, 0, UUID, lease, job.asks and not job.open, job.memory.size_bytes, job.memory.resident_bytes
+            )
         )
         self._report(job)
 
     def _report(self, job: Job) -> None:
-        off = job.size_bytes - job.resident_bytes  # a hook also reports memory that was never resident
-        self._give(events.MemoryReported(job.connection, 0, job.size_bytes, job.resident_bytes, 0, off))
+        memory = job.memory
+        off = memory.size_bytes - memory.resident_bytes  # a hook also reports memory that was never resident
+        self._give(events.MemoryReported(job.connection, 0, memory.size_bytes, memory.resident_bytes, 0, off))
 
     def kill(self, job: Job) -> None:
         """Kills a job; the coordinator notices a millisecond later."""
         job.alive = False
         job.open = False
         job.order = None
-        job.resident_bytes = job.size_bytes = job.host_bytes = 0
+        job.memory.resident_bytes = job.memory.size_bytes = job.memory.host_bytes = 0
         number = job.connection
         self.after(MILLISECOND_NS, lambda: self._gone(number))
 
@@ -258,7 +259,6 @@ class LinkWorld:
         if not job.open or job.lease_id != lease_id:
             return
         job.open = False
-        job.held_ns += self.now_ns - job.granted_at_ns
         if job.left_ns is not None:
             job.left_ns -= max(0, self.now_ns - job.granted_at_ns - self.open_ns)
         opened_ns, drain_ns = job.granted_at_ns, self.drain_ns
@@ -293,33 +293,34 @@ class LinkWorld:
         self._step(job, transfer)
 
     def _step(self, job: Job, transfer: Move) -> None:
-        size = min(STEP_BYTES, transfer.credit - transfer.moved)
+        size, memory = min(STEP_BYTES, transfer.credit - transfer.moved), job.memory
         if size <= 0:
             transfer.waiting = True
             return
         self._flowing[transfer.evict] += 1
         opposite = self._flowing[not transfer.evict] > 0
         rate = (self.link.both_ways / 2 if opposite else self.link.one_way) / self._flowing[transfer.evict]
-        if transfer.evict and self.link.first_out is not None and job.host_bytes + size > job.host_ready_bytes:
+        if transfer.evict and self.link.first_out is not None and memory.host_bytes + size > memory.host_ready_bytes:
             rate = min(rate, self.link.first_out)
-        if not transfer.evict and self.link.fresh is not None and job.host_bytes == 0:
+        if not transfer.evict and self.link.fresh is not None and memory.host_bytes == 0:
             rate = self.link.fresh
         if not transfer.evict:  # mapped before the copy
-            job.resident_bytes += size
+            memory.resident_bytes += size
             self._check()
         self.after(int(size / rate), lambda: self._arrive(job, transfer, size))
 
     def _arrive(self, job: Job, transfer: Move, size: int) -> None:
+        memory = job.memory
         self._flowing[transfer.evict] -= 1
         if job.order is not transfer:  # the job or the coordinator was killed meanwhile: unmap
             if job.alive and not transfer.evict:
-                job.resident_bytes -= size
+                memory.resident_bytes -= size
             return
         transfer.moved += size
-        job.host_bytes += size if transfer.evict else -min(size, job.host_bytes)
-        job.host_ready_bytes = max(job.host_ready_bytes, job.host_bytes)
+        memory.host_bytes += size if transfer.evict else -min(size, memory.host_bytes)
+        memory.host_ready_bytes = max(memory.host_ready_bytes, memory.host_bytes)
         if transfer.evict:
-            job.resident_bytes -= size
+            memory.resident_bytes -= size
         finished = transfer.moved >= transfer.size
         if finished:
             job.order = None
@@ -330,7 +331,7 @@ class LinkWorld:
             self._step(job, transfer)
 
     def _check(self) -> None:
-        resident = sum(job.resident_bytes for job in self.jobs)
+        resident = sum(job.memory.resident_bytes for job in self.jobs)
         self.most_resident_bytes = max(self.most_resident_bytes, resident)
         assert resident <= self.capacity_bytes, f"invariant 4: {resident} on {self.capacity_bytes}"
 

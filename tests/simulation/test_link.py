@@ -136,7 +136,7 @@ def right(jobs: LinkWorld) -> bool:
     """The core's figures are the truth."""
     gpu = jobs.sight()
     real = [job for job in jobs.jobs if job.alive]
-    return gpu.memory.resident_bytes == sum(job.resident_bytes for job in real) and gpu.clients == len(real)
+    return gpu.memory.resident_bytes == sum(job.memory.resident_bytes for job in real) and gpu.clients == len(real)
 
 
 def moving(jobs: LinkWorld, *, evict: bool, exposed: bool) -> Callable[[], bool]:
@@ -200,4 +200,4 @@ def test_figures_are_right_100_ms_after_a_death() -> None:
     jobs.run(100 * MILLISECOND_NS)
     left = next(job for job in jobs.jobs if job is not dead)
     assert left.open, "it runs already, with all that it has"
-    assert left.resident_bytes == left.size_bytes == jobs.sight().memory.resident_bytes
+    assert left.memory.resident_bytes == left.memory.size_bytes == jobs.sight().memory.resident_bytes

@@ -36,6 +36,18 @@ class SeatMemorySnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class SeatTurnSnapshot:
+    """Turns of one client on one GPU."""
+
+    waiting_since_ns: int | None
+    demoted: bool
+    member: bool
+    """It is in the plan's running set."""
+    recent_share: float
+    """Part of the last minute, or since it attached, in which it had a lease."""
+
+
+@dataclass(frozen=True, slots=True)
 class SeatSnapshot:
     """One client on one GPU.  `statistics` and `moves` are counters."""
 
@@ -43,9 +55,8 @@ class SeatSnapshot:
     gpu: int
     phase: str
     lease_id: int
-    waiting_since_ns: int | None
     holding_since_ns: int | None
-    demoted: bool
+    turn: SeatTurnSnapshot
     moving: str | None
     """`out`, `in` or None."""
     memory: SeatMemorySnapshot
@@ -55,10 +66,6 @@ class SeatSnapshot:
     progress: Progress
     step_rate: float
     """Steps a second as the program counts them; 0: it does not."""
-    member: bool
-    """It is in the plan's running set."""
-    recent_share: float
-    """Part of the last minute, or since it attached, in which it had a lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +92,13 @@ def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
         gpu=seat.ordinal,
         phase=seat.phase.value,
         lease_id=seat.lease.lease_id,
-        waiting_since_ns=seat.place.waiting_since_ns,
         holding_since_ns=seat.lease.granted_at_ns,
-        demoted=seat.place.demoted,
+        turn=SeatTurnSnapshot(
+            waiting_since_ns=seat.place.waiting_since_ns,
+            demoted=seat.place.demoted,
+            member=seat.client.client_id in seat.gpu.schedule.members,
+            recent_share=seat.place.recent.share(now_ns, seat.held_ns(now_ns), seat.place.attached_at_ns),
+        ),
         moving=None if order is None else "out" if order.evict else "in",
         memory=SeatMemorySnapshot(
             limit_bytes=memory.limit_bytes,
@@ -107,8 +118,6 @@ def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
         moves=replace(seat.moves.statistics),
         progress=seat.progress.view(),
         step_rate=seat.progress.step_rate,
-        member=seat.client.client_id in seat.gpu.schedule.members,
-        recent_share=seat.recent.share(now_ns, seat.held_ns(now_ns), seat.place.attached_at_ns),
     )
 
 

@@ -145,9 +145,9 @@ def take_gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
             resident_bytes=memory.resident_bytes,
             pinned_bytes=sum(seat.memory.pinned_bytes for seat in seats),
             host_bytes=memory.host_bytes,
-            overflow_bytes=memory.overflow_bytes,
+            overflow_bytes=memory.overflow.bytes,
             moving=len(memory.moving),
         ),
-        statistics=replace(gpu.statistics, held_ns=gpu.statistics.held_ns + running_ns),
+        statistics=replace(gpu.leases.statistics, held_ns=gpu.leases.statistics.held_ns + running_ns),
         moves=replace(memory.statistics),
     )

@@ -269,7 +269,7 @@ def _sum(clients: list[ClientSnapshot], past: Figures | None = None) -> Figures:
     seats = [seat for client in clients for seat in client.seats]
     return Figures(
         clients=len(clients),
-        waiting=sum(seat.waiting_since_ns is not None for seat in seats),
+        waiting=sum(seat.turn.waiting_since_ns is not None for seat in seats),
         allocated_bytes=sum(seat.memory.allocated_bytes for seat in seats),
         resident_bytes=sum(seat.memory.resident_bytes for seat in seats),
         pinned_bytes=sum(seat.memory.pinned_bytes for seat in seats),

@@ -111,7 +111,7 @@ class Process:
         if isinstance(message, messages.GpuSettings):
             side.settings = message
         elif isinstance(message, messages.Allot):
-            side.reports = message.report
+            side.counts.wanted = message.report
         elif isinstance(message, messages.Grant):
             self._granted(side, message)
         elif isinstance(message, messages.Waiters) and message.lease_id == side.lease.number:
@@ -161,16 +161,17 @@ class Process:
 
     def _report_progress(self, side: Side) -> None:
         """Work that was done since the last report at a rate that varies, with the GPU busy for part of the time."""
-        if not side.reports:
+        counts = side.counts
+        if not counts.wanted:
             return
         chance, now_ns = self.world.chance, self.world.now_ns
-        elapsed_ns = now_ns - side.reported_at_ns
-        side.work += elapsed_ns * chance.randint(1, 4) // MILLISECOND_NS
-        side.watched_ns += elapsed_ns
-        side.reported_at_ns = now_ns
-        busy_ns = side.watched_ns * (1 + self.number % 10) // 10
-        lease_id = side.lease.number
-        self.tell(messages.Progress(side.ordinal, lease_id, now_ns, side.work, busy_ns, side.watched_ns, side.work))
+        elapsed_ns = now_ns - counts.at_ns
+        counts.work += elapsed_ns * chance.randint(1, 4) // MILLISECOND_NS
+        counts.watched_ns += elapsed_ns
+        counts.at_ns = now_ns
+        busy_ns = counts.watched_ns * (1 + self.number % 10) // 10
+        report = (side.ordinal, side.lease.number, now_ns, counts.work, busy_ns, counts.watched_ns)
+        self.tell(messages.Progress(*report, steps=counts.work))
 
     def _done(self, side: Side) -> None:
         if self.world.now_ns < side.busy_until_ns or not self.alive:

@@ -56,6 +56,16 @@ class SideMemory:
 
 
 @dataclass(slots=True, eq=False)
+class Counts:
+    """The last report of work, and when it was sent."""
+
+    wanted: bool = False
+    at_ns: int = 0
+    work: int = 0
+    watched_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Side:
     """One process on one GPU.  `open` and `closing` are the gate's states."""
 
@@ -71,8 +81,4 @@ class Side:
     """Other clients may be granted beside this one."""
     busy_until_ns: int = 0
     settings: messages.GpuSettings | None = None
-    reports: bool = False
-    """The coordinator wants counts of work; the next three are what the last one said, and when."""
-    reported_at_ns: int = 0
-    work: int = 0
-    watched_ns: int = 0
+    counts: Counts = field(default_factory=Counts)

@@ -264,9 +264,9 @@ def test_demotion_lasts_until_a_release_in_time() -> None:
     assert b.granted() is not None
     b.release()
     assert a.granted() is not None, "nobody else waits"
-    assert a.seat().demoted
+    assert a.seat().turn.demoted
     a.release(idle=True)
-    assert not a.seat().demoted
+    assert not a.seat().turn.demoted
 
 
 def test_the_action_kill_names_the_process() -> None:
@@ -379,13 +379,13 @@ def test_the_last_minute_is_shared_as_it_was() -> None:
         for holder in (a, b):
             harness.milliseconds(QUANTUM_MS)
             holder.release(wanted=True)
-    assert [each.seat().recent_share for each in (a, b)] == [pytest.approx(0.5, abs=0.02)] * 2
+    assert [each.seat().turn.recent_share for each in (a, b)] == [pytest.approx(0.5, abs=0.02)] * 2
     b.die()
     harness.milliseconds(30_000)
-    assert a.seat().recent_share == pytest.approx(0.75, abs=0.05)
+    assert a.seat().turn.recent_share == pytest.approx(0.75, abs=0.05)
     harness.milliseconds(60_000)
-    assert a.seat().recent_share == 1.0
-    assert harness.client().seat().recent_share == 0.0
+    assert a.seat().turn.recent_share == 1.0
+    assert harness.client().seat().turn.recent_share == 0.0
 
 
 def test_the_queue_is_shown_in_the_order_of_turns() -> None:
