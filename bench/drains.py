@@ -22,14 +22,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
+from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import (
     PROGRAMS,
     BenchError,
     Fixture,
     compile_program,
     fixture,
-    machine,
     percentile,
     spread,
 )
@@ -140,7 +139,6 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         program, replay = (compile_program(PROGRAMS / name, Path(place)) for name in ("saturate.c", "replay.c"))
         return {
             "simulated": simulate is not None,
-            "machine": machine(),
             "drain_ms": drains(simulate, lambda stand: saturate(stand, program, options)),
             "graph_drain_ms": drains(simulate, lambda stand: replay_together(stand, replay, options.seconds)),
             **pacing(simulate, replay, options),
@@ -157,10 +155,13 @@ def _show(result: dict[str, Any]) -> None:
 def main() -> int:
     """Command line."""
     parser = parser_for("drains", "Drains of deep queues")
-    parser.add_argument("--seconds", type=float, default=4.0, help="each run of a saturating program (default 4)")
-    parser.add_argument("--repetitions", type=int, default=5, help="of the comparison of throughput (default 5)")
-    parser.add_argument("--kernel-us", type=float, default=5.0, help="length of one kernel (default 5)")
-    parser.add_argument("--depth", type=int, default=5000, help="kernels in flight at most (default 5000)")
+    add_figures(
+        parser,
+        seconds=(4.0, "each run of a saturating program"),
+        repetitions=(5, "of the comparison of throughput"),
+        kernel_us=(5.0, "length of one kernel"),
+        depth=(5000, "kernels in flight at most"),
+    )
     return run_benchmark(parser, _measure, _show)
 
 

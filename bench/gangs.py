@@ -29,8 +29,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nvshare.bench.harness.command import parser_for, run_benchmark
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, spread
+from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, spread
 from nvshare.bench.harness.progress import track
 from nvshare.bench.harness.worker_group import Member
 from nvshare.bench.workloads.gang import FILE_BYTES, RANKS
@@ -210,7 +210,6 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         "quantum": options.quantum,
         "seconds": options.seconds,
         "simulated": simulate is not None,
-        "machine": machine(),
     }
 
 
@@ -231,9 +230,12 @@ def main() -> int:
         "--simulate", nargs="?", const=SIMULATED, metavar="GPUSxCAPACITY",
         help=f"on simulated GPUs although there are cards ({SIMULATED})",
     )  # fmt: skip
-    parser.add_argument("--seconds", type=float, default=4.0, help="how long each case is measured (default 4)")
-    parser.add_argument("--repetitions", type=int, default=2, help="of apart and gang (default 2)")
-    parser.add_argument("--quantum", default="100ms", help="default 100ms")
+    add_figures(
+        parser,
+        seconds=(4.0, "how long each case is measured"),
+        repetitions=(2, "of apart and gang"),
+        quantum=("100ms", "length of a turn"),
+    )
     parser.add_argument("--exchange", choices=("nccl", "host"), help="default nccl where PyTorch and real GPUs are")
     return run_benchmark(parser, _measure, _show)
 

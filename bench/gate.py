@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
+from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import (
     PROGRAMS,
     BenchError,
     Fixture,
     compile_program,
     fixture,
-    machine,
     spread,
 )
 from nvshare.bench.harness.progress import track
@@ -140,7 +139,6 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         "added_instructions": round(counted[1] - counted[0], 2) if counted else None,
         "simulated": simulate is not None,
         "details": {"gate": gate, "ungated_control": control, "empty_kernel": launch, "instructions_by": by},
-        "machine": machine(),
     }
 
 
@@ -155,9 +153,12 @@ def _show(result: dict[str, Any]) -> None:
 def main() -> int:
     """Command line."""
     parser = parser_for("gate", "Cost of a call through the open gate")
-    parser.add_argument("--pairs", type=int, default=7, help="runs without and with the hook, in turns (default 7)")
-    parser.add_argument("--calls", type=int, default=20000, help="calls in a round (default 20000)")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds in a run; the quietest counts (default 20)")
+    add_figures(
+        parser,
+        pairs=(7, "runs without and with the hook, in turns"),
+        calls=(20000, "calls in a round"),
+        rounds=(20, "rounds in a run; the quietest counts"),
+    )
     return run_benchmark(parser, _measure, _show)
 
 

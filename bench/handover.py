@@ -25,14 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
+from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import (
     PROGRAMS,
     BenchError,
     Fixture,
     compile_program,
     fixture,
-    machine,
     percentile,
 )
 
@@ -156,7 +155,6 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
             "kernel_us": options.kernel_us,
             "depth": options.depth,
         },
-        "machine": machine(),
     }
 
 
@@ -169,11 +167,14 @@ def _show(result: dict[str, Any]) -> None:
 def main() -> int:
     """Command line."""
     parser = parser_for("handover", "Time from revoke to the next call")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long the programs run (default 10)")
-    parser.add_argument("--programs", type=int, default=2, help="how many take turns (default 2)")
-    parser.add_argument("--quantum", default="20ms", help="default 20ms")
-    parser.add_argument("--kernel-us", type=int, default=200, help="length of one kernel (default 200)")
-    parser.add_argument("--depth", type=int, default=4, help="kernels in flight (default 4)")
+    add_figures(
+        parser,
+        seconds=(10.0, "how long the programs run"),
+        programs=(2, "how many take turns"),
+        quantum=("20ms", "length of a turn"),
+        kernel_us=(200, "length of one kernel"),
+        depth=(4, "kernels in flight"),
+    )
     return run_benchmark(parser, _measure, _show)
 
 

@@ -37,8 +37,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.command import parser_for, run_benchmark
-from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine, spread
+from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark
+from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, spread
 from nvshare.bench.harness.progress import track
 from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
 
@@ -304,7 +304,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         plain = crowd(program, stand.environment(), options.processes, options.limit)
         result["crowd"] = crowd(program, hooked_environment(stand), options.processes, options.limit)
         result["crowd"]["without_the_hook"] = plain
-    result |= {"added_ms": result["idle"]["c"]["added_ms"], "simulated": True, "machine": machine()}
+    result |= {"added_ms": result["idle"]["c"]["added_ms"], "simulated": True}
     return result | {name: result["crowd"][name] for name in ("processes", "all_ready_s")}
 
 
@@ -318,10 +318,13 @@ def _show(result: dict[str, Any]) -> None:
 def main() -> int:
     """Command line."""
     parser = parser_for("startup", "What the hook costs at start-up", simulate=False)
-    parser.add_argument("--runs", type=int, default=200, help="pairs of starts of the C program (default 200)")
-    parser.add_argument("--forks", type=int, default=10, help="pairs of processes that fork (default 10)")
-    parser.add_argument("--processes", type=int, default=200, help="that begin at once (default 200)")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds that they may take (default 90)")
+    add_figures(
+        parser,
+        runs=(200, "pairs of starts of the C program"),
+        forks=(10, "pairs of processes that fork"),
+        processes=(200, "that begin at once"),
+        limit=(90.0, "seconds that they may take"),
+    )
     return run_benchmark(parser, _measure, _show)
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from nvshare.bench.harness.fixture import BenchError
+from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.harness.progress import showing
 from nvshare.coordinator.cli.trace import plot
 from nvshare.coordinator.system.devices import real_card
@@ -25,6 +25,18 @@ def parser_for(name: str, description: str, *, simulate: bool = True) -> argpars
     if simulate:
         parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     return parser
+
+
+def add_figures(parser: argparse.ArgumentParser, **options: tuple[float | str, str]) -> None:
+    """Adds options of the form name=(default, help); the default gives the type."""
+    for name, (default, text) in options.items():
+        flag, shown = f"--{name.replace('_', '-')}", default if isinstance(default, str) else f"{default:g}"
+        parser.add_argument(flag, type=type(default), default=default, help=f"{text} (default {shown})")
+
+
+def names_of(text: str) -> list[str]:
+    """The value of an option such as `--ways native,auto`; empty for all."""
+    return [word for word in text.split(",") if word and word != "all"]
 
 
 def simulated(options: argparse.Namespace, gpus: str) -> str | None:
@@ -44,7 +56,7 @@ def run_benchmark(
     show: Callable[[dict[str, Any]], None],
     fault: Callable[[dict[str, Any]], str] = lambda result: "",
 ) -> int:
-    """Measures, then prints JSON or shows text.  Returns the exit code.
+    """Measures, adds the machine, then prints JSON or shows text.  Returns the exit code.
 
     It is 1 if nothing could be measured, or if `fault` says what is wrong with the result.
     """
@@ -53,6 +65,7 @@ def run_benchmark(
     try:
         with showing(name.rpartition(".")[2]):
             result = measure(options)
+            result.setdefault("machine", machine())
     except (BenchError, subprocess.TimeoutExpired) as error:
         sys.stderr.write(f"{name}: {error}\n")
         return 1

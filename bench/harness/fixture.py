@@ -183,12 +183,10 @@ def fixture(
     *,
     simulate: str | None,
     quantum: str = "100ms",
-    sharing: str = "exclusive",
-    policy: str = "round_robin",
     more: Sequence[str] = (),
 ) -> Iterator[Fixture]:
     """A coordinator for the length of the block; `more` are options of its own."""
-    options = ["--quantum", quantum, "--sharing", sharing, "--policy", policy, *more]
+    options = ["--quantum", quantum, "--sharing", "exclusive", "--policy", "round_robin", *more]
     with uncoordinated(simulate=simulate) as stand, coordinator(stand, options):
         yield stand
 

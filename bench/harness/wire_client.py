@@ -25,11 +25,11 @@ def ready(identity: bytes = b"", kind: bytes = b"DEALER") -> bytes:
     return b"\x04" + bytes([len(body)]) + body
 
 
-def frame(content: bytes, *, more: bool = False) -> bytes:
-    """One frame of a message; `more`: others of the same message follow."""
+def frame(content: bytes) -> bytes:
+    """A message of one frame."""
     if len(content) <= _SHORT_FRAME:
-        return bytes([int(more), len(content)]) + content
-    return bytes([2 | int(more)]) + len(content).to_bytes(8, "big") + content
+        return bytes([0, len(content)]) + content
+    return b"\x02" + len(content).to_bytes(8, "big") + content
 
 
 def _entry(name: bytes, value: bytes) -> bytes:

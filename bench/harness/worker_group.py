@@ -272,14 +272,13 @@ def slowdown(
     *,
     seconds: float,
     core: int | None = None,
-    chunk_s: float = 0.01,
     timeout_s: float = 60.0,
 ) -> dict[str, Any]:
     """The same number of steps without the hook and under it, in many short turns on one processor: see figures().
 
     `seconds`: of measuring, all turns together.  As many of the one as of the other.
     """
-    steps = steps_for(plain[0], name, chunk_s, timeout_s)
+    steps = steps_for(plain[0], name, 0.01, timeout_s)
     turns = [member for pair in zip(plain, hooked, strict=True) for member in pair]
     taken: dict[str, list[float]] = {member.name: [] for member in turns}
     with pinned(turns, core):

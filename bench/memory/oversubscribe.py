@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvshare.bench.harness.command import parser_for, run_benchmark, show_each
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture
 from nvshare.coordinator.system.devices import real_card
 
 MIB = 1 << 20
@@ -221,7 +221,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     scene = Scene(card, capacity, options.scale or (0.1 if simulate else 1.0))
     cases = {"two_of_60": two_of_60, "three_of_45": three_of_45, "training": training, "notebooks": notebooks}
     found = {name: cases[name](scene) for name in options.case or CASES}
-    return {**found, "capacity_gib": capacity / (1 << 30), "simulated": simulate, "machine": machine()}
+    return {**found, "capacity_gib": capacity / (1 << 30), "simulated": simulate}
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.command import parser_for, run_benchmark
-from nvshare.bench.harness.fixture import BenchError, machine
+from nvshare.bench.harness.fixture import BenchError
 from nvshare.bench.harness.progress import track
 from nvshare.bench.memory.scripted import GIB, MIB, Coordinator, Program, scene, started
 from nvshare.coordinator.protocol import messages
@@ -163,7 +163,6 @@ def run(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
         "simulated": simulate,
         "capacity_gib": options.capacity_gib,
         "moved_gib": options.gib,
-        "machine": machine(),
     }
 
 
@@ -175,7 +174,7 @@ def run_checked(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
         coordinator = stack.enter_context(Coordinator(path, 256 * MIB))
         program = stack.enter_context(started(hooked))
         told = checked(coordinator, program, options.checked, seed)
-    return {**told, "simulated": simulate, "machine": machine()}
+    return {**told, "simulated": simulate}
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness import progress
-from nvshare.bench.harness.command import check_plots, parser_for, run_benchmark, simulated
+from nvshare.bench.harness.command import check_plots, names_of, parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.pairs.figures import geometric_means
 from nvshare.bench.pairs.measure import measure_all
@@ -129,15 +129,11 @@ def _line(case: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
 def main() -> int:
     """Command line."""
     parser = parser_for("pairs", "What programs that share a card keep of their speed alone, by ways of sharing")
-    parser.add_argument("--pairs", type=_words, default=[], metavar="NAMES", help="such as train+decode,cnn+cnn")
-    parser.add_argument("--ways", type=_words, default=[], metavar="NAMES", help=f"of {','.join(WAYS)} (all)")
+    parser.add_argument("--pairs", type=names_of, default=[], metavar="NAMES", help="such as train+decode,cnn+cnn")
+    parser.add_argument("--ways", type=names_of, default=[], metavar="NAMES", help=f"of {','.join(WAYS)} (all)")
     parser.add_argument("--scenario", choices=tuple(SCENARIOS), help="a question about classes or shares instead")
     parser.add_argument("--seconds", type=float, help=f"length of a window (default {SECONDS}; scenarios longer)")
     parser.add_argument("--settle", type=float, help=f"before the window, where a policy learns (default {SETTLE_S})")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.command import check_plots, parser_for, run_benchmark
+from nvshare.bench.harness.command import check_plots, names_of, parser_for, run_benchmark
 from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.harness.progress import step
 from nvshare.bench.simulate.figures import figures
@@ -99,14 +99,10 @@ def _show(result: dict[str, Any]) -> None:
             print(f"{'':15}on {of['replaced']} GPUs the core has replaced the policy: it let a job starve")
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word and word != "all"]
-
-
 def main() -> int:
     """Command line."""
     parser = parser_for("simulate", "Jobs of a day under each policy, in virtual time", simulate=False)
-    parser.add_argument("--policies", type=_words, default=[], metavar="NAMES", help="such as auto,round_robin (all)")
+    parser.add_argument("--policies", type=names_of, default=[], metavar="NAMES", help="such as auto,round_robin (all)")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--jobs", type=int, help="of the mix (1000), or the first ones of the trace (all)")
     parser.add_argument("--hours", type=float, default=24.0, help="in which the jobs of the mix arrive")

@@ -216,12 +216,12 @@ class Program:
         self._cuda("cuLaunchKernel", self._kernel, 1, 1, 1, 1, 1, 1, 0, stream, self._parameters, None)
         self.launches += 1
 
-    def clock_offset_ns(self, tries: int = 16) -> int | None:
+    def clock_offset_ns(self) -> int | None:
         """CLOCK_MONOTONIC less %globaltimer, to about 20 us: from the kernel whose launch and end, as the host saw
         them, lie closest together.  None where kernels write no log.  Takes log slots."""
         best: tuple[int, int] | None = None
         stream = self._streams[0]
-        for _ in range(tries):
+        for _ in range(16):
             slot = self.launches % LOG_SLOTS
             before_ns = time.monotonic_ns()
             self._launch(stream)

@@ -187,9 +187,9 @@ class Coordinator:
             served = MetricsServer(
                 address,
                 port,
-                metrics.Collector(lambda: self.server.run_on_loop(picture, 2.0)),
+                metrics.Collector(lambda: self.server.run_on_loop(picture)),
                 Access(self.settings.metrics_token_file, self.settings.metrics_tls_dir),
-                lambda: self.server.run_on_loop(lambda: True, 2.0),
+                lambda: self.server.run_on_loop(lambda: True),
             )
         except AccessError as error:
             raise StartError(f"metrics_token_file, metrics_tls_dir: {error}") from None

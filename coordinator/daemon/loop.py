@@ -42,6 +42,7 @@ HOLDER_CHECKS: Final = 10
 MIN_CHECK_PERIOD_NS: Final = 1_000_000
 MOST_ENDING: Final = 256
 """Processes whose end is watched at a time."""
+ANSWER_TIMEOUT_S: Final = 2.0
 
 T = TypeVar("T")
 
@@ -199,7 +200,7 @@ class Server:
         self._tasks.append(work)
         self._wake()
 
-    def run_on_loop(self, work: Callable[[], T], timeout_s: float) -> T:
+    def run_on_loop(self, work: Callable[[], T]) -> T:
         """Runs `work` between two turns and returns its result.  Raises TimeoutError and the exceptions of `work`."""
         outcome: Future[T] = Future()
 
@@ -210,7 +211,7 @@ class Server:
                 outcome.set_exception(error)
 
         self.post(attempt)
-        return outcome.result(timeout_s)
+        return outcome.result(ANSWER_TIMEOUT_S)
 
     def _stop_by_signal(self, number: int, _frame: object) -> None:
         self.ended_by = number

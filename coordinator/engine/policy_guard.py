@@ -21,7 +21,6 @@ SOONEST_NS: Final = 1_000_000
 """A policy is asked again after this time at the earliest."""
 LATEST_NS: Final = 3_600 * 1_000_000_000
 """And after this time at the latest, if it names a time: timers of the operating system have a bound."""
-LONGEST_WHY: Final = 400
 
 PolicyFactory = Callable[[str, str], Policy]
 """(name, uuid) -> a new policy for that GPU; raises for a name that it does not know."""

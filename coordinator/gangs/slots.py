@@ -63,12 +63,6 @@ def remove_member(node: Node, seat: Seat) -> None:
         del node.gangs[gang.name]
 
 
-def has_mates(node: Node, seat: Seat) -> bool:
-    """Its gang has members on other GPUs."""
-    gang = node.gangs.get(seat.client.gang)
-    return gang is not None and any(mate.gpu is not seat.gpu for mate in gang.seats)
-
-
 # --- the plan of one GPU ------------------------------------------------------------------------------------------
 
 

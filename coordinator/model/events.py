@@ -352,6 +352,3 @@ Event = (
     | Paused
     | Resumed
 )
-
-GpuSetting = QuantumSet | PolicySet | SharingSet | SwitchShareSet
-"""For one GPU (`uuid`) or all."""

@@ -57,7 +57,6 @@ class Bounds:
         self.checks_work = has_no_obstacles(world)
         self.checks_waits = self.checks_work and not world.plan.gangs and _has_long_turns(world)
         self.sent = 0
-        self.timers = 0
         self.most_timers = 0
         """Most timers in one window, beyond one for each other event."""
         self.most_sent = 0
@@ -105,7 +104,6 @@ class Bounds:
         now_ns, fired = self._world.now_ns, type(event) is events.TimerFired
         if now_ns >= self._window_ends_ns:
             self._window_ends_ns, self._window_timers, self._window_turns = now_ns + WINDOW_NS, 0, 0
-        self.timers += fired
         self._window_timers = max(0, self._window_timers + (1 if fired else -1))
         self.most_timers = max(self.most_timers, self._window_timers)
         gpus = self._node.gpus.values()

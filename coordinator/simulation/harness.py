@@ -98,13 +98,13 @@ class ScriptedClient:
             events.Released(self.client, gpu, lease, idle, drained, wanted, drain_ns, opened_at_ns, submissions=1)
         )
 
-    def report(self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0, gpu: int = 0) -> None:
+    def report(self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0) -> None:
         """Reports memory."""
-        self.harness.handle(events.MemoryReported(self.client, gpu, allocated, resident, pinned, host))
+        self.harness.handle(events.MemoryReported(self.client, 0, allocated, resident, pinned, host))
 
-    def reserve(self, total: int, *, gpu: int = 0, sequence: int = 1) -> int:
+    def reserve(self, total: int, *, sequence: int = 1) -> int:
         """Asks for room and returns the resulting reservation."""
-        self.harness.handle(events.ReservationAsked(self.client, gpu, sequence, total))
+        self.harness.handle(events.ReservationAsked(self.client, 0, sequence, total))
         (answer,) = self.take(messages.MemoryReserved)
         assert answer.sequence == sequence
         return answer.bytes
@@ -215,10 +215,10 @@ class Harness:
         """Whether a log line contains `part`."""
         return any(isinstance(c, commands.Log) and part in c.text for c in self.commands)
 
-    def until(self, condition: Callable[[], bool], *, step_ns: int = MILLISECOND_NS, steps: int = 100_000) -> None:
-        """Lets time pass until the condition holds; fails after `steps`."""
-        for _ in range(steps):
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Lets time pass until the condition holds; fails after 100 s."""
+        for _ in range(100_000):
             if condition():
                 return
-            self.advance(step_ns)
+            self.advance(MILLISECOND_NS)
         raise AssertionError("the condition did not become true")

@@ -146,9 +146,9 @@ class LinkWorld:
             action()
         self.now_ns = end_ns
 
-    def until(self, condition: Callable[[], bool], *, within_ns: int = 60 * SECOND_NS) -> None:
-        """Lets time pass event by event until the condition holds; asserts that it does in time."""
-        end_ns = self.now_ns + within_ns
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Lets time pass event by event until the condition holds; asserts that it does within a minute."""
+        end_ns = self.now_ns + 60 * SECOND_NS
         while not condition():
             assert self._queue, "the event queue is empty"
             assert self._queue[0][0] <= end_ns, "the condition did not become true in time"

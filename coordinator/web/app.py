@@ -74,9 +74,9 @@ def _host_name(headers: Headers) -> str:
     return name if colon and port.isdecimal() else hosts[0] if len(hosts) == 1 else ""
 
 
-def make_app(reader: Reader, token: str | None, live: Live | None = None) -> Guard:
+def make_app(reader: Reader, token: str | None) -> Guard:
     """The page.  `token` None: it only shows."""
-    shown = live or Live(reader)
+    shown = Live(reader)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

@@ -47,7 +47,6 @@ class ControlDaemon:
         self._environ = environ
         self._real_cards = real_cards
         self._user = os.geteuid()
-        self._process_id = 0
         self._servers: set[tuple[int, int | None]] = set()
         """Process id and start time of each server, also of a daemon that died."""
 
@@ -117,7 +116,7 @@ class ControlDaemon:
         """The daemon is no longer this coordinator's concern, or has ended."""
         if self.pidfd is not None:
             os.close(self.pidfd)
-        self.pidfd, self._process_id = None, 0
+        self.pidfd = None
 
     # --- process ------------------------------------------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ class ControlDaemon:
         if not fits:
             os.close(pidfd)
             return False
-        self.pidfd, self._process_id, self._user = pidfd, process_id, user
+        self.pidfd, self._user = pidfd, user
         return True
 
     def _until_open(self, deadline: float) -> None:
