@@ -120,7 +120,7 @@ class Chaos:
         self.node.coordinator.send_signal(signal.SIGCONT)
 
     def files_cannot_grow(self) -> None:
-        """As on a full disk."""
+        """Limits the size of files, as a full disk does."""
         self.done["files_that_cannot_grow"] += 1
         self.node.limit_coordinator(resource.RLIMIT_FSIZE, 0)
         pause(self.chance.uniform(0.1, 1.0))

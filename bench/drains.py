@@ -37,7 +37,7 @@ from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, ste
 
 READY_TIMEOUT_S = 60.0
 KERNELS = 20
-"""Of a step of replay.c."""
+"""Kernels in a step of replay.c."""
 QUANTUM = "20ms"
 """Under which drains are watched."""
 
@@ -88,7 +88,7 @@ def drains(simulate: str | None, work: Callable[[Fixture], object]) -> dict[str,
 
 
 def together_ns(group: Sequence[Member], line: str, timeout_s: float) -> int:
-    """Until all have done what they are told at once."""
+    """Time until all programs have done a command that they get at once."""
     began = time.monotonic_ns()
     for member in group:
         member.tell(line)
@@ -109,7 +109,7 @@ def replay_together(stand: Fixture, program: Path, seconds: float) -> None:
 
 
 def pacing(simulate: str | None, program: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """What two lose together against one after the other."""
+    """Throughput that two programs lose together against one after the other."""
     command = [str(program), str(round(options.kernel_us * 1000))]
     timeout_s = 10 * options.seconds + READY_TIMEOUT_S
     alone, together = [], []

@@ -1,4 +1,4 @@
-"""What a gang gives and costs: `python -m nvshare.bench.gangs --json`.
+"""Gain and cost of a gang: `python -m nvshare.bench.gangs --json`.
 
 Two ranks of one job, each on a GPU, exchange something after each step: over NCCL where PyTorch is and the GPUs are
 real, else a token through memory that both have mapped (`--exchange host`).  On each GPU a rival wants all of the time.
@@ -41,7 +41,7 @@ SIMULATED: Final = "2x8GiB"
 READY_S: Final = 90.0
 """Importing PyTorch six times, six contexts and two communicators."""
 ANSWER_S: Final = 90.0
-"""How much longer than its time a run may take: ranks that are apart wait for each other's turns."""
+"""Time that a run may take beyond its length: ranks that are apart wait for each other's turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def start(stand: Fixture, exchange: str, stack: ExitStack) -> WorkerGroup:
 
 
 def shares(stand: Fixture) -> Shares:
-    """As the coordinator counts."""
+    """Shares of time as the coordinator counts them."""
     status = stand.control("status")
     of_process: dict[int, dict[str, int]] = {}
     of_gpu = {gpu["uuid"]: 0 for gpu in status["gpus"]}
@@ -111,7 +111,7 @@ def shares(stand: Fixture) -> Shares:
 
 
 def measure(stand: Fixture, ranks: Sequence[Member], rivals: Sequence[Member], seconds: float) -> dict[str, Any]:
-    """These programs at the same time."""
+    """Measures these programs at the same time."""
     before = shares(stand)
     for each in (*ranks, *rivals):
         each.tell(f"run {seconds}")

@@ -1,4 +1,4 @@
-"""What the gate adds to a call while the lease is held: `python -m nvshare.bench.gate --json`.
+"""Cost of the gate for a call while the lease is held: `python -m nvshare.bench.gate --json`.
 
 A small C loop (gate_loop.c) calls a cheap gated function through the pointer that the driver's lookup gives, without
 the hook and under it in turns; see bench/README.md for why this call and how the figures are made.

@@ -1,4 +1,4 @@
-"""How long a GPU changes hands: `python -m nvshare.bench.handover --json`.
+"""Duration of a hand-over of the GPU: `python -m nvshare.bench.handover --json`.
 
 Programs that saturate the GPU (saturate.c) under a small quantum.  One sample is the time from the coordinator's
 `revoked` event to the moment when the next holder's first call has come back from the driver (the program's own stamp),

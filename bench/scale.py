@@ -1,4 +1,4 @@
-"""How many hand-overs a second one coordinator makes, and in how much memory: `python -m nvshare.bench.scale --json`.
+"""Hand-overs a second of one coordinator, and its memory: `python -m nvshare.bench.scale --json`.
 
 A real coordinator process (its loop, ZeroMQ sockets, scheduler, journal) with made-up GPUs, and scripted clients in
 another process, spread evenly over the GPUs, which always want the lease.  A client that is granted the lease gives it
@@ -42,12 +42,12 @@ GIB = 1 << 30
 
 
 def uuid_of(gpu: int) -> str:
-    """Of a made-up GPU."""
+    """UUID of a made-up GPU."""
     return f"GPU-5ca1ab1e-0000-0000-0000-{gpu:012d}"
 
 
 def run_coordinator(directory: Path, gpus: int, ready_fd: int) -> None:
-    """In the child: a coordinator as it is, but for where its GPUs come from."""
+    """Runs the coordinator in the child, with made-up GPUs."""
     from nvshare.coordinator.daemon import main as daemon
     from nvshare.coordinator.system.devices import Device
 
@@ -58,7 +58,7 @@ def run_coordinator(directory: Path, gpus: int, ready_fd: int) -> None:
 
 
 def run_clients(socket_path: Path, clients: int, gpus: int, ready_fd: int) -> None:
-    """In the child: all clients on one epoll, until killed."""
+    """Runs all clients on one epoll in the child, until killed."""
     poller = select.epoll()
     links: dict[int, Link] = {}
     for number in range(clients):

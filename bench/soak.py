@@ -45,7 +45,7 @@ class _Chance(random.Random):
 
 
 def draw_plan(chance: _Chance, *, peaceful: bool) -> Plan:
-    """Which troubles meet, and how bad they are.  Peaceful: nothing but the coordinator can keep a process from
+    """Draws the troubles of a world.  Peaceful: nothing but the coordinator can keep a process from
     working."""
     some = chance.some
     memory_bytes = some(0.7, 300, 600, 900, 1500)
@@ -115,7 +115,7 @@ def draw(seed: int) -> World:
 
 
 def kinds(world: World) -> list[str]:
-    """What the world is counted under."""
+    """The category of a world in the summary."""
     plan = world.plan
     troubles = {
         "memory": plan.memory_bytes, "hostile": plan.hostiles, "restarts": plan.crash_every_ns,
@@ -129,7 +129,7 @@ def kinds(world: World) -> list[str]:
 
 @dataclass(slots=True)
 class Report:
-    """What many worlds were like."""
+    """Summary of many worlds."""
 
     worlds: int = 0
     events: int = 0
@@ -166,7 +166,7 @@ class Report:
             self.worst[name] = max(self.worst.get(name, (0.0, 0)), found)
 
     def plain(self, seconds: float) -> dict[str, Any]:
-        """As JSON has it."""
+        """The report as values for JSON."""
         return {
             "worlds": self.worlds,
             "events": self.events,
@@ -184,7 +184,7 @@ def _new_seeds() -> Iterator[int]:
 
 
 def _work(ends_at: float) -> Report:
-    """In a child: worlds with new seeds until then."""
+    """Runs worlds with new seeds in a child until `ends_at`."""
     logging.disable(logging.CRITICAL)
     gc.set_threshold(50_000)  # a world makes much garbage, little of it in cycles
     report = Report()

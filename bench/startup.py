@@ -1,4 +1,4 @@
-"""What the hook costs a program before it computes: `python -m nvshare.bench.startup --json`.
+"""Cost of the hook before a program computes: `python -m nvshare.bench.startup --json`.
 
 1. `idle`: programs that never use CUDA (a C program that returns at once, `python -c pass`), started with and without
    the hook in turns; `added_ms` is the median of the paired differences.  And that such a process has no thread and no
@@ -75,7 +75,7 @@ FIRST_USE = {
     "cupy": ("cupy.cuda.runtime.getDeviceCount()", "cupy.zeros(1).get()"),
     "jax": ("jax.devices()", "jax.numpy.zeros(1).block_until_ready()"),
 }
-"""What makes a framework look for GPUs, and what gives a first result."""
+"""Code that makes a framework look for GPUs, and code that gives a first result."""
 
 STAGES = (
     "to the import's end", "from there until it knows its GPUs", "from there to the first result",
@@ -85,11 +85,11 @@ PAIRS_MIN = 6
 """The fewest whose extremes enclose the median with a probability of 95 %."""
 
 Stages = list[tuple[float, float]]
-"""Of one start: milliseconds of the clock and of processors in each of STAGES, and in all of them."""
+"""Milliseconds of the clock and of processors of one start, in each of STAGES and in all of them."""
 
 
 def hooked_environment(stand: Fixture, name: str = "") -> dict[str, str]:
-    """Of a client of that coordinator."""
+    """Environment of a client of that coordinator."""
     options = ClientOptions(memory="device", name=name or None)
     return client_environment(
         stand.environment(), hook=find_hook(os.environ), runtime_dir=stand.directory, options=options
@@ -97,7 +97,7 @@ def hooked_environment(stand: Fixture, name: str = "") -> dict[str, str]:
 
 
 def start_ms(command: Sequence[str], environment: Mapping[str, str]) -> float:
-    """From before the start to after the end."""
+    """Milliseconds from before the start to after the end."""
     begin = time.monotonic_ns()
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
     taken = time.monotonic_ns() - begin
@@ -226,7 +226,7 @@ def import_rows(stand: Fixture, modules: Sequence[str], *, pairs: int, deadline:
 
 
 def one_start(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> Stages:
-    """What its stages took, its threads included."""
+    """Times of one start's stages, its threads included."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.monotonic_ns()
     done = subprocess.run(

@@ -35,7 +35,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is drawn, by program: nanoseconds of one clock."""
+    """Drawn spans by program, in nanoseconds of one clock."""
 
     work: dict[str, list[Interval]]
     leases: dict[str, list[Interval]]
@@ -43,7 +43,7 @@ class Scene:
 
 
 def leases(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Interval]]:
-    """By the names that programs have in their grants."""
+    """Leases by the programs' names in their grants."""
     recording = record(event for event in events if event["kind"] != "registered")
     found: dict[str, list[Interval]] = {}
     for span in recording.leases:

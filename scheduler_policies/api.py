@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 
 class JobClass(enum.IntEnum):
-    """What a program is for."""
+    """The purpose of a program."""
 
     BATCH = 0
     """The default."""
@@ -28,7 +28,7 @@ class JobClass(enum.IntEnum):
 
 
 class Domain(enum.IntEnum):
-    """How the card executes a running set of several programs."""
+    """The card's execution of a running set of several programs."""
 
     TIME_SLICED = 0
     SPATIAL = 1
@@ -36,7 +36,7 @@ class Domain(enum.IntEnum):
 
 
 class State(enum.IntEnum):
-    """Where a job stands.  Idle jobs are not shown to a policy."""
+    """The state of a job.  Idle jobs are not shown to a policy."""
 
     WAITING = 0
     COMING = 1
@@ -47,7 +47,7 @@ class State(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What a job may claim.  Users and slots cap it."""
+    """A job's claims.  Users and slots cap it."""
 
     priority: int = 0
     weight: int = 1
@@ -80,7 +80,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a job has done by its own count, as the hook reports it.  0: not known (yet)."""
+    """A job's work by its own count, as the hook reports it.  0: not known (yet)."""
 
     work: int = 0
     """All that it has done so far, in units of its own."""
@@ -105,10 +105,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a job has on this GPU, in bytes."""
+    """A job's memory on this GPU, in bytes."""
 
     allocated_bytes: int = 0
-    """What it has allocated, or may allocate without asking."""
+    """Memory that it has allocated, or may allocate without asking."""
     resident_bytes: int = 0
 
 
@@ -157,7 +157,7 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """What one member of the running set gets."""
+    """The allotment of one member of the running set."""
 
     client: int
     quantum_ns: int | None = None
@@ -174,12 +174,12 @@ class Allotment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What should be on one GPU.  The engine acts on the difference between the plan and what is."""
+    """The wanted state of one GPU.  The engine acts on the difference between the plan and what is."""
 
     running: tuple[Allotment, ...] = ()
     """The running set, most important first: where not all fit into memory, the last are dropped."""
     order: tuple[int, ...] = ()
-    """Who runs next, as far as it matters; other waiting jobs follow in turn order.  Memory is moved ahead by it."""
+    """The next jobs, as far as their order matters; others follow in turn order.  Memory moves ahead by this order."""
     ask_again_ns: int | None = None
     """`decide` is called at this time at the latest.  A plan without a member must name one if jobs wait."""
     why: str = ""

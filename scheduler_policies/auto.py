@@ -27,7 +27,7 @@ from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, split
 SMALL: Final = 8
 """A job with at most capacity / 8 may stay where memory is short, for 1 / 4 of the capacity in all."""
 PATIENCE_NS: Final = 30_000_000_000
-"""Where jobs take turns, a best-effort job has one after this time."""
+"""A best-effort job gets a turn after this time, if jobs take turns."""
 _COMING: Final = State.COMING
 _INTERACTIVE: Final = JobClass.INTERACTIVE
 _BEST_EFFORT: Final = JobClass.BEST_EFFORT

@@ -36,7 +36,7 @@ PURE = ("unit", "policies", "simulation", "chart", "kubernetes/cluster", "kubern
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Where the compiled parts of this checkout lie."""
+    """Paths of the compiled parts of this checkout."""
 
     hook: Path
     """libnvshare_hook.so"""

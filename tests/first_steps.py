@@ -23,7 +23,7 @@ END = "the shell is ready: "
 
 
 def steps() -> list[str]:
-    """What the pages tell a reader to type."""
+    """Commands that the pages tell a reader to type."""
     readme, tutorial = (blocks(page) for page in PAGES)
     return ["\n".join(block.lines) for block in (readme[0], *tutorial)]
 
@@ -57,7 +57,7 @@ class Shell:
         )
 
     def type(self, command: str) -> str:
-        """What the command printed; ends this program if it failed."""
+        """Output of the command; ends this program if it failed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f'{{ {command}\n}} </dev/null\necho "\n{END}$?"\n')

@@ -28,7 +28,7 @@ Graph = dict[str, set[str]]
 
 
 def by_headers(source: Path) -> Graph:
-    """What each unit includes."""
+    """Headers that each unit includes."""
     graph: Graph = {}
     for path in sorted(source.rglob("*.[ch]")):
         unit = str(path.relative_to(source).with_suffix(""))
@@ -44,7 +44,7 @@ def symbols(path: Path, *options: str) -> list[tuple[str, str]]:
 
 
 def by_symbols(source: Path, objects: Path, exported: set[str]) -> Graph:
-    """Whose functions and variables each unit uses."""
+    """Units whose functions and variables each unit uses."""
     owner: dict[str, str] = {}
     used: Graph = {}
     for path in sorted(objects.rglob("*.o")):

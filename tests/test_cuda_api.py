@@ -87,7 +87,7 @@ def read_rows() -> list[Row]:
 
 
 OLD_INTERFACE = "32-bit interface"
-"""What the reason of a function begins with that a `_v2` replaced in CUDA 3.2; it is never wrapped."""
+"""Beginning of the reason of a function that a `_v2` replaced in CUDA 3.2; it is never wrapped."""
 
 ROWS = read_rows()
 CURRENT = [row for row in ROWS if not row.reason.startswith(OLD_INTERFACE)]

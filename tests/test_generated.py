@@ -1,4 +1,4 @@
-"""What is generated or said twice agrees with its source."""
+"""Generated and repeated texts agree with their source."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def nodes(path: Path) -> Iterator[ast.AST]:
 
 
 def lines_matching(pattern: str, paths: list[Path]) -> list[str]:
-    """Where a pattern occurs."""
+    """Places of a pattern."""
     wanted = re.compile(pattern)
     return [
         where(path, number)

@@ -45,7 +45,7 @@ SIMULATED = (
 )
 
 START_UP_SHARE, START_UP_MS = 0.02, 5.0
-"""What the hook may add: the share of a start-up, or this, whichever is more."""
+"""The hook may add this, or the share of a start-up, whichever is more."""
 
 START_UP = """\
 Starts with and without the hook take turns. *Added*: the median of their differences, with its 95 % interval.
@@ -65,17 +65,17 @@ def final_rows(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def percent(value: float) -> str:
-    """With a sign."""
+    """A percentage with its sign."""
     return f"{100 * value:+.2f} %"
 
 
 def cell(text: object) -> str:
-    """What a table can hold."""
+    """The text with the characters that a table can hold."""
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
 def cost_cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What the hook costs in one process, the control, the calls."""
+    """Cells of the hook's cost in one process, the control and the calls."""
     cost = row.get("cost")
     if not cost:
         return "", "", ""

@@ -18,7 +18,7 @@ from nvshare.bench.harness.in_process import Plan, compare
 from nvshare.bench.harness.worker_group import Member, slowdown
 
 PROCESSES_S = 1.0
-"""Of comparing two processes, which longer measuring makes no better."""
+"""The time to compare two processes; longer measuring makes the comparison no better."""
 IMPORT_PAIRS = 9
 """The fewest whose interval leaves out an extreme at either end."""
 GOOD = frozenset({"identical", "within tolerance"})
@@ -35,7 +35,7 @@ class Verdicts:
 
 @dataclass(slots=True)
 class Row:
-    """What is known about one case in one mode."""
+    """Results of one case in one mode."""
 
     group: str
     case: Case
@@ -77,7 +77,7 @@ class Row:
             self.close("unrepeatable", "the program gives other results each time without the hook, too")
 
     def as_json(self) -> dict[str, Any]:
-        """For the record."""
+        """The row as values for JSON."""
         return {
             "case": self.case.row, "group": self.group, "mode": self.mode, "result": self.result,
             "reason": self.reason, **asdict(self.verdicts), "cost": self.cost, "timing": self.timing,
@@ -88,7 +88,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the whole run has in common."""
+    """Parameters of the whole run."""
 
     simulate: str | None
     plan: Plan
@@ -96,13 +96,13 @@ class Run:
     deadline: float
     scratch: Path
     programs: Mapping[str, Path | str]
-    """By `Group.build`: the compiled program, or why there is none."""
+    """Compiled programs by `Group.build`, or the reason why there is none."""
     switch: Mapping[str, str] = field(default_factory=dict)
-    """What tells a program of the library that leads calls past the hook."""
+    """Variables that name the library that leads calls past the hook."""
     import_pairs: int = IMPORT_PAIRS
 
     def environment(self, group: Group) -> dict[str, str]:
-        """Of a group's programs, hooked or not."""
+        """Environment of a group's programs, hooked or not."""
         caches = {name: str(self.scratch / "cache") for name in ("TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR")}
         caches |= {name: str(self.scratch / name.lower()) for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")}
         return {**EVERYWHERE, **caches, **self.switch, **group.environment}
@@ -118,7 +118,7 @@ def emit(told: Mapping[str, Any]) -> None:
 
 
 def verdict(baseline: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    """How a result compares with the one without the hook."""
+    """The comparison of a result with the one without the hook."""
     if "digest" not in told:
         return f"failed: {told.get('error') or told.get('skipped') or 'no result'}"
     if told["digest"] == baseline["digest"]:
@@ -166,7 +166,7 @@ class WorkerGroup:
         return True
 
     def handovers(self) -> int:
-        """Of all GPUs so far."""
+        """Hand-overs of all GPUs so far."""
         return sum(gpu.get("handovers") or 0 for gpu in self.stand.control("status")["gpus"])
 
     def two(self, row: Row) -> bool:

@@ -1,4 +1,4 @@
-"""Which frameworks work under the hook, unchanged and at full speed: `python -m nvshare.bench.compatibility --json`.
+"""Frameworks under the hook, unchanged and at full speed: `python -m nvshare.bench.compatibility --json`.
 
 For each case (cases/catalog.py), in `device` mode and, where it is small, in `managed` mode: the program
 without the hook, alone under it, and two at a time under it with a quantum of 20 ms.  Their digests are compared with
@@ -118,7 +118,7 @@ def missing(run: Run, group: Group) -> str:
 
 
 def command_of(run: Run, group: Group) -> list[str]:
-    """Of a group's program."""
+    """Command of a group's program."""
     if group.build:
         return [str(run.programs[group.build])]
     return [sys.executable, "-m", "nvshare.bench.compatibility.cases.host", group.modules[0]]
@@ -167,7 +167,7 @@ def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[
 
 
 def build_programs(scratch: Path) -> dict[str, Path | str]:
-    """What has to be compiled; where a compiler is missing, the reason."""
+    """Compiled programs; where a compiler is missing, the reason."""
     programs: dict[str, Path | str] = {}
     try:
         programs["replay"] = compile_program(PROGRAMS / "replay.c", scratch)

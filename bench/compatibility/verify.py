@@ -20,7 +20,7 @@ from nvshare.bench.harness.worker_group import Member
 START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 30.0
 SLOWER = 3
-"""So much longer a case may take under the detector."""
+"""Factor of a case's time limit under the detector."""
 
 
 def verify(

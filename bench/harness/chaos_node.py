@@ -39,7 +39,7 @@ from nvshare.simulated_gpu.trace import Busy, read_trace, trace_length
 
 START_S = 60.0
 MAX_CLIENTS = 64
-"""Of the coordinator, so that its connections can be made to run out."""
+"""Connections of the coordinator, few enough to run out."""
 LATE_NS = 10_000_000_000
 """A record of the trace is written when its work ends: at most this long after the work began (a stopped process)."""
 WORK = ("kernel", "graph")
@@ -146,7 +146,7 @@ class Node:
         resource.prlimit(pid, what, (hard if value < 0 else value, hard))
 
     def status(self) -> dict[str, Any]:
-        """As nvshare-ctl has it; empty when the coordinator does not say."""
+        """Status from nvshare-ctl; empty when the coordinator does not answer."""
         try:
             found: dict[str, Any] = call(self.runtime, api.Status())
         except (ControlError, NoCoordinatorError):
@@ -193,7 +193,7 @@ class Node:
         return job
 
     def forget(self, job: Job) -> dict[str, Any]:
-        """Of a job that has ended: its last line, empty when it was killed."""
+        """The last line of a job that has ended; empty when it was killed."""
         assert job.process.stdout is not None
         out = job.process.stdout.read()
         job.process.wait()

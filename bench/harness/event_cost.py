@@ -1,4 +1,4 @@
-"""What one event costs the core: many clients on one GPU that always want it, in virtual time.
+"""Cost of one event in the core: many clients on one GPU that always want it, in virtual time.
 
 Clients answer as hooks do: they report progress every 100 ms of a lease and at its end, give revoked leases back and
 want the GPU again, and move their memory when told to.  With `short` memory each has a tenth of the GPU.  Only

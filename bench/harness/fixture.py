@@ -38,7 +38,7 @@ class BenchError(Exception):
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on, for the record beside them."""
+    """The machine of a measurement, for the record beside the figures."""
     facts: dict[str, Any] = {"cores": os.cpu_count(), "cpu": _cpu_name(), "gpu": "simulated"}
     if real_card():
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -170,7 +170,7 @@ class Fixture:
 
 
 def read_events(log: Path) -> list[dict[str, Any]]:
-    """What `nvshare-ctl events` wrote; a line that was cut is left out.  Raises BenchError when the follower failed."""
+    """Events that `nvshare-ctl events` printed, without a cut line.  Raises BenchError when the follower failed."""
     events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
     for event in events:
         if "kind" not in event:

@@ -1,4 +1,4 @@
-"""What the hook costs, from one and the same process: its turns by the hook's wrappers against turns past them.
+"""The hook's cost within one process: turns through the hook's wrappers against turns past them.
 
 Two processes differ by 1 to 20 % for as long as they live (bench/README.md), so half a percent cannot be seen between
 them.  Here a program under the hook is told to go `by hook` or `by direct` (in_process.c writes addresses into the
@@ -32,7 +32,7 @@ from nvshare.bench.harness.worker_group import Member, nanoseconds, pinned, quie
 TURN_S: Final = 0.01
 BLOCKS_MIN: Final = 8
 TRIMMED: Final = 0.25
-"""Of the blocks at either end that do not count: disturbances are rare, and large."""
+"""Share of the blocks at either end that does not count: disturbances are rare, and large."""
 
 DRAWS: Final = 1000
 BYPASSED_MIN: Final = 0.5
@@ -41,10 +41,10 @@ BYPASSED_MIN: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a comparison is measured."""
+    """Parameters of a comparison."""
 
     seconds: float
-    """Of all turns of a process together."""
+    """The time of all turns of a process together."""
     core: int | None = None
     """The processor on which the program is to run."""
     timeout_s: float = 60.0
@@ -105,7 +105,7 @@ def interval(name: str, runs: Sequence[Sequence[Block]], way: Way) -> dict[str, 
 
 
 def best_way(controls: Sequence[Sequence[Block]]) -> str:
-    """Which way of comparing scatters least here.  Direct turns alone decide: they know nothing of the hook."""
+    """The way of comparing that scatters least here.  Direct turns alone decide: they know nothing of the hook."""
     told = {name: interval("control", controls, way) for name, way in WAYS.items()}
     return min(told, key=lambda name: told[name]["control_max"] - told[name]["control_min"])
 
@@ -118,8 +118,8 @@ def control_of(blocks: Sequence[Block]) -> list[Block]:
 
 
 def figures(runs: Sequence[Sequence[Block]]) -> dict[str, Any]:
-    """Of the blocks of each process: `slowdown` and `control`, each with the ends of its interval; `share` of the speed
-    that is left; `of_each` process its own slowdown."""
+    """Figures of the blocks of each process: `slowdown` and `control`, each with the ends of its interval; `share` of
+    the speed that is left; `of_each` process its own slowdown."""
     controls = [control_of(blocks) for blocks in runs]
     way = best_way(controls)
     slowdown = interval("slowdown", runs, WAYS[way])
@@ -185,7 +185,7 @@ class Switched:
         return taken / steps
 
     def proof(self) -> dict[str, Any]:
-        """That direct turns were direct.  Raises Failure."""
+        """Proof that direct turns were direct.  Raises Failure."""
         if not self.written:
             raise Failure("in one process: no address was switched")
         if self.calls["hook"] <= 0:
@@ -199,11 +199,11 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one process has shown."""
+    """Measurements of one process."""
 
     blocks: list[Block]
     proof: dict[str, Any]
-    """Of the switch, see Switched.proof."""
+    """Proof of the switch, see Switched.proof."""
 
 
 def take(member: Member, name: str, plan: Plan, *, pools: bool) -> Taken:

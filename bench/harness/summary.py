@@ -12,7 +12,7 @@ from typing import Any
 
 FILES = ("demo.json", "gate.json", "handover.json", "handover3.json", "turns.json", "gangs.json", "pairs.json")
 WHERE_POSSIBLE = ("gangs.json", "pairs.json")
-"""Not measured on every machine."""
+"""Files that are not measured on every machine."""
 SHOWN = (
     *("violations", "handovers", "handover_us", "baseline_ns", "hooked_ns", "added_ns", "added_instructions"),
     *("geometric_means", "exchange", "gang_over_alone", "apart_over_alone", "rivals_over_half"),

@@ -72,7 +72,7 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """Of the program itself: nvshare-run becomes it."""
+        """Process id of the program itself: nvshare-run becomes it."""
         return self._process.pid
 
     def tell(self, line: str) -> None:
@@ -175,7 +175,7 @@ def closing(members: Sequence[Member]) -> Iterator[None]:
 
 
 def nanoseconds(member: Member, line: str, timeout_s: float) -> int:
-    """What a request of timing was answered.  Raises BenchError with the program's own reason."""
+    """Nanoseconds that a timed request took.  Raises BenchError with the program's own reason."""
     told = member.ask(line, timeout_s)
     if "ns" not in told:
         raise BenchError(f"{member.name}: {line}: {told.get('error') or told.get('skipped') or told}")
@@ -183,7 +183,7 @@ def nanoseconds(member: Member, line: str, timeout_s: float) -> int:
 
 
 def steps_for(member: Member, name: str, seconds: float, timeout_s: float) -> int:
-    """How many steps take about so long; also warms up."""
+    """Number of steps that take about this time; also warms up."""
     nanoseconds(member, f"time {name} 3", timeout_s)  # compiles, fills pools and caches
     steps = 1
     while True:

@@ -1,4 +1,4 @@
-"""What a switch costs when programs together exceed the card: `python -m nvshare.bench.memory.oversubscribe`.
+"""Cost of a switch when programs together exceed the card: `python -m nvshare.bench.memory.oversubscribe`.
 
 Method: the real coordinator, with a capacity of a few GiB, and jobs (`workloads/resident.py`) under the hook in mode
 `swap`, which start together once all are ready.  A job alone is the same program without the hook on the whole card.
@@ -47,7 +47,7 @@ class Shape:
     think_ms: float = 0.0
 
     def command(self, capacity_bytes: int, seed: int) -> list[str]:
-        """How it is started."""
+        """Command of the job."""
         words = {
             "mib": capacity_bytes * self.percent // 100 // MIB, "steps": self.steps, "step-ms": self.step_ms,
             "burst": self.burst, "think-ms": self.think_ms, "seed": seed,
@@ -62,7 +62,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Where the jobs run.  `scale` shortens them all."""
+    """The GPU and the length of the jobs.  `scale` shortens them all."""
 
     simulate: str | None
     capacity_bytes: int
@@ -167,7 +167,7 @@ def two_of_60(scene: Scene) -> dict[str, Any]:
 
 
 def three_of_45(scene: Scene) -> dict[str, Any]:
-    """How much of the moving is hidden behind computing."""
+    """Share of memory moves that is hidden behind computing."""
     shape = scene.shape(45, 5.0, 10.0)
     with scene.coordinator("1s" if scene.scale == 1 else "100ms") as here:
         seconds, counted = together(here, scene, [shape] * 3)
@@ -179,7 +179,7 @@ def three_of_45(scene: Scene) -> dict[str, Any]:
 
 
 def training(scene: Scene) -> dict[str, Any]:
-    """What it costs to share at all."""
+    """Cost of sharing at all."""
     shape = scene.shape(90, 12.0, 20.0)
     both_alone = 2 * alone(scene, shape)
     with scene.coordinator("auto") as here:

@@ -50,7 +50,7 @@ class Program:
         self.process.stdin.flush()
 
     def answer(self) -> Any:
-        """What the oldest command came to."""
+        """Result of the oldest command."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -63,7 +63,7 @@ class Program:
         return self.answer()
 
     def end(self) -> None:
-        """Whatever state it is in."""
+        """Ends the program in any state."""
         self.process.kill()
         self.process.communicate()
 
@@ -87,7 +87,7 @@ class Coordinator:
         self._context.destroy(linger=0)
 
     def send(self, program: Program, message: messages.Message) -> None:
-        """To one of them."""
+        """Sends a message to one program."""
         self._socket.send_multipart([program.peer, messages.encode(message)])
 
     def expect(self, program: Program, kind: type[M], newcomer: Program | None = None) -> M:
@@ -120,7 +120,7 @@ class Coordinator:
         return self._programs[peer], message
 
     def _serve(self, program: Program) -> Any:
-        """What a command came to, with the program's questions answered meanwhile."""
+        """Result of a command, with the program's questions answered meanwhile."""
         assert program.process.stdout is not None
         while not select.select([program.process.stdout], [], [], 0)[0]:
             if (taken := self._take(0.01)) is not None:

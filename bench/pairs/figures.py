@@ -101,7 +101,7 @@ def geometric_means(pairs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dic
 
 
 def limit_errors(shares: Sequence[float], due: Sequence[float]) -> dict[str, Any]:
-    """How far normalised progress is from the shares that are due, in points of the GPU's time, and what is lost."""
+    """Deviation of normalised progress from the due shares, in points of the GPU's time, and the lost time."""
     total = sum(shares)
     return {
         "share_points": [round(100 * share / total, 2) for share in shares],
@@ -114,7 +114,7 @@ def limit_errors(shares: Sequence[float], due: Sequence[float]) -> dict[str, Any
 
 
 def harvest(production: float, other: float, busy: float) -> dict[str, float]:
-    """What an opportunistic program takes of the time that the production job leaves; `busy`: of that job, alone."""
+    """Share of the production job's idle time that an opportunistic program takes; `busy`: of that job, alone."""
     left = 1 - busy
     return {
         "production_np": round(production, DIGITS),

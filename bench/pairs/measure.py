@@ -89,7 +89,7 @@ def _run_mix(
 
 
 def explain(stand: Fixture) -> Any:
-    """What `nvshare-ctl explain` says; None where there is no such command."""
+    """Output of `nvshare-ctl explain`; None where there is no such command."""
     try:
         return stand.control("explain")
     except (BenchError, subprocess.TimeoutExpired):

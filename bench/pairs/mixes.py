@@ -1,4 +1,4 @@
-"""Which programs run together, and by which means they share the card.
+"""Mixes of programs that run together, and the ways in which they share the card.
 
 Non-goals: starting anything.
 """
@@ -30,7 +30,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How programs share.  `coordinator`: its options; None: no hook.  `learns`: the policy gets time to settle."""
+    """A way of sharing.  `coordinator`: its options; None: no hook.  `learns`: the policy gets time to settle."""
 
     name: str
     coordinator: tuple[str, ...] | None = None
@@ -92,7 +92,7 @@ def chosen_ways(names: Sequence[str]) -> list[Way]:
 
 
 def needed(mixes: Iterable[Mix]) -> Counter[Job]:
-    """How many programs of each job are enough for each mix."""
+    """Numbers of programs of each job that are enough for each mix."""
     most: Counter[Job] = Counter()
     for one in mixes:
         most |= Counter(one.jobs)

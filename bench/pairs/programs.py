@@ -36,7 +36,7 @@ Command = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How everything is measured."""
+    """Parameters of all measurements."""
 
     command: Command
     """The program of a workload."""
@@ -44,7 +44,7 @@ class Plan:
     seconds: float
     settle_s: float
     deadline: float
-    """By the monotonic clock: nothing is begun after it."""
+    """No measurement begins after this time of the monotonic clock."""
     tell: Callable[[str], None] = field(default=lambda line: None)
     ready_s: float = READY_S
     answer_s: float = ANSWER_S
@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Programs:
-    """Of one way.  `variables`: of every program."""
+    """The programs of one way.  `variables`: the environment of every program."""
 
     stand: Fixture
     way: Way

@@ -95,7 +95,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tell(line: str) -> None:
-    """What has been measured; the result has it whole."""
+    """Prints one measurement; the result holds it whole."""
     progress.step(line[:60])
 
 

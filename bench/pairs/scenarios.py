@@ -63,7 +63,7 @@ def opportunistic(name: str, cases: Cases, alone: Mapping[str, Any]) -> dict[str
 
 
 def measured(cases: Cases) -> list[tuple[str, Mapping[str, Any]]]:
-    """Those that did not fail."""
+    """Cases that did not fail."""
     return [(way, case) for way, case in cases.items() if "np" in case]
 
 

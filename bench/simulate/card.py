@@ -1,4 +1,4 @@
-"""How fast programs run side by side on one card that slices its time, as the driver does by default.
+"""Speed of programs side by side on one card that slices its time, as the driver does by default.
 
 Model: a program alone keeps the card busy for the part `busy` of the time.  Programs that hold the card together divide
 its time max-min fairly among what each wants, which is `busy`, or less under a rate.  If they want more than there is,

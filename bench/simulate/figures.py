@@ -1,4 +1,4 @@
-"""What a policy has achieved for the jobs of a run.
+"""Figures of a policy over the jobs of a run.
 
 - `jct_s`: time from arrival to end.  `slowdown`: the same over the time alone.
 - `rho`: finish-time fairness of Themis (Mahajan et al., NSDI 2020): the time that a job took over the time that it
@@ -29,7 +29,7 @@ def jain(values: Sequence[float]) -> float:
 
 
 def jct_s(task: Task) -> float:
-    """From arrival to end."""
+    """Seconds from a job's arrival to its end."""
     return (task.ends_ns - BEGIN_NS - task.job.arrives_ns) / _SECOND
 
 
@@ -41,7 +41,7 @@ def rho(task: Task) -> float:
 
 
 def figures(world: World) -> dict[str, Any]:
-    """Of a run that is over."""
+    """Figures of a run that is over."""
     tasks, cards = world.tasks, world.cards.values()
     useful: dict[int, float] = {}
     for task in tasks:

@@ -33,7 +33,7 @@ class Job:
     name: str
     arrives_ns: int
     work_ns: int
-    """How long it computes when it runs alone."""
+    """Computing time of the job alone."""
     busy: float = 1.0
     """The part of this time in which it keeps the card busy."""
     memory_bytes: int = 0
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def alone_ns(self) -> int:
-        """How long it takes alone on its cards, waits included."""
+        """Time of the job alone on its cards, waits included."""
         waits = (self.work_ns - 1) // self.burst_ns if self.burst_ns else 0
         return self.work_ns + waits * self.think_ns
 

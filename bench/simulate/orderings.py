@@ -1,4 +1,4 @@
-"""What papers report of their policies, asked of ours in small mixes on one GPU, by seed.
+"""Results that papers report of their policies, checked for ours in small mixes on one GPU, by seed.
 
 Each question gives the figures on which the answer rests.  Nothing here is a figure of a card.
 """

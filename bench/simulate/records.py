@@ -100,7 +100,7 @@ class Card:
     at_ns: int = BEGIN_NS
 
     def check_room(self) -> None:
-        """What is on the card fits."""
+        """Asserts that the resident memory fits on the card."""
         resident = sum(one.resident_bytes for task in self.tasks.values() for one in task.programs if one.card is self)
         assert resident <= self.capacity_bytes, f"{resident} bytes on {self.uuid}"
 

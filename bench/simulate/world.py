@@ -75,7 +75,7 @@ class World:
         heapq.heappush(self._queue, (self.now_ns + delay_ns, self._sequence, action))
 
     def run(self, tell: Callable[[int], None] = lambda left: None) -> None:
-        """Until all jobs have ended.  `tell` hears now and then how many are left."""
+        """Runs until all jobs have ended.  `tell` gets the number of jobs that are left, now and then."""
         steps = 0
         while self.left:
             assert self._queue, f"{self.left} jobs wait for ever"

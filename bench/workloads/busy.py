@@ -128,7 +128,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one iteration does.  `ahead` bursts may be under way at once; a gap follows every `gap_every` (0: never)."""
+    """The work of one iteration.  `ahead` bursts may be under way; a gap follows every `gap_every` (0: never)."""
 
     kernel_ns: int
     burst: int
@@ -140,7 +140,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """What belongs to one burst under way: its end on the GPU, and a value that goes there and back."""
+    """State of one burst under way: its end on the GPU, and a value that goes there and back."""
 
     done: ctypes.c_void_p
     sent: ctypes.c_void_p

@@ -86,7 +86,7 @@ class Job:
 
 
 def end_when_told() -> list[int]:
-    """From now on; the list has something in it once the program is to end."""
+    """Watches for the end from now on; the list gets an entry once the program is to end."""
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     return told

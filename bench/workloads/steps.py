@@ -1,4 +1,4 @@
-"""What a workload of `nvshare.bench.pairs` is, and how its steps are taken.
+"""The workload protocol of `nvshare.bench.pairs`, and the loop that takes the steps.
 
 Invariants: at most two steps are in flight, so that a counted step is done.  The requests of a workload with a beat
 arrive at their times whether or not earlier ones are done; a latency runs from the arrival.

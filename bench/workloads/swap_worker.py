@@ -83,7 +83,7 @@ class Worker:
         return len(self._held)
 
     def check(self) -> int:
-        """How many parts are not what was written."""
+        """Number of parts that differ from the written bytes."""
         wrong = 0
         back = ctypes.addressof(self._back)
         for held in self._held:
@@ -163,7 +163,7 @@ class Worker:
 
 
 def main() -> None:
-    """Until the input ends."""
+    """Answers commands until the input ends."""
     worker = Worker()
     commands: dict[str, Callable[..., Any]] = {
         "start": worker.start, "alloc": worker.alloc, "fill": worker.fill,

@@ -60,7 +60,7 @@ def _products(device: torch.device, count: int) -> Callable[[], None]:
 
 
 def graphed_products(device: torch.device) -> Callable[[], None]:
-    """The same as one CUDA graph."""
+    """Matrix products as one CUDA graph."""
     step = products(device)
     if device.type == "cpu":
         return step

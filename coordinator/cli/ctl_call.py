@@ -25,7 +25,7 @@ Gpu = Annotated[str | None, typer.Option("--gpu", help="index, UUID or its begin
 
 
 def complete_client(context: typer.Context) -> list[str]:
-    """What the tab key offers for CLIENT."""
+    """Completions of CLIENT."""
     try:
         status = call(directory_of(context, context.params.get("where")), api.Status())
     except (ControlError, NoCoordinatorError):

@@ -65,7 +65,7 @@ def _command(name: str, setting: Setting) -> Callable[..., None]:
 
 
 def _words(name: str, setting: Setting) -> list[str]:
-    """What the tab key offers as the value."""
+    """Completions of the value."""
     if name == "policy":
         from nvshare.scheduler_policies.registry import offers
 

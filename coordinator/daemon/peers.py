@@ -22,7 +22,7 @@ class Limits:
     hello_ns: int = 10_000_000_000
     queued_bytes: int = 65_536
     remedy: str = "raise max_clients"
-    """What an operator can do for more connections."""
+    """The operator's way to more connections."""
 
 
 @dataclass(frozen=True, slots=True)

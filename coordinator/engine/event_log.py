@@ -167,7 +167,7 @@ def freeze(state: object) -> bytes | None:
 
 
 def thaw(state: bytes) -> Any:
-    """What `freeze` was given.  Raises ValueError for anything else."""
+    """The argument of `freeze`.  Raises ValueError for anything else."""
     try:
         return _Unpickler(io.BytesIO(state)).load()
     except Exception as error:  # damaged content raises many exceptions

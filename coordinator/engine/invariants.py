@@ -66,11 +66,11 @@ class Thorough:
 
     def __init__(self) -> None:
         self._waits: dict[str, dict[int, _Wait]] = {}
-        """By GPU and client."""
+        """Waits by GPU and client."""
         self._clocks: dict[str, _Clock] = {}
         self._longest_drain_ns = 0
         self._shares: dict[int, int] = {}
-        """Of host memory, by client, after the last event."""
+        """Shares of host memory by client, after the last event."""
 
     def check(self, node: Node, concerned: Iterable[Gpu], now_ns: int) -> None:
         """Checks everything after an event that concerns these GPUs."""

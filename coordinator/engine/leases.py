@@ -48,7 +48,7 @@ def request_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
 
 
 def _activate(node: Node, gpu: Gpu, seat: Seat) -> None:
-    """From its first request until it leaves, the client counts among those that use the GPU."""
+    """Counts the client among those that use the GPU, from its first request until it leaves."""
     if seat.place.active:
         return
     seat.place.active = True
@@ -103,7 +103,7 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
 
 
 def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int | None, now_ns: int) -> None:
-    """What a grant and a confirmed claim have in common: records, journal, message."""
+    """Records, journal and message of a grant or a confirmed claim."""
     client, lease, leases = seat.client.client_id, seat.lease, gpu.leases
     _activate(node, gpu, seat)
     seat.enter(HOLDING)

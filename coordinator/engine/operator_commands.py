@@ -1,4 +1,4 @@
-"""What the operator changes while clients run: quantum, policy, sharing, priority, weight, limits, pauses.
+"""Changes by the operator while clients run: quantum, policy, sharing, priority, weight, limits, pauses.
 
 A command for a client or GPU that is not there changes nothing and is logged.
 Non-goals: parsing of what the operator typed (cli/ctl.py).
@@ -56,7 +56,7 @@ def set_quantum(node: Node, event: events.QuantumSet, now_ns: int) -> Iterable[G
 
 
 def set_policy(node: Node, event: events.PolicySet, now_ns: int, factory: PolicyFactory) -> Iterable[Gpu]:
-    """In force from the next decision on.  A policy that cannot be made leaves the old one in place."""
+    """Replaces the policy from the next decision on.  A policy that cannot be made leaves the old one in place."""
     gpus = _gpus(node, event.uuid)
     for gpu in gpus:
         try:
@@ -74,7 +74,7 @@ def set_policy(node: Node, event: events.PolicySet, now_ns: int, factory: Policy
 
 
 def set_sharing(node: Node, event: events.SharingSet, now_ns: int) -> Iterable[Gpu]:
-    """In force at once; concurrent sharing only as far as memory allows it.
+    """Changes the sharing at once; concurrent sharing only as far as memory allows it.
 
     Exclusive sharing during recovery revokes every lease, as the process that is waited for may be at work.
     """
@@ -117,7 +117,7 @@ def set_shares(node: Node, event: events.SharesSet, now_ns: int) -> Iterable[Gpu
 
 
 def set_profile(node: Node, event: events.Profiled, now_ns: int) -> Iterable[Gpu]:
-    """What the client has said of itself."""
+    """Applies a client's profile."""
     client = node.clients[event.client]
     client.spatial = event.spatial
     return _set_rank(

@@ -181,7 +181,7 @@ def _limited(gpu: Gpu, plan: Plan) -> Plan:
 
 
 def needed_bytes(seat: Seat) -> int:
-    """What must be on the GPU while the client runs, what it asks for included."""
+    """Memory that must be on the GPU while the client runs, its open question included."""
     growth = seat.memory.growth
     asked = 0 if growth is None else growth.total_bytes
     return min(max(seat.memory.allocated_bytes, seat.memory.claimed_bytes, asked), seat.gpu.memory.capacity_bytes)

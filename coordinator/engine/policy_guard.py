@@ -20,7 +20,7 @@ QUANTUM_BOUNDS_NS: Final = (100_000, 3_600_000_000_000)
 SOONEST_NS: Final = 1_000_000
 """A policy is asked again after this time at the earliest."""
 LATEST_NS: Final = 3_600 * 1_000_000_000
-"""And after this time at the latest, if it names a time: timers of the operating system have a bound."""
+"""The latest time that a policy may name to be asked again: timers of the operating system have a bound."""
 
 PolicyFactory = Callable[[str, str], Policy]
 """(name, uuid) -> a new policy for that GPU; raises for a name that it does not know."""
@@ -46,7 +46,7 @@ class PolicyGuard:
         self.replace(name, policy)
 
     def __getstate__(self) -> tuple[str, str, int, int, Policy | None]:
-        """For the event log.  Policies of other packages are left out: copying them may have effects."""
+        """State for the event log.  Policies of other packages are left out: copying them may have effects."""
         return self._uuid, self.name, self.failures, self.replaced, self.policy if self._own else None
 
     def __setstate__(self, state: tuple[str, str, int, int, Policy | None]) -> None:

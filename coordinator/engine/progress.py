@@ -1,4 +1,4 @@
-"""What clients report of their work, and what follows: rates now and alone.
+"""Reports of work by clients, and the rates that follow: now and alone.
 
 Rules:
 - A rate needs two counts of one lease with the same running set between them.  A lease begins with a count of its own:
@@ -27,7 +27,7 @@ AT_WORK: Final = frozenset({HOLDING, REVOKING})
 UNLIKELY: Final = 1.2
 """No program stays so much faster beside others than alone: its rate alone is measured again."""
 SURE_NS: Final = 500 * MILLISECOND_NS
-"""What it must be ahead by, in time alone.  A program that works in bursts is faster in single reports."""
+"""A client must be ahead by this time alone.  A program that works in bursts is faster in single reports."""
 NEW_PHASE: Final = 0.25
 """A rate alone that differs by this part from the last one replaces it."""
 WEIGHT: Final = 0.3

@@ -1,4 +1,4 @@
-"""Which growth of memory is allowed, and room for a client that grows while it holds the lease.
+"""Admission of growing memory, and room for a client that grows while it holds the lease.
 
 Rules:
 - A client's own limit is never exceeded.  Clients of one group have their limit together.
@@ -42,7 +42,7 @@ def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
 
 
 def _group_bytes(seat: Seat) -> int:
-    """What the other clients of its group have on this GPU."""
+    """Memory of the other clients of its group on this GPU."""
     group = seat.client.identity.group
     if not group:
         return 0

@@ -1,4 +1,4 @@
-"""What a client must know of a GPU's settings, sent only when something in it changed.
+"""Settings of a GPU for one client, sent only when a value has changed.
 
 Non-goals: changing a setting (engine/operator_commands.py).
 """
@@ -22,7 +22,7 @@ PREPARE_STEP_BYTES: Final = 64 << 20
 
 
 def _idle_release_ns(node: Node, seat: Seat) -> int:
-    """How long this holder may be idle.
+    """Longest idle time of this holder.
 
     Gang members get longer: a member that waits for another one keeps the common turn.
     """

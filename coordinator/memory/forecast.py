@@ -1,4 +1,4 @@
-"""What the switch at the end of a turn will have to move, predicted when the turn begins to matter.
+"""Forecast of the memory that the switch at the end of a turn will move.
 
 The automatic quantum must be right in the first turn, with nothing measured: a quantum that is too short costs a move
 of gigabytes each time.  The prediction needs the next client, what it lacks, and what others than the holder can give.

@@ -52,14 +52,14 @@ def spare_bytes(node: Node, owner: str) -> int:
 
 
 def most_bytes(node: Node, client: Client) -> int:
-    """What the client may have on the host in all: its share, and what it could be given now."""
+    """Host memory that the client may have in all: its share, and the rest that it could be given now."""
     if not client.host.asked:
         return MOST_BYTES  # outside the budget
     return client.host.share_bytes + spare_bytes(node, client.owner)
 
 
 def room_bytes(node: Node, client: Client) -> int:
-    """How much more the client may put on the host, of `most_bytes` or of its claim."""
+    """Host memory that the client may still use, of `most_bytes` or of its claim."""
     used = sum(seat.memory.host_bytes for seat in client.seats.values())
     return max(0, max(most_bytes(node, client), client.host.claim_bytes) - used)
 
@@ -97,7 +97,7 @@ def _set_share(node: Node, client: Client, size: int) -> None:
 
 
 def _pinned_bytes(node: Node, client: Client, now_ns: int) -> int:
-    """At most this much of the client's first question is pinned already."""
+    """Upper bound of the part of the client's first question that is pinned already."""
     if now_ns < node.host.reconnected_at_ns:
         budget, times, owners = node.host.budget_bytes, node.settings.memory.host_fair_times, node.host.owners
         own = budget - (budget // (1 + times) if times else 0)  # the most for one owner

@@ -69,12 +69,12 @@ def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: i
 
 
 def wanted_bytes(seat: Seat) -> int:
-    """What should be on the GPU while the client runs."""
+    """Memory that should be on the GPU while the client runs."""
     return min(seat.memory.allocated_bytes, seat.gpu.memory.capacity_bytes)
 
 
 def missing_bytes(seat: Seat) -> int:
-    """What must come in before the client runs.
+    """Memory that must come in before the client runs.
 
     While all clients fit, memory that was never evicted comes by itself.
     """
@@ -99,7 +99,7 @@ def claim(seat: Seat) -> None:
 
 
 def claimed_bytes(seat: Seat) -> int:
-    """What the client has resident, or may come to have without asking again."""
+    """Memory that the client has resident, or may get without asking again."""
     claimed = seat.memory.resident_bytes
     order = seat.moves.order
     if order is not None and not order.evict:
@@ -115,7 +115,7 @@ def claimed_bytes(seat: Seat) -> int:
 
 
 def free_room(gpu: Gpu) -> Room:
-    """What is free, and what becomes free by itself.  O(orders)."""
+    """Free memory, and memory that open orders and ending processes free.  O(orders)."""
     leaving = ending = sum(each.bytes for each in gpu.memory.ending.values())
     for seat in gpu.memory.moving.values():
         order = seat.moves.order
@@ -139,7 +139,7 @@ def any_moving(gpu: Gpu) -> bool:
 
 
 def eviction_candidate(node: Node, seat: Seat) -> Candidate:
-    """What the client may be asked to give now."""
+    """Memory that the client can evict now."""
     movable = 0
     if (
         seat.client.memory_mode is not MemoryMode.DEVICE
@@ -359,7 +359,7 @@ def _count_time(gpu: Gpu, seat: Seat, order: Order, now_ns: int) -> int:
 
 
 def close_turn(gpu: Gpu) -> None:
-    """What was moved during the turn that ends is one sample for the automatic quantum."""
+    """The time of moves during the turn that ends is one sample for the automatic quantum."""
     hidden = gpu.switching.hidden
     sample_ns = max(hidden.turn_out_ns, hidden.turn_in_ns)
     hidden.turn_out_ns = hidden.turn_in_ns = 0

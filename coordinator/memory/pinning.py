@@ -110,7 +110,7 @@ def _update_lacking(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
 
 
 def _reason(seat: Seat) -> str:
-    """For people: what the client needs, and which clients have what."""
+    """A sentence for people: the client's need, and the immovable memory of the others."""
     client = seat.client
     needs, there = format_size(room.needs_bytes(seat)), format_size(room.room_bytes(seat))
     others = [other for other in seat.gpu.seats.values() if other is not seat and other.room.immovable_bytes]

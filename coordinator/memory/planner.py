@@ -1,4 +1,4 @@
-"""Which clients are evicted, and what is restored for the next client: at a switch, and ahead of one.  Pure.
+"""Plans evictions and restorations for the next client, at a switch and ahead of one.  Pure functions.
 
 Belady's rule: clients whose next turn is farthest away make room.  Under round robin that is the client that just ran
 (L. A. Belady, A study of replacement algorithms for a virtual-storage computer, 1966).
@@ -69,7 +69,7 @@ def evictions(excess_bytes: int, farthest_first: Iterable[Candidate]) -> tuple[E
 
 
 def plan_switch(missing_bytes: int, farthest_first: Iterable[Candidate], room: Room) -> Plan:
-    """What must move before the next client runs, which lacks `missing_bytes`.
+    """The moves before the next client runs, which lacks `missing_bytes`.
 
     A client larger than its room is brought in as far as there is room.
     """

@@ -1,4 +1,4 @@
-"""What moves while a client computes: room for a client that grows, and memory of the next client.
+"""Moves while a client computes: room for a client that grows, and memory of the next client.
 
 Rules:
 - Memory is brought in only while a turn goes on and others wait, and not while a client waits for room.

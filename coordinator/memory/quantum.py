@@ -59,7 +59,7 @@ def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
 
 
 def idle_release_ns(gpu: Gpu, node: Node) -> int:
-    """How long an idle holder may keep others waiting; 0: as long as its quantum lasts.
+    """Longest time that an idle holder keeps others waiting; 0: its quantum.
 
     When working sets do not fit, each release costs a move both ways, so the timeout is twice the usual wait for
     memory. It is a power of two, because each change is a message to each client.

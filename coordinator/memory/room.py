@@ -32,7 +32,7 @@ def _immovable_bytes(seat: Seat) -> int:
 
 
 def update(seat: Seat, *, needs: bool = False) -> None:
-    """What the seat has, or was promised, has changed; `needs`: what it needs may have changed too."""
+    """The seat's memory or promise has changed; `needs`: its need may have changed too."""
     own, whole = seat.room, seat.gpu.memory.immovable
     if seat.memory.pinned_bytes >= own.promised_bytes:
         own.promised_bytes = 0
@@ -79,7 +79,7 @@ def needs_bytes(seat: Seat) -> int:
 
 
 def lacking_bytes(seat: Seat) -> int:
-    """What the client needs beyond what it can have; 0: it fits.  Exact, unlike `room_bytes`."""
+    """The client's need beyond its room; 0: it fits.  Exact, unlike `room_bytes`."""
     others = seat.gpu.memory.immovable.bytes - seat.room.immovable_bytes
     return max(0, needs_bytes(seat) - max(0, seat.gpu.memory.capacity_bytes - others))
 
@@ -96,6 +96,6 @@ def starved_by(seat: Seat, immovable_bytes: int) -> Seat | None:
 
 
 def _claims_bytes(seat: Seat) -> int:
-    """What the client needs, and under a lease what it may allocate without asking again."""
+    """The client's memory, under a lease with the reservation."""
     needs = needs_bytes(seat)
     return max(needs, seat.memory.reserved_bytes) if seat.lease.lease_id else needs

@@ -1,4 +1,4 @@
-"""What switches of memory may cost: at most a fifth of the time, with a reserve for bursts.
+"""The bound on the cost of switches of memory: at most a fifth of the time, with a reserve for bursts.
 
 A GPU earns a quarter of the time in which a client runs, up to `MOST_NS`, and pays for each switch the time that it
 waited for memory.  While it owes, no member gives way to a client whose memory must come in first.  So whatever a
@@ -36,7 +36,7 @@ def pay(gpu: Gpu, cost_ns: int, now_ns: int) -> None:
 
 
 def lacking_ns(gpu: Gpu, now_ns: int) -> int:
-    """How long a client must run before memory may move again for another one; 0: it may now."""
+    """Time that a client must run before memory may move again for another one; 0: it may now."""
     _update(gpu, now_ns)
     return max(0, int(-gpu.switching.credit.credit_ns / EARNED))
 

@@ -235,7 +235,7 @@ class PolicySet:
 
 @dataclass(frozen=True, slots=True)
 class SharingSet:
-    """For one GPU or all."""
+    """The operator sets the sharing of one GPU or all."""
 
     sharing: Sharing
     uuid: str | None = None
@@ -243,7 +243,7 @@ class SharingSet:
 
 @dataclass(frozen=True, slots=True)
 class PrioritySet:
-    """For one client, on all its GPUs."""
+    """The operator sets the priority of one client, on all its GPUs."""
 
     client: int
     priority: int
@@ -251,7 +251,7 @@ class PrioritySet:
 
 @dataclass(frozen=True, slots=True)
 class WeightSet:
-    """For one client, on all its GPUs; from 1 to `wire.MAX_WEIGHT`."""
+    """The operator sets the weight of one client, on all its GPUs; from 1 to `messages.MAX_WEIGHT`."""
 
     client: int
     weight: int
@@ -259,7 +259,7 @@ class WeightSet:
 
 @dataclass(frozen=True, slots=True)
 class ClassSet:
-    """For one client, on all its GPUs."""
+    """The operator sets the class of one client, on all its GPUs."""
 
     client: int
     job_class: JobClass

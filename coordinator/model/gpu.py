@@ -24,7 +24,7 @@ RECENT: Final = 256
 
 @dataclass(slots=True, eq=False)
 class GpuRules:
-    """What the operator decided for one GPU.  Changed by engine/operator_commands.py and engine/leases.py."""
+    """The operator's decisions for one GPU.  Changed by engine/operator_commands.py and engine/leases.py."""
 
     sharing: Sharing
     quantum_setting_ns: int | None
@@ -55,7 +55,7 @@ class Recovery:
     survivors: bool = False
     """There are clients of an earlier coordinator."""
     recorded: tuple[int, int] = (0, 0)
-    """What the journal says: the last lease id, and the process."""
+    """The journal's record: the last lease id, and the process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,12 +83,12 @@ class GpuLeases:
 
 @dataclass(slots=True, eq=False)
 class Schedule:
-    """What should be on one GPU.  Changed by engine/planning.py, `slot_again_ns` by gangs/slots.py."""
+    """The plan of one GPU.  Changed by engine/planning.py, `slot_again_ns` by gangs/slots.py."""
 
     members: dict[int, Allotment] = field(default_factory=dict)
     """The running set by client, most important first."""
     order: tuple[int, ...] = ()
-    """Who runs next, as far as the policy has said."""
+    """The next clients, as far as the policy names them."""
     ask_again_ns: int | None = None
     why: str = ""
     stale: bool = True
@@ -133,7 +133,7 @@ class Switching:
     switch: Switch | None = None
     """Memory moves before the next grant."""
     cost: SwitchCost = field(default_factory=SwitchCost)
-    """What switches wait for memory."""
+    """The time that switches wait for memory."""
     credit: SwitchCredit = field(default_factory=SwitchCredit)
     drain_average_ns: float = 0.0
     handover_average_ns: float = 0.0
@@ -206,7 +206,7 @@ class Gpu:
         return self.memory.allocated_bytes > self.memory.capacity_bytes
 
     def view(self) -> GpuView:
-        """What a policy sees."""
+        """The GPU as a policy sees it."""
         rules, short = self.rules, self.memory_short or self.schedule.crowded
         cost_ns = int(self.switching.idle_average_ns)
         view = rules.view

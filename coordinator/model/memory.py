@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SeatMemory:
-    """What one client has on one GPU.
+    """Memory of one client on one GPU.
 
     The first four fields are changed by `orders.set_usage` alone, `growth` by memory/admission.py.
     """
@@ -24,7 +24,7 @@ class SeatMemory:
     pinned_bytes: int = 0
     host_bytes: int = 0
     reserved_bytes: int = 0
-    """What it may have without asking again."""
+    """The client may allocate up to this without asking again."""
     limit_bytes: int = 0
     """0: none."""
     growth: Growth | None = None
@@ -56,7 +56,7 @@ class Order:
     heard_ns: int
     """When it was given, or its client last reported, or it got credit again."""
     exposed_before_ns: int
-    """What the GPU's clock of exposed moves showed when the order was given."""
+    """The GPU's clock of exposed moves when the order was given."""
     unhindered: bool = True
     """It never had to wait for credit, so its time measures the speed of the link."""
     moved_bytes: int = 0
@@ -95,13 +95,13 @@ class SeatMoves:
 
 @dataclass(slots=True)
 class SeatRoom:
-    """What one client can have on its GPU.  Changed by memory/room.py and memory/pinning.py."""
+    """Room for one client on its GPU.  Changed by memory/room.py and memory/pinning.py."""
 
     immovable_bytes: int = 0
     promised_bytes: int = 0
     """The client was allowed to make this much immovable, and has not reported it yet."""
     lacking_bytes: int = 0
-    """What it needs beyond what can be there; 0: it fits."""
+    """The client's need beyond its room; 0: it fits."""
     unschedulable: bool = False
     """It gave its lease back unused, and gets none until it fits, or until `retry_at_ns` if it was refused room."""
     refused: bool = False
@@ -169,7 +169,7 @@ class Switch:
     deadline_ns: int
     out_before: int
     in_before: int
-    """What the GPU had moved when the switch began."""
+    """Bytes that the GPU had moved when the switch began."""
     fresh: bool
     """Nothing of the seat was ever evicted as far as is known: what comes in is new, and not copied."""
     done: bool = False

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Where a seat stands."""
+    """The phase of a seat."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -59,7 +59,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
 
 @dataclass(slots=True)
 class Place:
-    """Where a seat stands in turn order, and its recent use of the GPU.  Changed by engine/leases.py."""
+    """A seat's place in turn order, and its recent use of the GPU.  Changed by engine/leases.py."""
 
     attached_at_ns: int
     turn: int
@@ -126,10 +126,10 @@ class SeatProgress:
     alone_at_ns: int = 0
     busy_alone: float = 0.0
     ahead_ns: float = 0.0
-    """How far it is ahead of its rate alone."""
+    """Lead of the client over its rate alone."""
 
     def view(self) -> Progress:
-        """What a policy sees."""
+        """The progress as a policy sees it."""
         return Progress(
             self.last.work,
             self.rate,
@@ -143,7 +143,7 @@ class SeatProgress:
 
 @dataclass(slots=True)
 class SentSettings:
-    """What the client was sent of the GPU's settings.  Changed by memory/client_settings.py."""
+    """Settings of the GPU that the client was sent.  Changed by memory/client_settings.py."""
 
     epoch: int = -1
     settings: GpuSettings | None = None
@@ -188,7 +188,7 @@ class Seat:
         return used_ns if granted_at_ns is None else used_ns + now_ns - granted_at_ns
 
     def view(self) -> JobView:
-        """What a policy sees.  Nothing in it depends on the time, so it is cached."""
+        """The seat as a policy sees it.  Nothing in it depends on the time, so it is cached."""
         place = self.place
         if place.view is None:
             client, lease, memory = self.client, self.lease, self.memory

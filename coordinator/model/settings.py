@@ -1,4 +1,4 @@
-"""What the operator decides for the core.  The shell validates; the core asserts.  The records never change."""
+"""The operator's decisions for the core.  The shell validates; the core asserts.  The records never change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECONNECT_NS: Final = SECOND_NS
 
 
 class OverdueAction(enum.Enum):
-    """What happens to a client whose drain passes its deadline.  Other clients run beside it in any case."""
+    """The action on a client whose drain passes its deadline.  Other clients run beside it in any case."""
 
     NOTHING = "nothing"
     DEMOTE = "demote"
@@ -40,7 +40,7 @@ class QuantumSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
-    """What holders of a lease must do."""
+    """Duties of a lease holder."""
 
     drain_deadline_ns: int = 10 * SECOND_NS
     overdue_action: OverdueAction = OverdueAction.NOTHING

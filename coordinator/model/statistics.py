@@ -30,7 +30,7 @@ class MoveStatistics:
     """Memory orders of one GPU.  Changed by memory/orders.py, memory/switching.py and memory/admission.py."""
 
     moved_ns: int = 0
-    """How long grants waited for memory.  The next two sum up orders: exposed while a grant waits, else hidden."""
+    """Time that grants waited for memory.  The next two sum up orders: exposed while a grant waits, else hidden."""
     exposed_move_ns: int = 0
     hidden_move_ns: int = 0
     evict_orders: int = 0

@@ -1,4 +1,4 @@
-"""What switches of a GPU's lease have cost in waiting for memory, and what the next ones will cost.
+"""The time that past switches of a GPU's lease waited for memory, and a forecast of the next ones.
 
 A measured wait is exact, and of other times: of programs that have ended, or of a first eviction, whose host memory had
 to be made.  What must move next is known beforehand, but not how long it takes.  So the quantum follows measured waits,
@@ -28,7 +28,7 @@ SAMPLE_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """At the end of one turn: bytes that the next client lacks, and those that cannot come during the turn."""
+    """Bytes that the next client lacks at the end of one turn, and those that cannot come during the turn."""
 
     lease_id: int
     missing_bytes: int
@@ -66,7 +66,7 @@ class SwitchCost:
         return best if len(self.rates) >= ENOUGH_RATES else max(best, min(ASSUMED_RATE, SLOWER_AT_FIRST * best))
 
     def forecast(self, lease_id: int, missing_bytes: int, exposed_bytes: int) -> None:
-        """What the switch at the end of this lease will move; replaces an earlier forecast for it."""
+        """Sets the forecast of the switch at the end of this lease; replaces an earlier one."""
         if self.forecasts and self.forecasts[-1].lease_id == lease_id:
             self.forecasts.pop()
         self.forecasts.append(Forecast(lease_id, missing_bytes, exposed_bytes))
@@ -84,5 +84,5 @@ class SwitchCost:
         return sum(f.exposed_bytes for f in last) / each, sum(f.missing_bytes for f in last) / each
 
     def hidden_bytes(self) -> int:
-        """What must move during the present turn, if no grant is to wait for it."""
+        """Bytes that must move during the present turn, if no grant is to wait for them."""
         return self.forecasts[-1].missing_bytes - self.forecasts[-1].exposed_bytes if self.forecasts else 0

@@ -79,11 +79,11 @@ class WaitQueue:
         return seat.place.demoted and self._demoted < len(self._shown)
 
     def seats(self) -> list[Seat]:
-        """In turn order."""
+        """Waiting seats in turn order."""
         return [self._seats[turn] for turn in self._turns]
 
     def views(self) -> tuple[JobView, ...]:
-        """What a policy chooses from: the queue without demoted seats, unless there are no others."""
+        """The candidates of a policy: the queue without demoted seats, unless there are no others."""
         if self._views is None:
             shown = self._shown
             if 0 < self._demoted < len(shown):

@@ -1,4 +1,4 @@
-"""What the kernel tells of processes: who is at the other end of a socket, whether the hook is loaded, and why not."""
+"""Facts about processes from the kernel: the peer of a socket, whether the hook is loaded, and the reason if not."""
 
 from __future__ import annotations
 

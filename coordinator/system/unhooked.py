@@ -33,7 +33,7 @@ def computing_processes() -> list[tuple[int, int]]:
 
 
 def unhooked_processes(computing: Iterable[tuple[int, int]]) -> list[tuple[int, ProcessFacts]]:
-    """Those of the computing processes that run without the hook, as far as this user may know."""
+    """Computing processes that run without the hook, as far as this user may know."""
     known = ((gpu, read_process(process_id)) for gpu, process_id in computing)
     return [(gpu, facts) for gpu, facts in known if facts is not None and facts.readable and not facts.hooked]
 

@@ -33,7 +33,7 @@ HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 TOKEN_HEADER: Final = "X-NVShare-Token"
 CHANGES: Final = (api.Ping, api.Pause, api.Resume, api.Set)
 SETTINGS: Final = ("class", "quantum")
-"""What the page may ask with a token, and set.  Ping checks the token."""
+"""Requests and settings that the page may use with a token.  Ping checks the token."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

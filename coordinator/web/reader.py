@@ -14,7 +14,7 @@ RECONNECT_S: Final = 1.0
 
 
 class Reader(Protocol):
-    """What the page needs of a coordinator.  Both methods may block for seconds."""
+    """The page's access to a coordinator.  Both methods may block for seconds."""
 
     def call(self, request: api.Request) -> Any:
         """The result of a request.  Raises ControlError and NoCoordinatorError."""

@@ -1,4 +1,4 @@
-"""What the page shows, as values for JSON: made from one `status` reply and the time line.
+"""The page's content, as values for JSON: made from one `status` reply and the time line.
 
 Invariants: the number of programs in a picture is bounded.  A picture is for everybody who can connect, so
 `hide_other_users` hides all names.

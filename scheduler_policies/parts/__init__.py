@@ -1,1 +1,1 @@
-"""What several policies use: turns of owners, shares, a table of measurements, and control of best-effort work."""
+"""Parts of several policies: turns of owners, shares, a table of measurements, and control of best-effort work."""

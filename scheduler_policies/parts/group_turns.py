@@ -17,7 +17,7 @@ Group = tuple[JobView, ...]
 
 
 class GroupTurn(NamedTuple):
-    """Whose turn it is: the quanta of the members, those of other groups, and who follows."""
+    """The present turn: the quanta of the members, those of other groups, and who follows."""
 
     quanta: dict[int, int]
     waiting: frozenset[int]

@@ -80,7 +80,7 @@ class Looks:
         return known is None or known.busy_rate == 0.0
 
     def rate(self, client: int, setting: frozenset[int]) -> float:
-        """What stands for the rate alone in a setting, beside its interactive programs; 0: not known."""
+        """The stand-in for the rate alone in a setting, beside its interactive programs; 0: not known."""
         known = self._clients.get(client)
         here = {other for other in setting if other != client and self._is_interactive(other)}
         return known.beside_rate if known is not None and here and known.beside == here else 0.0

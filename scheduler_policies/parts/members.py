@@ -1,4 +1,4 @@
-"""What each member of a running set gets, by its class, its shares, and who is active."""
+"""The allotment of each member of a running set, by its class, its shares and the active jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arrangement gives more, as measured: all programs side by side, or groups of them in turns.
+"""The arrangement that gives more, as measured: all programs side by side, or groups of them in turns.
 
 An *arrangement* is a list of groups that take turns beside programs that always run.  A program's *normalised progress*
 is its rate over its rate alone.  In turns it counts what the program achieves during its turn, times its group's part
@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
     considered: tuple[tuple[JobView, ...], ...] = ()
 
     def why(self, quantum_ns: int) -> str:
-        """For people."""
+        """A sentence for people."""
         shown = [" with ".join(_named(job) for job in group) for group in self.considered[:3]]
         more = f" and {len(self.considered) - 3} more" if len(self.considered) > 3 else ""
         names = " and ".join(shown) + more

@@ -60,7 +60,7 @@ def compiled_switch(tmp_path: Path) -> dict[str, str]:
 
 
 def run_program(tmp_path: Path, switch: dict[str, str], *, hooked: bool) -> dict[str, Any]:
-    """What the program above says."""
+    """Output of the program above."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     root = str(Path(__file__).parents[2])

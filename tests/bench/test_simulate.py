@@ -191,7 +191,7 @@ def test_pictures_are_those_of_the_policies(policy: str) -> None:
 
 
 def command(*words: str) -> Any:
-    """What the command prints with these options."""
+    """Output of the command with these options."""
     done = subprocess.run(
         [sys.executable, "-m", "nvshare.bench.simulate", "--json", *words],
         capture_output=True, text=True, env=environment(), cwd=ROOT, check=False,

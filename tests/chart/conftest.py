@@ -43,7 +43,7 @@ def versions() -> list[str]:
 
 
 class Rendered:
-    """What one `helm template` gave."""
+    """Result of one `helm template`."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self.files = files
@@ -132,7 +132,7 @@ def own_schema(name: str) -> jsonschema.Draft202012Validator:
 
 
 def mistakes(document: Document, version: str) -> list[str] | None:
-    """What a version's API server would refuse; None when it does not know the kind."""
+    """Mistakes that a version's API server would refuse; None when it does not know the kind."""
     kind, api = document["kind"], document["apiVersion"]
     if (SCHEMAS / f"{kind.lower()}.json").exists() and "k8s.io" not in api and "." in api:
         validator: jsonschema.Draft202012Validator | None = own_schema(kind.lower())

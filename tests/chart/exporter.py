@@ -1,4 +1,4 @@
-"""What one node's coordinator really exports, by its own collector: names, labels, number of series.
+"""Metrics of one node's coordinator, by its own collector: names, labels, number of series.
 
 Non-goals: what dashboards or documents make of it.
 """

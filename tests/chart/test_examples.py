@@ -19,7 +19,7 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 
 
 def documents(name: str) -> list[dict[str, Any]]:
-    """What `kubectl apply -f` would read."""
+    """Documents that `kubectl apply -f` would read."""
     text = (EXAMPLES / name).read_text(encoding="utf-8")
     return [{**d, "metadata": {"namespace": "default", **d["metadata"]}} for d in yaml.safe_load_all(text) if d]
 

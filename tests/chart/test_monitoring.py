@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 DASHBOARD = json.loads((CHART / "dashboards" / "nvshare.json").read_text(encoding="utf-8"))
 RULES = yaml.safe_load((CHART / "rules" / "alerts.yaml").read_text(encoding="utf-8"))
 TARGET_LABELS = {"node", "job", "instance"}
-"""What scraping adds."""
+"""Labels that scraping adds."""
 FOREIGN = {"up"}
 
 
@@ -56,7 +56,7 @@ def expressions() -> list[str]:
 
 @functools.cache
 def exported() -> dict[str, set[str]]:
-    """What a coordinator with two busy pods exports, its device plugin, and the admission server."""
+    """Metrics of a coordinator with two busy pods, its device plugin, and the admission server."""
     texts = (exporter.scrape(1, 2), exporter.scrape_plugin(), exporter.scrape_admission())
     return {name: labels for text in texts for name, labels in exporter.series(text).items()}
 

@@ -9,7 +9,7 @@ UUID = "GPU-00000000-0000-0000-0000-{:012d}"
 
 
 def uuid_of(gpu: int) -> str:
-    """Of the made-up GPU with that index."""
+    """UUID of the made-up GPU with that index."""
     return UUID.format(gpu)
 
 

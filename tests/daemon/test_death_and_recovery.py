@@ -1,4 +1,4 @@
-"""What dies, and what goes on: clients, coordinators, and the lease meanwhile."""
+"""Deaths of clients and coordinators, and the lease meanwhile."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def set_everything(running: Running) -> None:
 
 
 def what_is_set(running: Running, name: str = "train") -> list[object]:
-    """What `set_everything` changes."""
+    """Values that `set_everything` changes."""
     status = running.status()
     (client,) = (client for client in status["clients"] if client["name"] == name)
     first, second = (

@@ -59,5 +59,5 @@ class ForgeMarkdown(Extension):
 
 
 def makeExtension(**settings: Any) -> ForgeMarkdown:
-    """What Markdown calls."""
+    """Entry point that Markdown calls."""
     return ForgeMarkdown(**settings)

@@ -28,7 +28,7 @@ from nvshare.scheduler_policies import registry
 ROOT: Final = Path(__file__).resolve().parents[2]
 REFERENCE: Final = ROOT / "docs" / "reference"
 ABSENT: Final = {"quantum": "`auto`", "capacity": "the card's", "host_budget": "3/4 of memory"}
-"""What None means as a default; else "none"."""
+"""Texts for None as a default; else "none"."""
 
 
 def _meanings() -> dict[str, str]:

@@ -18,7 +18,7 @@ LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link
 
 
 class Targets(HTMLParser):
-    """What a page links to, and what a browser loads for it."""
+    """Links of a page, and files that a browser loads for it."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ class Node:
         self.coordinator = None
 
     def log(self) -> str:
-        """What the coordinators wrote."""
+        """Log of the coordinators."""
         log = self.directory / "coordinator.log"
         return log.read_text(errors="replace") if log.exists() else ""
 
@@ -147,7 +147,7 @@ class Node:
         threading.Thread(target=gather, daemon=True).start()
 
     def trace(self) -> list[Busy]:
-        """What ran on the GPUs so far."""
+        """Work that ran on the GPUs so far."""
         return list(read_trace(self.state)) if self.state.exists() else []
 
     def await_work(self, process_id: int, after_ns: int = 0) -> None:

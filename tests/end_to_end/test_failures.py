@@ -1,4 +1,4 @@
-"""What breaks and what must not: killed holders, killed coordinators, stopped programs.
+"""Failures and their bounds: killed holders, killed coordinators, stopped programs.
 
 Judged by the GPU's own trace and by the programs' exit codes.
 """
@@ -20,7 +20,7 @@ LONG = "100"
 
 
 def start_coordinator_without_turns(node: Node) -> None:
-    """Who has the lease keeps it, also where the machine is so busy that the holder's GPU is idle for a moment."""
+    """The holder keeps its lease, also on a machine so busy that its GPU is idle for a moment."""
     node.start_coordinator("--quantum=60s", variables={"NVSHARE_IDLE_RELEASE": "0"})
 
 

@@ -60,7 +60,7 @@ def under_sanitizer(environment: dict[str, str], kind: str, folder: Path) -> dic
 
 
 def complaints(folder: Path) -> list[str]:
-    """Of programs that were started with `under_sanitizer`."""
+    """Sanitizer reports of programs that were started with `under_sanitizer`."""
     return [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("complaint*")]
 
 

@@ -31,7 +31,7 @@ from tests.waiting import BOUND_S
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 MODES = ("device", "managed", "swap")
 ATTEMPTS = 20
-"""Of a case that needs its lease for three calls in a row: a busy machine takes some of them."""
+"""Attempts of a case that needs its lease for three calls in a row: a busy machine takes some of them."""
 LIMIT = 60 << 20
 """Bytes of the card that each program sees, so that what it reads does not depend on the other."""
 
@@ -108,7 +108,7 @@ def shared(request: pytest.FixtureRequest, built: Built, compiled: Path) -> Iter
 
 
 def complaints(errors: str) -> list[str]:
-    """What a program wrote to standard error, without its long waits: a busy machine has them."""
+    """Standard error of a program, without its long waits: a busy machine has them."""
     return [line for line in errors.splitlines() if not re.match(r"nvshare: (waiting for GPU 0|GPU 0 after)", line)]
 
 

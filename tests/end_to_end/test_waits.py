@@ -1,4 +1,4 @@
-"""What a user sees of a wait for the GPU."""
+"""Messages to the user of a program that waits for the GPU."""
 
 from __future__ import annotations
 

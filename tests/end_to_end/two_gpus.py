@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).resolve().parent.parent / "hook" / "memory" / "programs
 MIB = 1 << 20
 CAPACITY = "48MiB"
 SIZE = 32 * MIB
-"""Of a program's memory on a GPU; two of them do not fit."""
+"""Size of a program's memory on a GPU; two of them do not fit."""
 LITTLE = 8 * MIB
 COPIES = {name: place for place, name in enumerate(KINDS)}
 """Calls that memory_program.py's `copy_between` knows, and their numbers there."""
@@ -45,7 +45,7 @@ class Told:
         return self.process.stdout.readline().strip()
 
     def ask(self, *words: object) -> Any:
-        """What a command answers."""
+        """The answer to a command."""
         assert self.process.stdin is not None
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
@@ -96,7 +96,7 @@ def evicted(stand: Fixture, rival: Told) -> None:
 
 
 def answers(stand: Fixture, *, hooked: bool) -> list[Any]:
-    """What a program is told about peer access, wanted once too often and of the wrong GPU."""
+    """Answers to a program about peer access, wanted once too often and of the wrong GPU."""
     with told(stand, hooked=hooked) as program:
         said = [program.ask("peer_facts", *pair) for pair in ((0, 1), (1, 0), (0, 0), (0, 9))]
         said += [program.ask("use", 1)]
@@ -147,7 +147,7 @@ def first_memory(program: Told, memory: str) -> int:
 
 
 def rights(stand: Fixture, *, hooked: bool, mode: str = "swap", peers: bool = True) -> dict[str, int]:
-    """What a driver lets GPU 1 do with memory of GPU 0: by kind of memory and call, for kernels by what was given."""
+    """Rights of GPU 1 to memory of GPU 0: by kind of memory and call, for kernels by what was given."""
     found = {}
 
     def begin() -> AbstractContextManager[Told]:
@@ -175,7 +175,7 @@ def rights(stand: Fixture, *, hooked: bool, mode: str = "swap", peers: bool = Tr
 
 
 def rights_of_cards(*, peers: bool = True) -> dict[str, int]:
-    """What cards and the simulated GPU answer."""
+    """Answers of cards and of the simulated GPU."""
     found = {}
     for memory in ALLOCATE:
         own = memory == "plain"

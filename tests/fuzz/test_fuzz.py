@@ -1,4 +1,4 @@
-"""What is fuzzed: the corpus under sanitizers with any compiler, and a short hunt where there is libFuzzer."""
+"""Fuzzing: the corpus under sanitizers with any compiler, and a short hunt where there is libFuzzer."""
 
 from __future__ import annotations
 

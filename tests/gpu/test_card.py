@@ -40,7 +40,7 @@ def run(*command: str, seconds: float = 110) -> dict[str, Any]:
 
 
 def holder(stand: Fixture) -> object:
-    """Who has the lease of the first GPU; nothing while nobody has."""
+    """Holders of the first GPU's lease."""
     return stand.control("status")["gpus"][0]["holders"]
 
 

@@ -28,7 +28,7 @@ CAPACITY = "--capacity=256MiB"
 
 
 def holders(stand: Fixture) -> object:
-    """Of the lease of the first GPU."""
+    """Holders of the first GPU's lease."""
     return stand.control("status")["gpus"][0]["holders"]
 
 

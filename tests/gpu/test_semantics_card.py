@@ -55,7 +55,7 @@ def start(runtime_dir: Path, mode: str, program: Path, case: str) -> subprocess.
 
 
 def outcome(runtime_dir: Path, mode: str, program: Path, case: str) -> str:
-    """What is wrong, or nothing."""
+    """Complaints of the program, or nothing."""
     process = start(runtime_dir, mode, program, case)
     try:
         output, errors = process.communicate(timeout=BOUND_S)

@@ -59,7 +59,7 @@ def stand(built: Built, cards: None) -> Iterator[Fixture]:
 
 
 def can_reach(stand: Fixture) -> bool:
-    """What the driver says of GPU 1 and GPU 0's memory."""
+    """Whether GPU 1 can reach GPU 0's memory, by the driver."""
     with told(stand, hooked=False) as program:
         return bool(program.ask("peer_facts", 1, 0)[1] == 1)
 

@@ -31,7 +31,7 @@ def cuda_include() -> str:
 
 
 def run_compiler(command: list[str]) -> str:
-    """What it prints; a failure shows its words."""
+    """Output of the compiler; a failure shows it."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.fail(f"{' '.join(command)}\n{done.stderr[-4000:]}", pytrace=False)

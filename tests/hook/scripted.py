@@ -43,7 +43,7 @@ class ScriptedCoordinator:
     """A ROUTER for hooks on `path`."""
 
     listening: ClassVar[list[ScriptedCoordinator]] = []
-    """Of this test."""
+    """Listening coordinators of this test."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -142,7 +142,7 @@ class ScriptedCoordinator:
         pytest.fail(f"no {kind.__name__} came; heard {self.received}")
 
     def nothing(self, kind: type[messages.Message]) -> None:
-        """What came so far holds none of this kind."""
+        """Asserts that no message of this kind has come."""
         while self.receive(0.0) is not None:
             pass
         assert not [m for m in self.received if isinstance(m, kind)]
@@ -267,7 +267,7 @@ class JsonClient(ScriptedClient):
         return self.result()
 
     def result(self) -> Any:
-        """Of a call that was only told."""
+        """Result of a call that was only told."""
         answer = self.answer()
         assert answer, f"the program ended: {self.ended()}"
         return json.loads(answer)

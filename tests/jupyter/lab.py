@@ -138,12 +138,12 @@ class Lab:
             self.page.press("i", 73)
 
     def output(self, notebook: str, cell: int) -> str:
-        """What is seen below a cell."""
+        """Output below a cell."""
         cells = f"{panel(notebook)}.querySelectorAll('.jp-CodeCell')"
         return str(self.page.evaluate(f"{cells}[{cell}].querySelector('.jp-OutputArea').innerText"))
 
     def await_output(self, notebook: str, cell: int, part: str) -> str:
-        """What is seen below a cell when it has this part."""
+        """Output below a cell, as soon as it has this part."""
         eventually(lambda: part in self.output(notebook, cell), f"{part!r} below cell {cell} of {notebook}")
         return self.output(notebook, cell)
 

@@ -38,7 +38,7 @@ class Card(VirtualGpu):
         self.busy: dict[int, float] = {}
         self.refill_ns: dict[int, int] = {}
         self.stalls: dict[int, float] = {}
-        """What a program that waits for each of its results gets at most beside a saturating one."""
+        """Largest share of a program that waits for each of its results, beside a saturating one."""
         self.silent: set[int] = set()
         """Programs whose progress cannot be measured."""
         self.noise: dict[int, float] = {}

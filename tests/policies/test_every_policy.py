@@ -1,4 +1,4 @@
-"""What holds for every policy, in worlds of one GPU in virtual time.
+"""Properties of every policy, in worlds of one GPU in virtual time.
 
 `VirtualGpu` checks each plan: it names known jobs once, two calls agree, and it stays once it is carried out.
 """

@@ -1,4 +1,4 @@
-"""Whatever a policy does, the invariants hold and round robin takes over (invariant 8)."""
+"""Faults of policies: the invariants hold, and round robin takes over (invariant 8)."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class VirtualGpu:
         return next((job for job in self.running() if job.client in members), None)
 
     def views(self) -> list[JobView]:
-        """What the policy sees: who runs or comes, then who waits, in turn order."""
+        """Jobs that the policy sees: running and coming ones, then waiting ones in turn order."""
         shown = [job.view for job in self.jobs.values() if job.wanted or job.view.state]
         return sorted(shown, key=lambda view: (not view.state, view.turn.number))
 

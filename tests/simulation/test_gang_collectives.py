@@ -39,7 +39,7 @@ class Program:
     asks_in: int | None = None
 
     def hear(self) -> None:
-        """What has come since the last tick."""
+        """Handles the messages since the last tick."""
         for grant in self.client.take(messages.Grant):
             self.lease_id, self.open, self.asks_in = grant.lease_id, True, None
         if self.client.take(messages.Revoke):
@@ -114,7 +114,7 @@ class Rival(Program):
 
 @dataclass(slots=True)
 class Outcome:
-    """Of the time that each could have at best: all of it."""
+    """Shares of the time that each could have at best."""
 
     gang: float
     rivals: list[float] = field(default_factory=list)

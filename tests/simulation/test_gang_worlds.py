@@ -1,4 +1,4 @@
-"""What gangs are worth, and that they cost nobody its turn: seeded worlds, every invariant after every event.
+"""Gain of gangs, and turns of the others beside them: seeded worlds, every invariant after every event.
 
 The same worlds with gangs that nobody tells the core of are the comparison.
 """
@@ -34,7 +34,7 @@ def live(seed: int, plan: Plan, core: Settings) -> World:
 
 
 def share_together(plan: Plan, policy: str) -> float:
-    """Of the time in which a member worked and another one worked or waited on another GPU."""
+    """Share of the time in which a member worked and another one worked or waited on another GPU."""
     together = apart = 0
     for seed in range(4):
         world = live(seed, plan, core_settings(check_invariants=False, policy=policy, drain_deadline_ns=SECOND_NS))

@@ -1,4 +1,4 @@
-"""What switching costs under the memory plan, and that accounting survives deaths and restarts: simulated time, a link
+"""Cost of switching under the memory plan, and accounting across deaths and restarts: simulated time, a link
 of 50 GiB/s each way and 85 together, the real core.
 
 The bounds here are of the plan, in time that no machine's load changes.
@@ -151,7 +151,7 @@ def moving(jobs: LinkWorld, *, evict: bool, exposed: bool) -> Callable[[], bool]
 
 
 def victim(jobs: LinkWorld, *, evict: bool) -> Job:
-    """Whoever is in the middle of it."""
+    """A job in the middle of such an order."""
     return next(job for job in jobs.jobs if job.order is not None and job.order.evict is evict and job.order.moved)
 
 

@@ -1,4 +1,4 @@
-"""What the page's tests share: a scripted coordinator behind the routes."""
+"""Fixtures of the page's tests: a scripted coordinator behind the routes."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def get(port: int, path: str) -> http.client.HTTPResponse:
 
 
 def pictures(port: int) -> Iterator[dict[str, Any]]:
-    """What a browser gets."""
+    """Pictures that a browser gets."""
     with closing(get(port, "/live")) as reply:
         while line := reply.readline():
             if line.startswith(b"data: "):

@@ -1,4 +1,4 @@
-"""Which cases the matrix has, in the order in which they run: cheap and telling ones first.
+"""Cases of the matrix in the order in which they run: cheap and telling ones first.
 
 Invariants: a case that may run in `managed` mode takes little memory: with a limit of 96 MiB a program and two programs
 at a time, the matrix never has more than 192 MiB of managed memory.
@@ -17,7 +17,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "managed": ("--memory", "managed", "--gpu-memory-limit", MANAGED_LIMIT),
     "swap": ("--memory", "swap"),
 }
-"""What `nvshare-run` is told.  `swap` runs when asked for."""
+"""Memory modes, as options of `nvshare-run`.  `swap` runs when asked for."""
 
 NOT_MANAGED = frozenset({"device", "swap"})
 SMALL = frozenset({"device", "managed", "swap"})
@@ -54,7 +54,7 @@ EVERYWHERE = {
     "XLA_FLAGS": "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true",
     "PYTHONWARNINGS": "ignore",
 }
-"""With and without the hook alike."""
+"""Environment with and without the hook."""
 
 FIRST = (
     Group(
@@ -92,7 +92,7 @@ FIRST = (
         modules=("cupy",),
     ),
 )
-"""In every mode before the others begin."""
+"""Groups that run in every mode before the others begin."""
 
 THEN = (
     Group("numba", (Case("Numba-CUDA", "numba.kernel", SMALL),), modules=("numba",)),

@@ -20,12 +20,12 @@ SOURCE = (
 
 
 def versions() -> dict[str, str]:
-    """For the record."""
+    """Versions for the record."""
     return {"cupy": cupy.__version__}
 
 
 def default_pool() -> Any:
-    """What CuPy does by itself."""
+    """CuPy's default memory pool."""
     return cupy.get_default_memory_pool().malloc
 
 

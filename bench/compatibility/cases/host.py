@@ -48,7 +48,7 @@ class Host:
         return self.program
 
     def answer(self, words: list[str]) -> dict[str, Any]:
-        """To one request."""
+        """The answer to one request."""
         if words[0] == "by":
             return switch.answer(words[1])
         program = self.use(words[1])
@@ -72,7 +72,7 @@ class Host:
 
 
 def serve(host: Host, answers: IO[str]) -> None:
-    """Until the input ends."""
+    """Answers requests until the input ends."""
     for line in sys.stdin:
         try:
             told = host.answer(line.split())

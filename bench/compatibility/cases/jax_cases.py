@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 
 
 def versions() -> dict[str, str]:
-    """For the record."""
+    """Versions for the record."""
     return {"jax": jax.__version__}
 
 

@@ -22,7 +22,7 @@ from nvshare.bench.compatibility.cases.program import Outcome, Program
 
 
 def versions() -> dict[str, str]:
-    """For the record."""
+    """Versions for the record."""
     found = {"numba": numba.__version__}
     with suppress(PackageNotFoundError):  # older ones have the CUDA target built in
         found["numba-cuda"] = version("numba-cuda")

@@ -1,4 +1,4 @@
-"""What a case of the matrix is: something that can be checked, and perhaps run step by step.
+"""A case of the matrix: a program that can be checked, and perhaps run step by step.
 
 Invariants: a check starts from its own seeds, so that it gives the same in every process and every time; it takes a
 second at most once everything is compiled, and stays below 32 MiB of device memory.
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def digest(self) -> str:
-        """Of all so far."""
+        """The digest of all results so far."""
         return str(self._seen.hexdigest())
 
 

@@ -20,12 +20,12 @@ torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def versions() -> dict[str, str]:
-    """For the record."""
+    """Versions for the record."""
     return {"torch": torch.__version__, "CUDA of torch": str(torch.version.cuda)}
 
 
 def host(tensor: Any) -> Any:
-    """As a NumPy array."""
+    """The tensor as a NumPy array."""
     return tensor.detach().float().cpu().numpy()
 
 

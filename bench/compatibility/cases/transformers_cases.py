@@ -12,7 +12,7 @@ from nvshare.bench.compatibility.cases.program import Outcome, Program
 
 
 def versions() -> dict[str, str]:
-    """For the record."""
+    """Versions for the record."""
     return {"transformers": transformers.__version__}
 
 

@@ -15,7 +15,7 @@ from nvshare.bench.compatibility.cases.program import Outcome, Program
 
 
 def versions() -> dict[str, str]:
-    """For the record."""
+    """Versions for the record."""
     return {"triton": triton.__version__}
 
 

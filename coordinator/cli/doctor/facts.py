@@ -1,4 +1,4 @@
-"""What the doctor knows and what it finds."""
+"""Facts that the doctor gathers, and its findings."""
 
 from __future__ import annotations
 

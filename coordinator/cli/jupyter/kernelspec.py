@@ -22,7 +22,7 @@ from nvshare.coordinator.units import parse_size
 app = typer.Typer(no_args_is_help=True, help="Jupyter kernels whose notebooks share the GPU.")
 
 NAME: Final = re.compile(r"[a-z0-9._-]+")
-"""What Jupyter allows."""
+"""Characters that Jupyter allows in a kernel's name."""
 
 
 @app.callback()

@@ -1,4 +1,4 @@
-"""What the user of `top` has chosen, and what a key changes: a choice, or a request to the coordinator."""
+"""The choices of the user of `top`.  A key changes a choice, or makes a request to the coordinator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Choice:
     selected: tuple[int, str | None] | None = None
     """Client and GPU; None: the first row."""
     said: str = ""
-    """What the last key has done."""
+    """Result of the last key."""
     ended: bool = False
 
 
@@ -65,7 +65,7 @@ def rows(status: Mapping[str, Any], choice: Choice) -> list[Row]:
 
 
 def key_of(row: Row) -> tuple[int, str | None]:
-    """What tells a row from the others."""
+    """The key of a row."""
     return (row.client["client"], None if row.gpu is None else row.gpu["uuid"])
 
 
@@ -117,7 +117,7 @@ def _next_quantum(quantum_ns: int, key: str) -> int:
 
 
 def answer(request: api.Request, result: Mapping[str, Any]) -> str:
-    """What has been done, in one line."""
+    """The result of a request, in one line."""
     match request:
         case api.Set(setting="quantum", value=quantum_ns):
             done = f"the quantum is {f'{quantum_ns / 1e6:g} ms' if isinstance(quantum_ns, int) else 'automatic'}"

@@ -28,7 +28,7 @@ _COLOURS: Final = {"running": "green", "waiting": "yellow", "no room": "red", "p
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What a frame is for.  No `height`: all of it."""
+    """The terminal of a frame.  No `height`: all rows are shown."""
 
     width: int = 80
     height: int | None = None
@@ -88,7 +88,7 @@ class _Gpu:
         return f"{shown} {size_of(gpu['resident_bytes'], gpu['capacity_bytes'])}"
 
     def lines(self, names: Mapping[int, str], screen: Screen) -> list[Text]:
-        """What runs and why, who waits, memory and the cost of switching."""
+        """One GPU: its running set with the reason, its queue, its memory and the cost of switching."""
         found = [Text(), Text(cut(self._title(), screen.width), style="bold")]
         for reason in self.reasons:
             found += [Text(f"  {line}", style="italic") for line in textwrap.wrap(reason, max(20, screen.width - 2))]
@@ -103,7 +103,7 @@ class _Gpu:
         return [*found, *(Text.assemble((f"  {name:<10}", "dim"), cut(told, width)) for name, told in lines)]
 
     def one_line(self, names: Mapping[int, str], screen: Screen) -> Text:
-        """As much as a line holds, where there are many GPUs."""
+        """The GPU in one line, for screens with many GPUs."""
         head = f"GPU {self.gpu['index']:<2} {self._memory(10, screen):<30} {len(self.queue)} wait  "
         return Text(head + self._running(names, screen.width - len(head)))
 
@@ -126,7 +126,7 @@ def _gpus(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[_
 
 
 def _listed(names: list[str], width: int) -> str:
-    """As many names as the line holds."""
+    """The names that fit on the line."""
     for most in range(len(names), 0, -1):
         more = f" and {len(names) - most} more" if most < len(names) else ""
         listed = ", ".join(names[:most]) + more
@@ -136,7 +136,7 @@ def _listed(names: list[str], width: int) -> str:
 
 
 def _rates(gpu: Mapping[str, Any], before: Mapping[str, Any] | None, elapsed_ns: int) -> list[str]:
-    """What switching costs, and what it has cost since the earlier reply."""
+    """The cost of a switch, and the cost of switches since the earlier reply."""
     found = []
     if gpu["handovers_us"]:
         found.append(f"hand-over {format_duration(int(gpu['handovers_us']['p50'] * 1000))}")

@@ -31,7 +31,7 @@ class Instant:
 
 @dataclass(slots=True)
 class Recording:
-    """What has happened.  Spans that had begun before the recording, or last longer, end at its edges."""
+    """The events of a recording.  Spans that had begun before the recording, or last longer, end at its edges."""
 
     start_ns: int
     end_ns: int
@@ -46,7 +46,7 @@ class Recording:
 
     @property
     def leases(self) -> list[Span]:
-        """From the opening of a client's gate, as far as it is known, until its lease came back."""
+        """Spans of leases, from the opening of the client's gate, if known, to the release."""
         return self._of("hold")
 
     @property

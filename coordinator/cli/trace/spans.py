@@ -38,7 +38,7 @@ class Span:
 
 
 class Spans:
-    """Not for two threads at once."""
+    """Spans of one recording.  Use by one thread only."""
 
     def __init__(self, *, merged_ns: int = 0, most: int | None = None) -> None:
         """Shorter pauses than `merged_ns` join two spans; shorter waits are not kept.
@@ -129,6 +129,6 @@ class Spans:
 
 
 def _values(event: Mapping[str, Any]) -> dict[str, Any]:
-    """What a span keeps of its events."""
+    """Values of events that a span keeps."""
     found = {name: event[name] for name in ("lease", "idle", "drained", "moved_bytes") if name in event}
     return found | {f"{name}_ms": event[f"{name}_ns"] / 1e6 for name in ("quantum", "drain") if f"{name}_ns" in event}

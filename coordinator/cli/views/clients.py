@@ -47,7 +47,7 @@ def _kind(client: Mapping[str, Any]) -> list[str]:
 
 
 def _figures(client: Mapping[str, Any], seat: Mapping[str, Any] | None) -> list[str]:
-    """From SHARE to ALLOCATED."""
+    """The columns from SHARE to ALLOCATED."""
     rank = [str(client["priority"]), str(client["weight"])]
     if seat is None:
         return ["-", "-", *rank, "-", "-", "-", "-"]

@@ -72,7 +72,7 @@ def lines(gpus: Iterable[Mapping[str, Any]], now_ns: int) -> list[str]:
 
 
 def notes(gpu: Mapping[str, Any]) -> list[str]:
-    """What changes the policy's plan."""
+    """Conditions that change the policy's plan."""
     found = []
     if gpu["sharing"] in OVERRIDES:
         found.append(f"{OVERRIDES[gpu['sharing']]} (`nvshare-ctl set sharing`)")

@@ -26,7 +26,7 @@ PERIOD_S: Final = 2.0
 
 
 Form = Literal["wide", "json", "yaml"]
-"""What is printed."""
+"""Format of the printed text."""
 Output = Annotated[Form | None, typer.Option("-o", "--output", help="all columns, or the whole reply")]
 Watch = Annotated[
     float | None,

@@ -37,7 +37,7 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
 
 
 def _table(status: Mapping[str, Any], names: Mapping[int, str], width: int | None, *, wide: bool) -> list[str]:
-    """With as many names of running programs as the width allows."""
+    """The table with as many names of running programs as the width allows."""
     found = []
     for most in (None,) if width is None or wide else (None, 3, 2, 1):
         found = layout(_COLUMNS, [_row(gpu, names, most) for gpu in status["gpus"]], width, wide=wide)

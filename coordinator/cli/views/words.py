@@ -1,4 +1,4 @@
-"""How views name programs and write figures."""
+"""Names of programs and figures as the views write them."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Live:
         return " of ".join(part for part in (self.setting, owner, self.gpu) if part)
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The setting as values for JSON."""
         return {
             "setting": self.setting,
             "gpu": self.gpu,
@@ -220,7 +220,7 @@ class LiveSettings:
         return [event for name, value in found for event in self.changes(client, name, value, uuid)]
 
     def profiled(self, event: events.Profiled) -> events.Profiled:
-        """What a client says of itself, with its live settings in place of its own."""
+        """A client's profile, with its live settings in place of its own."""
         own = {"class": event.job_class.name.lower(), "share_request": event.share_request}
         self._clients[event.client].base |= {**own, "share_limit": event.share_limit}
         job_class, request, limit = (self.value(event.client, name) for name in ("class", *SHARES))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
 
 HIDDEN: Final = "(hidden)"
-"""In place of a name that the reader must not see."""
+"""Stands for a name that the reader must not see."""
 
 OfProgram = api.Set | api.SetShare | api.Unset | api.Pause | api.Resume
 """Requests that change one program; `Set` and `Unset` only where they name one."""

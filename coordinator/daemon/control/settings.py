@@ -34,14 +34,14 @@ class Setting:
     kind: Any
     """The type of its values, with their bounds."""
     key: str
-    """In the reply to a change."""
+    """The value's key in the reply to a change."""
     about: str = ""
     value: str = ""
     """Name and help of the command's argument."""
     parse: Callable[[str], Any] = str
     shown: Callable[[Any], str] = str
     done: str = ""
-    """What a change says."""
+    """The message of a change."""
     of_client: bool = False
     by_gpu: bool = False
 

@@ -27,9 +27,9 @@ class SeatMemorySnapshot:
     room_bytes: int
     """The most that the client can have on the GPU beside immovable memory of others."""
     lacking_bytes: int
-    """What it needs beyond that."""
+    """The client's need beyond that room."""
     immovable_bytes: int
-    """What of it cannot move, or was allowed to become so."""
+    """Memory that cannot move, or was allowed to become immovable."""
     shut_out: bool
     """It is unschedulable for lack of room."""
     prepare_bytes: int

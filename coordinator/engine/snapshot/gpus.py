@@ -12,7 +12,7 @@ from nvshare.coordinator.protocol.messages import Sharing
 
 @dataclass(frozen=True, slots=True)
 class RulesSnapshot:
-    """What is in force on one GPU."""
+    """Settings and plan in force on one GPU."""
 
     policy: str
     policy_failures: int
@@ -74,7 +74,7 @@ class GpuMemorySnapshot:
     pinned_bytes: int
     host_bytes: int
     overflow_bytes: int
-    """What does not fit, as clients were told."""
+    """Memory that does not fit, as clients were told."""
     moving: int
     """Open memory orders."""
 

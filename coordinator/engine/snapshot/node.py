@@ -35,7 +35,7 @@ class HostOwnerSnapshot:
     clients: int
     shared_bytes: int
     spare_bytes: int
-    """How much more it could be given now."""
+    """Host memory that it could be given beyond that now."""
     refused: int
 
 

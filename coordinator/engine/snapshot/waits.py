@@ -22,7 +22,7 @@ class WaitSnapshot:
     """Clients that come before it; 0: it is the next one, or has no place."""
     paused: bool
     lacking_bytes: int
-    """What its memory lacks beside immovable memory; 0: it fits."""
+    """Room that its memory lacks beside immovable memory; 0: it fits."""
     recovering: bool
     moving: bool
     """It was chosen, and memory moves."""
@@ -36,7 +36,7 @@ class RefusalSnapshot:
     identity: Identity
     capacity_bytes: int
     immovable: tuple[tuple[Identity, int], ...]
-    """What the other clients have that cannot move, most first."""
+    """Immovable memory of the other clients, most first."""
 
 
 def take_wait(node: Node, seat: Seat) -> WaitSnapshot | None:

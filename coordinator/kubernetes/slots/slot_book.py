@@ -186,7 +186,7 @@ class SlotBook:
         return None if capped == own else capped
 
     def profiled(self, own: events.Profiled) -> events.Profiled:
-        """What a hook says of its program, within its slot's class and shares; unchanged without a slot."""
+        """A program's profile within its slot's class and shares; unchanged without a slot."""
         name = self._slot_of.get(own.client)
         if name is None:
             return own

@@ -252,7 +252,7 @@ class Process:
 
 
 def draw_profile(chance: random.Random) -> messages.Profile:
-    """What a process says that it is."""
+    """A process's profile."""
     request = chance.choice((0, 0, 200, 600))
     limit, deadline_ns = chance.choice((300, 1000, 1000)), chance.choice((0, SECOND_NS, 20 * SECOND_NS))
     return messages.Profile(chance.randint(0, 2), request, limit, deadline_ns, chance.random() < 0.3)

@@ -33,7 +33,7 @@ class AccessError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may read the metrics.  Without either: whoever reaches the port, in the clear."""
+    """Readers of the metrics.  Without either: everybody who reaches the port, in the clear."""
 
     token_file: Path | str | None = None
     tls_dir: Path | str | None = None

@@ -24,7 +24,7 @@ from nvshare.coordinator.system.journal import start_time
 from nvshare.coordinator.system.mps.obstacles import BINARY, find_binary, find_obstacle
 
 START_TIMEOUT_S: Final = 15.0
-"""Of the daemon and its server together; a server initialises CUDA on every card."""
+"""Longest start of the daemon and its server together; a server initialises CUDA on every card."""
 COMMAND_TIMEOUT_S: Final = 5.0
 QUIT_TIMEOUT_S: Final = 5.0
 KILL_TIMEOUT_S: Final = 2.0
@@ -51,7 +51,7 @@ class ControlDaemon:
         """Process id and start time of each server, also of a daemon that died."""
 
     def obstacle(self) -> str | None:
-        """What keeps a daemon from starting."""
+        """The obstacle to a daemon's start."""
         return find_obstacle(self.pipe_directory, self._environ, real_cards=self._real_cards)
 
     def adopt(self) -> tuple[int, bool] | None:

@@ -1,4 +1,4 @@
-"""What keeps MPS from starting, each with its remedy: no binary, another daemon, an unsupported card, a long path."""
+"""Obstacles to the start of MPS, each with its remedy: no binary, another daemon, an unsupported card, a long path."""
 
 from __future__ import annotations
 

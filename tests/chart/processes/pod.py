@@ -144,7 +144,7 @@ class Pod:
         return call(RuntimeDir(Path(self._mapped(container, "/run/nvshare"))), api.Status())
 
     def restart(self, name: str) -> None:
-        """What the kubelet does when a sidecar has died: the volumes stay."""
+        """Restarts a dead sidecar as the kubelet does: the volumes stay."""
         self.running[name].kill()
         self.running[name].wait()
         (container,) = [c for c in self.spec["initContainers"] if c["name"] == name]
@@ -167,7 +167,7 @@ class Pod:
         return codes
 
     def log(self, container: dict[str, Any]) -> str:
-        """What a container has written."""
+        """Output of a container."""
         file = self.directory / f"{container['name']}.log"
         return file.read_text(errors="replace") if file.exists() else ""
 

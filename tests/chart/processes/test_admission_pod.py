@@ -24,7 +24,7 @@ from tests.kubernetes.cluster.pod_shapes import container, pod, review
 from tests.waiting import eventually
 
 HOST = "gpu-nvshare-admission.nvshare.svc"
-"""What the API server connects to and checks the certificate for: NAME.NAMESPACE.svc of the service."""
+"""The host that the API server connects to, and checks the certificate for: NAME.NAMESPACE.svc of the service."""
 
 
 @pytest.fixture

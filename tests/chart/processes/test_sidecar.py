@@ -22,7 +22,7 @@ from tests.waiting import eventually
 
 
 def documents(chart: helm_python.Chart, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """What the example renders."""
+    """Documents that the example renders."""
     (text,) = chart.render(values or {}, name="notebook-with-worker", namespace="default").values()
     return [document for document in yaml.safe_load_all(text) if document]
 

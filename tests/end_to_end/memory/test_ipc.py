@@ -36,7 +36,7 @@ def tell(process: subprocess.Popen[str], words: str) -> None:
 
 
 def answer(process: subprocess.Popen[str]) -> Any:
-    """What came of it."""
+    """The program's answer."""
     assert process.stdout is not None
     assert select.select([process.stdout], [], [], 200)[0]
     line = process.stdout.readline()

@@ -38,7 +38,7 @@ def filled(process: subprocess.Popen[str], size: int, seed: int) -> int:
 
 
 def seat(node: Node, name: str) -> dict[str, Any]:
-    """What the coordinator knows of a program's memory."""
+    """A program's memory in the coordinator's status."""
     (client,) = [client for client in node.control("status")["clients"] if client["name"] == name]
     found: dict[str, Any] = client["seats"][0]
     return found

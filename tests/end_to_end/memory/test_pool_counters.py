@@ -16,7 +16,7 @@ MODES = ("device", "managed", "swap")
 
 
 def counters(stand: Fixture, framework: str, mode: str | None) -> object:
-    """What the program prints in a mode; None: without the hook."""
+    """Output of the program in a mode; None: without the hook."""
     extra = {} if mode is None else {"NVSHARE_MEMORY": mode}
     process = stand.start([sys.executable, str(PROGRAM), framework], hooked=mode is not None, extra=extra)
     told, _ = process.communicate()

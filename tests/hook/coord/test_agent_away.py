@@ -27,7 +27,7 @@ AT_FIRST = 40
 
 
 class Counts:
-    """What the agent has asked of the kernel."""
+    """System calls of the agent."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Counts:
 
 @pytest.fixture
 def counts(tmp_path: Path, hook_env: dict[str, str], built: Built) -> Counts:
-    """Of the clients of this test."""
+    """Counts of the clients of this test."""
     library = compile_c(tmp_path / "count.so", PROGRAMS / "count_calls.c", flags=("-shared", "-fPIC"))
     counted = Counts(tmp_path / "counts")
     hook_env |= {"LD_PRELOAD": f"{library}:{built.hook}", "NVS_TEST_COUNTS": str(counted.path)}

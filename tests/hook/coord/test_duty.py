@@ -169,7 +169,7 @@ def allot(coordinator: ScriptedCoordinator, rate: int) -> None:
 
 @pytest.fixture
 def state(hook_env: dict[str, str]) -> Path:
-    """Of the simulated GPU."""
+    """State file of the simulated GPU."""
     return Path(hook_env["NVSHARE_SIM_STATE"])
 
 

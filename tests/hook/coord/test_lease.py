@@ -270,7 +270,7 @@ def test_not_managed_is_open_for_good(held: Lease) -> None:
 
 
 class Model:
-    """What must hold whatever happens; plays the agent and remembers what the coordinator has been told."""
+    """Invariants of every sequence of events.  Plays the agent and remembers its messages to the coordinator."""
 
     def __init__(self, lease: Lease, *, run_on_loss: bool) -> None:
         self.lease = lease

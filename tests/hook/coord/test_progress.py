@@ -1,4 +1,4 @@
-"""What the hook reports of a program's progress, against a coordinator that does what the test says."""
+"""Reports of a program's progress by the hook, to a scripted coordinator."""
 
 from __future__ import annotations
 

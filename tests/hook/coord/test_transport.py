@@ -150,7 +150,7 @@ def taken(connection: socket.socket, wanted: bytes) -> bytes:
 
 
 def until_silent(connection: socket.socket) -> bytes:
-    """What comes until nothing more comes for a while."""
+    """Bytes received until the connection is silent for a while."""
     found = b""
     while select.select([connection], [], [], SHORT_S)[0]:
         more = connection.recv(4096)

@@ -49,7 +49,7 @@ def serve(coordinator: ScriptedCoordinator, process: subprocess.Popen[str]) -> N
 
 
 def sweep(coordinator: ScriptedCoordinator, environment: dict[str, str], *words: str | Path) -> list[str]:
-    """What it says, the last line cut off, which is `good` or, for `host-first`, `unused`."""
+    """Output of the sweep without its last line, which is `good` or, for `host-first`, `unused`."""
     process = subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
     )

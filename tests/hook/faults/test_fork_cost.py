@@ -1,4 +1,4 @@
-"""What a fork costs under the hook, counted in pages that the kernel gives to the child.
+"""Cost of a fork under the hook, in pages that the kernel gives to the child.
 
 Non-goals: times; what a child may do with its GPU (test_agent_faults.py).
 """

@@ -1,4 +1,4 @@
-"""What the hook writes into a program's standard error.
+"""Messages of the hook in a program's standard error.
 
 Non-goals: messages of single parts, which stand with their tests.
 """
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 def heard(coordinator: ScriptedCoordinator, environment: dict[str, str], *words: str | Path) -> tuple[str, str]:
-    """What a program writes, which gets all that it asks for: output and errors."""
+    """Output and errors of a program that gets all that it asks for."""
     process = subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
     )
@@ -50,7 +50,7 @@ def test_memory_freed_at_exit(
 
 
 def complaints(client: ScriptedClient) -> list[str]:
-    """What it wrote to its standard error, once it has ended."""
+    """Standard error of a program that has ended."""
     client.tell("exit")
     code, errors = client.ended()
     assert code == 0

@@ -42,7 +42,7 @@ def idle(graph_program: Path, hook_env: dict[str, str], coordinator: ScriptedCoo
 
 
 def names() -> list[str]:
-    """Of all kinds of calls; those that are to wait begin with a plus."""
+    """Names of all kinds of calls; those that are to wait begin with a plus."""
     table = PROGRAM.read_text(encoding="utf-8").partition("kinds[] = {")[2]
     return re.findall(r'\{"(\+?\w+)",', table)
 

@@ -22,7 +22,7 @@ from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 PROGRAM = Path(__file__).parent / "programs" / "graph_gpus.c"
 KINDS = ("captured", "kernel", "old_kernel", "context", "fill", "general", "elsewhere")
 MEANWHILE = {"nothing": (), "a capture": ("capture", "end capture"), "its context ends": ("reset",)}
-"""What the program does after such a launch, and after the drain."""
+"""Commands to the program after such a launch, and after the drain."""
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ STATIC = ("12.9", "13.0", "13.5")
 
 
 def folder() -> Path:
-    """Where they are, one folder a version."""
+    """Folder of the libraries, with one folder a version."""
     return Path(os.environ.get("NVSHARE_TEST_CUDARTS") or ROOT / "build" / "cudarts")
 
 

@@ -22,7 +22,7 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What the tests below run."""
+    """Compiled programs of the tests."""
 
     directory: Path
     look: Path
@@ -38,7 +38,7 @@ class Programs:
         driver: Path | None = None,
         **more: str,
     ) -> str:
-        """What a program under the hook says, all of it; `more` are variables of its environment."""
+        """Output of a program under the hook; `more` are variables of its environment."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("NVSHARE_")}
         environment |= {"LD_LIBRARY_PATH": str(driver or self.directory), "INTERCEPT_GPUS": str(gpus)} | more
         if preload:

@@ -23,7 +23,7 @@ OLD_DRIVER = 12010
 
 
 def complaints(output: str) -> tuple[list[str], int]:
-    """What a program found wrong, and how many things it looked at."""
+    """Complaints of a program, and the number of its checks."""
     *lines, last = output.splitlines()
     assert last.startswith("done "), output[-2000:]
     return lines, int(last.removeprefix("done "))

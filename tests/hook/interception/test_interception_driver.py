@@ -1,4 +1,4 @@
-"""What a whole driver hands out, by name, version and flag, without the hook and with it: the same function each time.
+"""Functions of a whole driver by name, version and flag: the same without the hook and with it.
 
 Runs on the simulated driver everywhere and on the real one where there is a card: no answer may differ but in that it
 leads through the hook.
@@ -64,7 +64,7 @@ THUNKS = {row.name for row in ROWS if row.kind == "THUNK"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What cuGetProcAddress said."""
+    """Answer of cuGetProcAddress."""
 
     result: int
     status: int
@@ -76,7 +76,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What a process sees of the driver."""
+    """The driver as a process sees it."""
 
     exported: dict[str, bool]
     """by name: dlsym's answer is in the hook"""
@@ -93,7 +93,7 @@ def ask_driver(environment: dict[str, str]) -> Driver:
 
 
 def differences(bare: Driver, hooked: Driver) -> list[str]:
-    """Where the hook changes an answer, or does not stand in front of a function that it wraps."""
+    """Answers that the hook changes, and wrapped functions that it does not stand in front of."""
     wrong = [f"{name}: exported on one side only" for name in set(bare.exported) ^ set(hooked.exported)]
     for name, inside in hooked.exported.items():
         if inside != (name in WRAPPED or name in THUNKS):

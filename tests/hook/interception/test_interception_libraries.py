@@ -16,7 +16,7 @@ from tests.hook.compiled import compile_c
 from tests.hook.interception.recording_driver import PROGRAMS, Programs
 
 CALLS = 4
-"""What one round of intercept_plugin.c puts on the GPU."""
+"""Calls to the GPU in one round of intercept_plugin.c."""
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def plugin(request: pytest.FixtureRequest, programs: Programs) -> Path:
 
 
 def output(programs: Programs, opener: Path, how: str, library: str) -> str:
-    """What the program says, which ends well and writes no error."""
+    """Output of the program, which ends well and writes no error."""
     return programs.run(opener, how, library)
 
 

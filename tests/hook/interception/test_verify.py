@@ -1,4 +1,4 @@
-"""What the bypass detector takes for granted about CUPTI: the layout that it declares, held against CUPTI's headers.
+"""Assumptions of the bypass detector about CUPTI: the layout that it declares, held against CUPTI's headers.
 
 How it behaves is tested in tests/launch/test_verify.py and, on a card, in tests/gpu/test_verify_card.py.
 """
@@ -33,7 +33,7 @@ _ABSENT = """
 #define __CUDA_DEPRECATED
 #define CUDARTAPI
 """
-"""What CUPTI's headers want of crt/host_defines.h, which is in no wheel that is needed here."""
+"""Definitions of crt/host_defines.h that CUPTI's headers use; no wheel that is needed here has the file."""
 
 _CHECK = """
 #include <cupti.h>
@@ -71,7 +71,7 @@ _Static_assert(NVS_CUPTI_KNOWS(CUPTI_API_VERSION), "this CUPTI is newer than the
 
 
 def cupti_headers() -> list[Path]:
-    """Of every CUPTI wheel that is installed."""
+    """Header folders of every installed CUPTI wheel."""
     spec = importlib.util.find_spec("nvidia")
     places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
     found = [place / part / "include" for place in places for part in ("cu13", "cuda_cupti")]

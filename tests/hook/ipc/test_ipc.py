@@ -65,7 +65,7 @@ def exported(client: Client, size: int, seed: int) -> tuple[int, int]:
 
 
 def opened(client: Client, handle: int) -> int:
-    """Where a handle is mapped."""
+    """Address at which a handle is mapped."""
     result, pointer = client.ask("ipc_open", handle, LAZY)
     assert result == 0
     return int(pointer)
@@ -78,7 +78,7 @@ def await_pinned(coordinator: ScriptedCoordinator, size: int) -> None:
 
 
 def names_in(client: Client, folder: str) -> list[str]:
-    """What the kernel lists of a process: its threads, its descriptors."""
+    """Entries of a folder of /proc/PID: threads, descriptors."""
     return [entry.name for entry in Path(f"/proc/{client.process.pid}/{folder}").iterdir()]
 
 

@@ -21,7 +21,7 @@ ROUNDS = 20
 
 
 EACH_S = 0.4
-"""Of a chunk or piece that is made to take long: several of them take longer than the hook once waited."""
+"""Time of a chunk or piece that is made to take long: several of them take longer than the hook once waited."""
 
 
 def progress(coordinator: ScriptedCoordinator, order: int, finished: bool) -> messages.MoveProgress:

@@ -33,7 +33,7 @@ MEM_ALLOC, MEM_FREE, MEMSET = 10, 11, 2
 
 
 def left(client: Client) -> int:
-    """What may still be allocated."""
+    """Memory that may still be allocated."""
     result, free, total, _ = client.ask("info")
     assert (result, total) == (0, LIMIT)
     return int(free)

@@ -1,4 +1,4 @@
-"""What a program is charged with, and what moves, to the byte: the hook over the simulated GPU.
+"""Charged and moved memory of a program, to the byte: the hook over the simulated GPU.
 
 Non-goals: calls of the driver that fail (test_fault_sweep.py); reservations (test_memory_process.py).
 """

@@ -1,4 +1,4 @@
-"""What pools say of their memory, and what is said without the hook: the same program, told the same, with and without.
+"""Figures of pools: the same program with the hook and without it.
 
 Where there is a card, over that too.  No program has more than 192 MiB.
 """
@@ -48,7 +48,7 @@ STEPS = [
 
 
 def told(client: Client, pool: int, steps: Iterable[str], by_name: bool = True) -> list[object]:
-    """What each step and then the pool says."""
+    """Answers to each step, each with the pool's figures."""
     pointers: dict[str, int] = {}
     seen: list[object] = []
     for step in steps:

@@ -277,7 +277,7 @@ def test_a_share_is_not_given_back_before_it_is_taken(
 
 
 def resident_bytes(client: Client) -> int:
-    """Of the whole process."""
+    """Resident memory of the whole process."""
     pages = int(Path(f"/proc/{client.process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -51,7 +51,7 @@ class Asked:
 
 @dataclass(slots=True)
 class State:
-    """What the server knows."""
+    """State of the server."""
 
     items: list[Json] = field(default_factory=list)
     version: str = "100"

@@ -94,7 +94,7 @@ class Policy:
         return merged(new, wanted)
 
     def messages(self, new: Json, old: Json | None = None) -> list[str]:
-        """What a validating policy finds."""
+        """Messages of a validating policy."""
         if not self.matches(new, old):
             return []
         data = {"object": new, "oldObject": old, "variables": self.variables(new, old)}

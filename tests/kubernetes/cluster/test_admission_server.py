@@ -282,7 +282,7 @@ def test_our_own_mistake_lets_the_pod_through(tmp_path: Path) -> None:
 
 
 def serial(site: Site) -> str:
-    """Of the certificate that a new connection gets."""
+    """Serial number of the certificate that a new connection gets."""
     connection = site.secure()
     found = connection.getpeercert()
     assert found is not None

@@ -26,12 +26,12 @@ from tests.waiting import eventually
 
 
 class AdmissionError(Exception):
-    """What a user would see as the pod's UnexpectedAdmissionError."""
+    """The pod's UnexpectedAdmissionError."""
 
 
 @dataclass
 class Grant:
-    """What one container got, by resource; the kubelet's checkpoint has the same."""
+    """Devices of one container by resource, as in the kubelet's checkpoint."""
 
     namespace: str
     pod: str
@@ -101,7 +101,7 @@ class Kubelet:
         self.registrations: list[str] = []
         self.grants: dict[tuple[str, str, str], Grant] = {}
         self.refuse = 0
-        """So many registrations are answered with an error first."""
+        """Number of registrations that are answered with an error first."""
         self._servers: list[Any] = []
 
     def start(self) -> None:

@@ -79,12 +79,12 @@ class Node:
         return self.runtime.simulated_gpu
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Of the node's own programs."""
+        """Environment of the node's own programs."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("NVSHARE_") and k != "LD_PRELOAD"}
         return {**kept, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.driver(), **more}
 
     def driver(self) -> dict[str, str]:
-        """What makes a program find the simulated driver; on a real node the container runtime brings the real one."""
+        """Variables that lead to the simulated driver; on a real node the container runtime brings the real one."""
         directory = os.environ["NVSHARE_SIM_LIBRARY_DIR"]
         return {
             "LD_LIBRARY_PATH": directory,
@@ -189,13 +189,13 @@ class Node:
         return call(self.runtime, api.Status())
 
     def control(self, *words: str) -> str:
-        """What `nvshare-ctl` prints for people."""
+        """Text output of `nvshare-ctl`."""
         done = ctl(self.runtime.path, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def slots(self) -> dict[str, Any]:
-        """What the coordinator says, by pod."""
+        """The coordinator's slots, by pod."""
         return {slot["pod"]: slot for slot in self.status()["slots"]}
 
     def slot_files(self) -> dict[str, Slot]:

@@ -25,7 +25,7 @@ def hook(directory: Path, content: bytes) -> Path:
 
 
 def versions(directory: Path) -> set[str]:
-    """What is installed; nothing half-made may lie there."""
+    """Installed versions; asserts that nothing half-made lies there."""
     found = {place.name for place in directory.iterdir()} - {".lock", library.CURRENT}
     assert not [name for name in found if name.startswith(".")]
     return found

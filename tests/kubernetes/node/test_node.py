@@ -26,7 +26,7 @@ LONG = ["60", "1000000", "4"]
 
 
 def first_line(process: subprocess.Popen[str]) -> dict[str, int]:
-    """What a program that stays has said."""
+    """First line of a program that stays."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate()[1]

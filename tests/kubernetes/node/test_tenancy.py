@@ -1,4 +1,4 @@
-"""Whose slot is whose, by what the kubelet says; and the health of GPUs: with stand-ins for kubelet and driver."""
+"""Owners of slots by the kubelet's answers, and the health of GPUs: with stand-ins for kubelet and driver."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the API server answered."""
+    """Answer of the API server."""
 
     status: int
     body: Json
@@ -72,7 +72,7 @@ class Reply:
 
     @property
     def message(self) -> str:
-        """Of a refusal."""
+        """Message of a refusal."""
         return str(self.body.get("message", ""))
 
 
@@ -148,7 +148,7 @@ class Client:
 
 
 def collection(document: Json, namespace: str) -> str:
-    """Where documents of this kind are."""
+    """Path of the documents of this kind."""
     api, kind = document["apiVersion"], document["kind"]
     plural = _PLURALS.get(kind) or (kind.lower() + "s")
     root = f"/apis/{api}" if "/" in api else f"/api/{api}"

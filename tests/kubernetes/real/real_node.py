@@ -68,12 +68,12 @@ def obstacle() -> str | None:
 
 @dataclass
 class RealNode:
-    """What tests do with it."""
+    """Operations of tests on the node."""
 
     plane: ControlPlane
     directory: Path
     shared: Path
-    """What containers find at /gpu."""
+    """Folder that containers find at /gpu."""
 
     @property
     def pod_resources(self) -> Path:
@@ -142,7 +142,7 @@ class RealNode:
         return eventually(there, f"{name} is {phase}", 120) or {}
 
     def output(self, name: str) -> str:
-        """What its containers printed, without the runtime's prefixes."""
+        """Output of a pod's containers, without the runtime's prefixes."""
         texts = [path.read_text(errors="replace") for path in (self.directory / "logs").glob(f"*_{name}_*/*/*.log")]
         return re.sub(r"(?m)^\S+ (stdout|stderr) \S ", "", "".join(texts))
 
@@ -158,7 +158,7 @@ class RealNode:
             self.remove(each["metadata"]["name"])
 
     def events(self, name: str) -> list[str]:
-        """What `kubectl describe pod` ends with."""
+        """Events at the end of `kubectl describe pod`."""
         items = self.plane.admin.get("/api/v1/namespaces/default/events")["items"]
         return [f"{each['reason']}: {each['message']}" for each in items if each["involvedObject"]["name"] == name]
 
@@ -201,7 +201,7 @@ def make_image(directory: Path, name: str, root: Path, environment: dict[str, st
 
 
 def _needs(binary: Path, search: str) -> Iterator[Path]:
-    """What the loader would load for it, and the loader."""
+    """Libraries that the loader would load for a program, and the loader."""
     said = subprocess.run(
         ["ldd", str(binary)], capture_output=True, text=True, check=False, env={**os.environ, "LD_LIBRARY_PATH": search}
     ).stdout

@@ -42,7 +42,7 @@ def cluster(plane: ControlPlane) -> ControlPlane:
 
 
 def dry_run(plane: ControlPlane, document: Json, namespace: str = NAMESPACE) -> tuple[int, str, tuple[str, ...]]:
-    """What would come of it: status, message, warnings."""
+    """Result of a dry run: status, message, warnings."""
     query = {"fieldValidation": "Strict", "dryRun": "All"}
     reply = plane.admin.request("POST", collection(document, namespace), document, **query)
     return reply.status, reply.message, reply.warnings

@@ -41,7 +41,7 @@ ONE = {GPU: "1"}
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the real kubelet is; nothing else of the double is asked for."""
+    """Paths of the real kubelet; nothing else of the double is asked for."""
 
     plugins: Path
     pod_resources: Path

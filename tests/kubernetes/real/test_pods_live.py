@@ -69,7 +69,7 @@ def placed(name: str, annotations: dict[str, str], node: str = NODE) -> Json:
 
 
 def priority(watch: PodWatch, namespace: str, name: str) -> int | None:
-    """What the pod's slot would get."""
+    """Priority that the pod's slot would get."""
     found: SlotPolicy | None = watch.policy(namespace, name, "main")
     return None if found is None else found.priority
 

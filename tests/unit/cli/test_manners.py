@@ -86,7 +86,7 @@ def test_nvshare_run_says_where_the_variable_has_no_effect(
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What `nvshare-ctl` prints."""
+    """Output of `nvshare-ctl`."""
     with pytest.raises(SystemExit) as ended:
         ctl.main(words)
     assert not ended.value.code

@@ -1,4 +1,4 @@
-"""What a picture of the core looks like on the control socket."""
+"""A picture of the core on the control socket."""
 
 from __future__ import annotations
 

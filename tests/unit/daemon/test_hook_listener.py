@@ -53,7 +53,7 @@ class Client:
         return found
 
     def next(self) -> list[bytes]:
-        """What one read completes."""
+        """Messages that one read completes."""
         data = self.socket.recv(65_536)
         assert data, "closed"
         return self._protocol.feed(data)

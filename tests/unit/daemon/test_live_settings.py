@@ -1,4 +1,4 @@
-"""What the operator set: what lasts, for whom, and what a coordinator does with a file that it cannot use."""
+"""Live settings: their duration, their owners, and files that a coordinator cannot use."""
 
 from __future__ import annotations
 

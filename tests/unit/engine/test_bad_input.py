@@ -1,4 +1,4 @@
-"""What a client must not do: each is refused, and changes nothing."""
+"""Faults of clients: each is refused, and changes nothing."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_attaching_again_repeats_the_settings() -> None:
 
 
 def any_event() -> st.SearchStrategy[events.Event]:
-    """Whatever a client, a timer or an operator can cause."""
+    """Any event that a client, a timer or an operator can cause."""
     client = st.integers(1, 4)
     gpu = st.integers(0, 2)
     small = st.integers(0, 120)

@@ -1,4 +1,4 @@
-"""What the operator changes while clients run."""
+"""Changes by the operator while clients run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def recovering(harness: Harness, holder: int = HOLDER) -> None:
 
 
 def records(harness: Harness) -> list[tuple[int, int]]:
-    """What was written to the journal since the harness's commands were emptied."""
+    """Records written to the journal since the harness's commands were emptied."""
     return [(c.lease_id, c.process_id) for c in harness.commands if isinstance(c, RecordLease)]
 
 

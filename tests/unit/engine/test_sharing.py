@@ -35,7 +35,7 @@ def move(*clients: ScriptedClient) -> None:
 
 
 def holders(harness: Harness) -> set[int]:
-    """Who computes; who was told to give its lease back is not among them."""
+    """Clients that compute, without those that were told to give their lease back."""
     return {number for number, client in harness.clients.items() if client.seat().phase == "holding"}
 
 

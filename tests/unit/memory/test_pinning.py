@@ -29,7 +29,7 @@ def swapping(harness: Harness, memory: int, **more: int | str | bool) -> Scripte
 
 
 def pins(client: ScriptedClient, total: int) -> int:
-    """What it may have immovable after asking for so much."""
+    """Immovable memory that the client may have after asking for so much."""
     client.harness.handle(events.PinsAsked(client.client, 0, 9, total))
     (answer,) = client.take(messages.PinsReserved)
     assert answer.sequence == 9
@@ -37,7 +37,7 @@ def pins(client: ScriptedClient, total: int) -> int:
 
 
 def settings(client: ScriptedClient) -> messages.GpuSettings:
-    """What it was told last."""
+    """The last settings that the client was sent."""
     return client.take(messages.GpuSettings)[-1]
 
 

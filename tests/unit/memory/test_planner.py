@@ -101,7 +101,7 @@ def test_pieces_ahead_fit_and_stop(
 
 
 def _turns(sizes: Sizes, capacity: int, start: Sizes, turns: int, *, ahead: bool) -> Cost:
-    """What the plans cost under round robin: byte by byte ahead of each switch, and the rest at it."""
+    """Cost of the plans under round robin: byte by byte ahead of each switch, and the rest at it."""
     count, resident = len(sizes), list(start)
     exposed = moved = 0
     for turn in range(turns):

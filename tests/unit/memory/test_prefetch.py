@@ -1,4 +1,4 @@
-"""What moves while somebody computes: for the next in line, for one that grows, and down to a resident limit."""
+"""Moves while a client computes: for the next in line, for one that grows, and down to a resident limit."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_a_new_coordinator_without_survivors_lets_nobody_wait() -> None:
 
 
 def prepared(client: ScriptedClient) -> list[int]:
-    """What it was told since the last call."""
+    """Sizes that the client was told since the last call."""
     return [told.prepare_host_bytes for told in client.take(messages.GpuSettings)]
 
 

@@ -1,4 +1,4 @@
-"""What a restarted coordinator learns from the journal."""
+"""Facts that a restarted coordinator reads from the journal."""
 
 from __future__ import annotations
 

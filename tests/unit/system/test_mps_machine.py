@@ -39,7 +39,7 @@ def refusal(actions: Sequence[Action]) -> str:
 
 @pytest.fixture
 def machine() -> Machine:
-    """Of a coordinator that runs as root."""
+    """Machine of a coordinator that runs as root."""
     return Machine(owner=0, all_users=True)
 
 

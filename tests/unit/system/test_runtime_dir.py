@@ -1,4 +1,4 @@
-"""Where coordinators and clients meet, and who may be there."""
+"""The runtime directory of coordinators and clients, and its rights."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from torch import multiprocessing
 
 SIZES = (1000, 300_000, 3_000_000)
-"""Of four bytes: PyTorch keeps small tensors, middle-sized and large ones in allocations of different kinds."""
+"""Elements of four bytes: PyTorch keeps small, middle-sized and large tensors in allocations of different kinds."""
 
 
 def child(inbox: Any, outbox: Any) -> None:

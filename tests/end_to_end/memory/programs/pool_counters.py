@@ -15,7 +15,7 @@ Seen = list[list[object]]
 
 
 def cupy_counters(made: bool) -> Seen:
-    """Of CuPy's MemoryAsyncPool, of the default pool or of one that is made."""
+    """Counters of CuPy's MemoryAsyncPool, of the default pool or of one that is made."""
     import cupy
 
     runtime = cupy.cuda.runtime
@@ -41,7 +41,7 @@ def cupy_counters(made: bool) -> Seen:
 
 
 def torch_counters() -> Seen:
-    """Of PyTorch's cudaMallocAsync back end."""
+    """Counters of PyTorch's cudaMallocAsync back end."""
     for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         os.environ[variable] = "backend:cudaMallocAsync"
     import torch

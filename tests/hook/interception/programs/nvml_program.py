@@ -47,7 +47,7 @@ def info() -> list[int]:
 
 
 def handle(index: int) -> Any:
-    """Of an NVML device; 100 and up: MIG instances of the first."""
+    """Handle of an NVML device; 100 and up: MIG instances of the first."""
     pynvml.nvmlInit()
     if index >= 100:
         return pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), index - 100)
@@ -111,7 +111,7 @@ def absent() -> list[bool]:
 
 
 def failing() -> list[int]:
-    """What NVML says to a wrong version, to a handle that is none, and before it was initialised."""
+    """Answers of NVML to a wrong version, to an invalid handle, and before it was initialised."""
     pynvml.nvmlInit()
     memory = pynvml.c_nvmlMemory_v2_t()
     memory.version = 77

@@ -122,7 +122,7 @@ def peer_shape(to: int, source: int, size: int) -> Copy3D:
 
 
 def lists(to: int, source: int, size: int) -> tuple[Any, ...]:
-    """What both versions of cuMemcpyBatchAsync begin with."""
+    """First arguments of both versions of cuMemcpyBatchAsync."""
     attributes = (ctypes.c_int * 16)(1)  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
     one = (u64 * 1)(to), (u64 * 1)(source), (size_t * 1)(size), size_t(1)
     return (*one, attributes, (size_t * 1)(0), size_t(1))

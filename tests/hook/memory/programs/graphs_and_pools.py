@@ -85,7 +85,7 @@ def launch(executable: int) -> int:
 
 
 def figures(pool: int) -> list[int]:
-    """What a pool says: used, its high mark, reserved, its high mark."""
+    """Figures of a pool: used, its high mark, reserved, its high mark."""
     values = []
     for attribute in (7, 8, 5, 6):
         value = u64(2**64 - 1)

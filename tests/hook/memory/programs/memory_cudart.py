@@ -38,7 +38,7 @@ def made(name: str, *arguments: Any) -> ctypes.c_void_p:
 
 
 def free_bytes() -> int:
-    """What the program believes to have left."""
+    """Free memory as the program sees it."""
     free, total = size_t(), size_t()
     call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
     return free.value

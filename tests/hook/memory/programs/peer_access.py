@@ -57,7 +57,7 @@ def kernel_copy(to: int, source: int, size: int) -> int:
 
 
 def peer_facts(gpu: int, other: int) -> list[int]:
-    """What the driver says of access between two GPUs: results and values."""
+    """Answers of the driver about access between two GPUs: results and values."""
     value = ctypes.c_int(-1)
     facts = [int(cuda.cuDeviceCanAccessPeer(ctypes.byref(value), gpu, other)), value.value]
     for attribute in (1, 2, 3, 4, 99):
