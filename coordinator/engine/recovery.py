@@ -77,7 +77,7 @@ def _add_seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: 
     gpu.leases.next_turn += 1
     client.seats[event.gpu] = seat
     gpu.seats[client.client_id] = seat
-    gpu.memory.ending.pop(client.identity.process_id, None)  # it has connected again, and reports its memory
+    gpu.memory.immovable.ending.pop(client.identity.process_id, None)  # it has connected again, and reports its memory
     slots.add_member(node, seat)
     room.add_seat(seat)
     orders.set_usage(

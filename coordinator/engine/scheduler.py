@@ -340,7 +340,7 @@ class Scheduler:
         return [seat.gpu for seat in client.seats.values()]
 
     def _process_ended(self, event: events.ProcessEnded, now_ns: int) -> Iterable[Gpu]:
-        return [gpu for gpu in self._node.gpus.values() if gpu.memory.ending.pop(event.process_id, None)]
+        return [gpu for gpu in self._node.gpus.values() if gpu.memory.immovable.ending.pop(event.process_id, None)]
 
     def _memory_reported(self, event: events.MemoryReported, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)

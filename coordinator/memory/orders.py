@@ -116,7 +116,7 @@ def claimed_bytes(seat: Seat) -> int:
 
 def free_room(gpu: Gpu) -> Room:
     """Free memory, and memory that open orders and ending processes free.  O(orders)."""
-    leaving = ending = sum(each.bytes for each in gpu.memory.ending.values())
+    leaving = ending = sum(each.bytes for each in gpu.memory.immovable.ending.values())
     for seat in gpu.memory.moving.values():
         order = seat.moves.order
         if order is not None and order.evict and not order.stalled:
@@ -133,7 +133,7 @@ def restore_is_stuck(seat: Seat, credit: int) -> bool:
 
 def any_moving(gpu: Gpu) -> bool:
     """Whether anything moves or leaves with its process; an order that waits for credit does not."""
-    if gpu.memory.ending:
+    if gpu.memory.immovable.ending:
         return True
     return any(seat.moves.order is not None and seat.moves.order.moving for seat in gpu.memory.moving.values())
 
@@ -293,8 +293,10 @@ def _finish(node: Node, seat: Seat, order: Order, event: MoveProgressed, now_ns:
 
 def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Stops waiting for clients that hang: others are asked instead, though the memory stays where it is."""
-    for process_id in [process_id for process_id, each in gpu.memory.ending.items() if now_ns >= each.until_ns]:
-        del gpu.memory.ending[process_id]
+    for process_id in [
+        process_id for process_id, each in gpu.memory.immovable.ending.items() if now_ns >= each.until_ns
+    ]:
+        del gpu.memory.immovable.ending[process_id]
     for seat in gpu.memory.moving.values():
         order = seat.moves.order
         if order is not None and order.moving and now_ns >= order.heard_ns + node.settings.memory.move_stall_ns:
@@ -320,14 +322,14 @@ def stall_deadline_ns(node: Node, gpu: Gpu) -> int | None:
         for seat in gpu.memory.moving.values()
         if seat.moves.order is not None and seat.moves.order.moving
     ]
-    return min([*due, *(each.until_ns for each in gpu.memory.ending.values())], default=None)
+    return min([*due, *(each.until_ns for each in gpu.memory.immovable.ending.values())], default=None)
 
 
 def outlive_client(node: Node, seat: Seat, size: int, now_ns: int) -> None:
     """The client is gone, and the driver frees its memory when its process has ended."""
     gpu, process_id = seat.gpu, seat.client.identity.process_id
     if size and all(other.client.identity.process_id != process_id for other in gpu.seats.values()):
-        gpu.memory.ending[process_id] = Ending(size, now_ns + node.settings.memory.move_stall_ns)
+        gpu.memory.immovable.ending[process_id] = Ending(size, now_ns + node.settings.memory.move_stall_ns)
 
 
 def end_order(gpu: Gpu, seat: Seat) -> None:

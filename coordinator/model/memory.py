@@ -112,13 +112,15 @@ class SeatRoom:
 
 @dataclass(slots=True, eq=False)
 class Immovable:
-    """Memory of one GPU that cannot move.  Changed by memory/room.py and memory/pinning.py."""
+    """Memory of one GPU that cannot move.  Changed by memory/room.py, memory/pinning.py and memory/orders.py."""
 
     bytes: int = 0
     swapping: dict[int, Seat] = field(default_factory=dict)
     """By client: the seats in mode `swap`."""
     questions: dict[int, PinsAsked] = field(default_factory=dict)
     """By client: questions that are not answered yet."""
+    ending: dict[int, Ending] = field(default_factory=dict)
+    """By process id: memory that leaves the GPU with its process."""
     stale: bool = False
     """A seat's room must be computed again."""
     limits_sent: bool = False
@@ -152,8 +154,6 @@ class GpuMemory:
     """By client: seats with resident memory."""
     moving: dict[int, Seat] = field(default_factory=dict)
     """By client: seats with an open order."""
-    ending: dict[int, Ending] = field(default_factory=dict)
-    """By process id: memory that leaves the GPU with its process."""
     growing: dict[int, Seat] = field(default_factory=dict)
     """By client: seats whose question for room is not answered yet."""
     immovable: Immovable = field(default_factory=Immovable)
