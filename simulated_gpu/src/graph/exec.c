@@ -38,6 +38,10 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, cuuint64_t flags)
     return result;
 }
 
+/* Programs built with CUDA 11 call this and cuGraphExecUpdate. */
+NVS_SIM_ENTRY(cuGraphInstantiate_v2, (CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize),
+              instantiate(phGraphExec, hGraph, 0))
+
 NVS_SIM_ENTRY(cuGraphInstantiateWithFlags, (CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags),
               instantiate(phGraphExec, hGraph, flags))
 

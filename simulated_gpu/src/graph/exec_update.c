@@ -118,3 +118,15 @@ SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph
         *resultInfo = (CUgraphExecUpdateResultInfo){.result = why};
     return result;
 }
+
+SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out,
+                                              CUgraphExecUpdateResult *updateResult_out)
+{
+    CUgraphExecUpdateResultInfo info;
+    CUresult result = cuGraphExecUpdate_v2(hGraphExec, hGraph, &info);
+    if (hErrorNode_out != NULL)
+        *hErrorNode_out = NULL;
+    if (updateResult_out != NULL)
+        *updateResult_out = info.result;
+    return result;
+}
