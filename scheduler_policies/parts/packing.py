@@ -4,11 +4,13 @@ An *arrangement* is a list of groups that take turns beside programs that always
 is its rate over its rate alone.  In turns it counts what the program achieves during its turn, times its group's part
 of the time; a group's part is its part of the programs.  Arrangements, in the order in which they are considered:
 - Each saturating program is a group; the others always run.
-- Programs that leave the GPU idle are one more group, if there are two at least.
+- Programs that leave the GPU idle are one more group.
 Rules:
 - A program whose busy share is not known counts as saturating once it has been measured beside interactive ones.
 - Turns that could gain are tried until all rates are known.
 - Turns must gain `MARGIN`, and must leave no program with less than it has side by side, or than its equal part.
+- They need not gain where a program has less than `STARVED` of its equal part side by side: under MPS, beside long
+  kernels.
 - A member of a gang always runs: it computes only while its other GPUs do, so its progress here says nothing of this
   GPU.
 """
@@ -26,6 +28,7 @@ SATURATING: Final = 0.95
 """Busy share from which a program gains by turns."""
 MARGIN: Final = 0.02
 TOLERANCE: Final = 0.03
+STARVED: Final = 2 / 3
 MOST_TOGETHER: Final = 8
 """Members of a group: its turn lasts so many quanta."""
 
@@ -37,6 +40,8 @@ class Verdict(NamedTuple):
     together_sum: float = 0.0
     turns_sum: float = 0.0
     considered: tuple[tuple[JobView, ...], ...] = ()
+    starved: str = ""
+    """The program that has too little side by side."""
 
     def why(self, quantum_ns: int) -> str:
         """A sentence for people."""
@@ -44,6 +49,7 @@ class Verdict(NamedTuple):
         more = f" and {len(self.considered) - 3} more" if len(self.considered) > 3 else ""
         names = " and ".join(shown) + more
         together = f"{self.together_sum:.2f} side by side" if self.together_sum else "not measured side by side"
+        together += f", where {self.starved} has too little" if self.starved else ""
         turns = f"{self.turns_sum:.2f} in turns" if self.turns_sum else "not measured in turns"
         if self.groups:
             return f"{names} take turns of {quantum_ns / 1e6:g} ms: {turns}, {together}"
@@ -91,7 +97,7 @@ class Packing:
         light = tuple(job for job in batch if not self._may_saturate(job))
         each = tuple((job,) for job in heavy)
         verdict = self._judge(gpu, each, jobs, now_ns) if len(heavy) > 1 else Verdict()
-        if verdict.groups or not heavy or not 2 <= len(light) <= MOST_TOGETHER:
+        if verdict.groups or not heavy or not 1 <= len(light) <= MOST_TOGETHER:
             return verdict
         grouped = self._judge(gpu, (*each, light), jobs, now_ns)
         return grouped if grouped.groups or not verdict.considered else verdict
@@ -110,8 +116,11 @@ class Packing:
         together = [self._progress(everybody, job, now_ns) for job in takers]
         if not all(together):
             return Verdict(considered=groups)
+        equal = 1.0 / len(everybody)
+        least = min(together)
+        starved = takers[together.index(least)].name if least < STARVED * equal else ""
         could = sum(len(group) * _fitting(group) for group in groups) / len(takers)
-        if sum(together) >= could:
+        if sum(together) >= could and not starved:
             return Verdict((), sum(together), 0.0, groups)
         turns: list[float] = []
         for group in groups:
@@ -119,11 +128,10 @@ class Packing:
             part = len(group) / len(takers) * length_ns / (length_ns + gpu.switch_cost_ns)
             turns += [part * self._progress(setting, job, now_ns) for job in group]
         if not all(turns):
-            return Verdict(groups, sum(together), 0.0, groups)
-        equal = 1.0 / len(everybody)
+            return Verdict(groups, sum(together), 0.0, groups, starved)
         fair = all(turn >= (1.0 - TOLERANCE) * min(now, equal) for turn, now in zip(turns, together, strict=True))
-        better = sum(turns) > sum(together) * (1.0 + MARGIN)
-        return Verdict(groups if fair and better else (), sum(together), sum(turns), groups)
+        better = starved or sum(turns) > sum(together) * (1.0 + MARGIN)
+        return Verdict(groups if fair and better else (), sum(together), sum(turns), groups, starved)
 
     def _progress(self, setting: frozenset[int], job: JobView, now_ns: int) -> float:
         alone = job.progress.alone_rate or self.looks.rate(job.client, setting)

@@ -157,6 +157,19 @@ def test_a_program_that_paused_is_looked_at_again() -> None:
     assert "take turns" in world.plan.why
 
 
+@pytest.mark.parametrize("busy", [1.0, 0.45])
+def test_nobody_starves_beside_long_kernels(busy: float) -> None:
+    """Broken: under MPS a program gets a hundredth of the GPU beside long kernels, since turns would gain nothing."""
+    world = Card(Auto())
+    world.program(*GEMM, drain_ns=MS // 5)
+    starved = world.program(busy, 5, drain_ns=MS // 5)
+    world.stalls[starved.client] = 0.02
+    world.play(10_000)
+    assert min(world.rates(20 * SECOND).values()) >= 0.45
+    assert "take turns" in world.plan.why
+    assert "job 2 has too little" in world.plan.why
+
+
 def test_a_drain_is_no_loss() -> None:
     """Broken: two saturating jobs with long queues stay side by side for the sake of drains in which the GPU works."""
     world = Card(Auto(), replace(GPU, quantum_ns=60 * MS, switch_cost_ns=MS // 4))
