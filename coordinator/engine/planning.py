@@ -233,6 +233,8 @@ def _affordable(
     comers = [gpu.seats[client] for client in members if gpu.seats[client].phase is WAITING]
     if not any(orders.missing_bytes(seat) for seat in comers):
         return members
+    if gpu.slot is not None and not gpu.leases.running:  # the switch is for a client outside the slot: nobody would run
+        return members
     wait_ns = switch_credit.lacking_ns(gpu, now_ns)
     if wait_ns == 0:
         return members

@@ -169,6 +169,32 @@ def test_a_gang_that_is_due_and_runs_already_keeps_no_other_gang_from_its_gpus()
     wait_for(harness, lambda: runs(*second) == (True, True))
 
 
+def test_a_slot_does_not_wait_for_a_debt_that_nobody_works_off() -> None:
+    """Broken: memory moves for a client outside the slot, which keeps the slot's gang out because switches cost too
+    much; the client gets no lease during the slot, so nobody runs and the timer fires without end."""
+    harness = make_harness(capacity=100)
+    other, rival = client(harness, A, mode=MemoryMode.SWAP), client(harness, B)
+    other.report(allocated=60, resident=60)
+    first, second = (
+        [client(harness, uuid, gang=gang, wanted=False, mode=MemoryMode.SWAP) for uuid in (A, B)]
+        for gang in ("first", "second")
+    )
+    for member in (first[0], second[0]):
+        member.report(allocated=60, resident=0, host=60)
+    for member in first:
+        member.request()
+    gpu = harness.scheduler._node.gpus[A]
+    wait_for(harness, lambda: gpu.switching.switch is not None and gpu.switching.switch.seat.client.gang == "first")
+    gpu.switching.credit.credit_ns = -1e9
+    for member in second:
+        member.request()
+    first[1].die()
+    rival.die()
+    wait_for(harness, lambda: gpu.slot is not None and gpu.slot.gang.name == "second")
+    assert list(gpu.schedule.members) == [second[0].client]
+    assert not gpu.schedule.held_back
+
+
 @pytest.mark.parametrize("trouble", ["dead", "paused", "idle", "hung"])
 def test_a_member_in_trouble_blocks_nobody(trouble: str) -> None:
     """Broken: one process that hangs, dies or is paused would stop its gang and the clients that wait for that."""
