@@ -6,6 +6,7 @@ Rules:
 - What an eviction has moved is free at once; what a restoration has credit for is taken at once.  So the most that all
   clients may come to have resident (`claimed_bytes`) is always known, whichever messages are under way.
 - A client whose order fell short gets no further one before the next grant.
+- An eviction may follow a restoration that does not go on; the client ends the restoration first.
 - Memory of a client that is gone leaves the GPU by itself, when its process has ended.
 
 Non-goals: which bytes (memory/planner.py), when (memory/switching.py, memory/prefetch.py).
@@ -144,7 +145,8 @@ def eviction_candidate(node: Node, seat: Seat) -> Candidate:
     if (
         seat.client.memory_mode is not MemoryMode.DEVICE
         and seat.phase not in WITH_LEASE
-        and seat.moves.order is None
+        and (seat.moves.order is None or not (seat.moves.order.evict or seat.moves.order.moving))
+        and not seat.moves.replaced_id
         and seat.moves.evict_failed_at != seat.gpu.leases.statistics.grants
     ):
         movable = min(seat.memory.resident_bytes - seat.memory.pinned_bytes, host_budget.room_bytes(node, seat.client))
@@ -158,6 +160,9 @@ def evict(node: Node, gpu: Gpu, orders: tuple[Eviction, ...], now_ns: int) -> No
     """Sends the evictions that were planned."""
     for eviction in orders:
         seat = gpu.seats[eviction.client]
+        if seat.moves.order is not None:
+            seat.moves.replaced_id = seat.moves.order.order_id
+            end_order(gpu, seat)
         order = _new_order(node, seat, eviction.bytes, 0, now_ns, evict=True)
         gpu.memory.statistics.evict_orders += 1
         node.out.append(Send(eviction.client, Evict(seat.ordinal, order.order_id, order.bytes)))
@@ -220,6 +225,9 @@ def _notify(node: Node, gpu: Gpu, order: Order, kind: str) -> None:
 def progress(node: Node, seat: Seat, event: MoveProgressed, now_ns: int) -> None:
     """A client reports how far an order is."""
     order = seat.moves.order
+    if event.order_id == seat.moves.replaced_id != 0:
+        seat.moves.replaced_id = 0 if event.finished else event.order_id
+        return
     if order is None or order.order_id != event.order_id:
         raise RemoteProtocolError(f"progress of order {event.order_id}, which client {event.client} does not have")
     order.heard_ns, order.stalled = now_ns, False

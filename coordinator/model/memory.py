@@ -85,6 +85,8 @@ class SeatMoves:
 
     order: Order | None = None
     """The open order, also one that nobody waits for any more."""
+    replaced_id: int = 0
+    """The restoration that an eviction has replaced, until its client says that it has ended."""
     evict_failed_at: int = -1
     restore_failed_at: int = -1
     """`LeaseStatistics.grants` when an order fell short.  There is no further order before the next grant."""

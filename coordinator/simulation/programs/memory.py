@@ -185,10 +185,13 @@ class Memory:
     # --- memory orders ----------------------------------------------------------------------------------------------
 
     def ordered(self, side: Side, order: messages.Evict | messages.Restore) -> None:
-        """Begins an order."""
-        assert side.memory.move is None, f"a second order: {order}"
+        """Begins an order.  An eviction ends a restoration that waits for credit."""
         assert not side.open, f"an order under a lease: {order}"
-        evict = isinstance(order, messages.Evict)
+        evict, earlier = isinstance(order, messages.Evict), side.memory.move
+        if earlier is not None:
+            replaces = evict and not earlier.evict
+            assert replaces, f"a second order: {order}"
+            self._finish_move(side, earlier, 0)
         credit = order.credit_bytes if isinstance(order, messages.Restore) else order.bytes
         side.memory.move = Move(evict, order.order_id, order.bytes, credit)
         self._schedule_step(side, side.memory.move)

@@ -9,6 +9,7 @@ import pytest
 from nvshare.coordinator.model.events import Paused, ProcessEnded, Resumed
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.fields import RemoteProtocolError
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
 from tests.harness import one_gpu
@@ -176,6 +177,26 @@ def test_a_client_that_connects_again_has_its_memory_once() -> None:
     assert evict.bytes == 20
     back.moved(evict.order_id, 20)
     assert [restore.credit_bytes for restore in b.take(messages.Restore)] == [20]
+
+
+def test_a_restoration_that_waits_gives_way_to_an_eviction() -> None:
+    """Broken: a client that gets no turn while its memory waits for room keeps what it has for ever, and others are out
+    of memory."""
+    harness, a, b = oversubscribed()
+    (evict,) = a.take(messages.Evict)
+    a.moved(evict.order_id, 10, finished=False)
+    (restore,) = b.take(messages.Restore)
+    b.moved(restore.order_id, 10, finished=False)
+    harness.handle(Paused(b.client))
+    a.moved(evict.order_id, 20)
+    (out,) = b.take(messages.Evict)
+    assert out.bytes == 10
+    b.moved(restore.order_id, 10)
+    b.moved(out.order_id, 10)
+    (back,), (more,) = a.take(messages.Restore), a.take(messages.MoveCredit)
+    assert (back.credit_bytes, more.credit_bytes) == (10, 20)
+    with pytest.raises(RemoteProtocolError):
+        b.moved(restore.order_id, 10)
 
 
 def test_the_next_client_may_die_while_memory_moves_for_it() -> None:
