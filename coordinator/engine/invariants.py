@@ -16,7 +16,7 @@ from nvshare.coordinator.memory import orders, room, switch_credit, switching
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE
+from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE, Seat
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 
@@ -223,7 +223,7 @@ class Thorough:
         clock, here = self._clocks[gpu.uuid], set[int]()
         epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.rules.sharing, gpu.rules.rank_epoch)
         for seat in gpu.wait_queue.seats():
-            if seat.place.demoted or not switching.fits_beside_overdue(gpu, seat):
+            if seat.place.demoted or not switching.fits_beside_overdue(gpu, seat) or _has_mate_here(seat):
                 continue
             client, member = seat.client.client_id, bool(seat.client.gang)
             read_ns, bound = clock.node_ns if member else clock.own_ns, bounds[member]
@@ -239,3 +239,8 @@ class Thorough:
             assert waited <= allowed, f"invariant 5: client {client} waited {waited} ns of turns, bound {wait.bound_ns}"
         for client in waits.keys() - here:
             del waits[client]
+
+
+def _has_mate_here(seat: Seat) -> bool:
+    others = (other for other in seat.gpu.seats.values() if other is not seat)
+    return seat.client.gang != "" and any(other.client.gang == seat.client.gang for other in others)
