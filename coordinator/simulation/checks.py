@@ -114,8 +114,10 @@ class Checks:
         if claimed or (seat is not None and seat.phase is HOLDING):
             return True
         after = out[out.index(grant) :]
-        notes = (note.values for note in after if isinstance(note, commands.Notify) and note.kind == "granted")
-        quantum = next(values["quantum_ns"] for values in notes if values["client"] == grant.client)
+        notes = [note for note in after if isinstance(note, commands.Notify) and note.values.get("client") == grant.client]
+        if any(note.kind == "claimed" for note in notes):  # it has given back meanwhile what it claims
+            return True
+        quantum = next(note.values["quantum_ns"] for note in notes if note.kind == "granted")
         if seat is None or seat.phase is not REVOKING:
             return False
         revoked = any(
