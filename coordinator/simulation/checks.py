@@ -114,7 +114,9 @@ class Checks:
         if claimed or (seat is not None and seat.phase is HOLDING):
             return True
         after = out[out.index(grant) :]
-        notes = [note for note in after if isinstance(note, commands.Notify) and note.values.get("client") == grant.client]
+        notes = [
+            note for note in after if isinstance(note, commands.Notify) and note.values.get("client") == grant.client
+        ]
         if any(note.kind == "claimed" for note in notes):  # it has given back meanwhile what it claims
             return True
         quantum = next(note.values["quantum_ns"] for note in notes if note.kind == "granted")
