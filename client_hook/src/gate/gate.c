@@ -15,16 +15,16 @@
  * Leaving is the mirror image: L1: active = 0, L2: read state.  Either C3 sees L1, or L2 sees CLOSED and the caller wakes
  * the closer, which sleeps on `left` and had read its value before C3.  No wake-up is lost.
  *
- * Without membarrier (old kernels, some sandboxes) each gate's word has NVS_GATE_FENCED in it, whatever else it says.  Who reads that as
- * E2 or L2 takes the slow path, which has a full fence and reads the word again after it: that reading counts.  The closer has a
- * fence as well: the usual store-buffer argument.  A closer that membarrier fails later says what it does (barrier_everywhere).
+ * Without membarrier (old kernels, some sandboxes) each gate's word has the flag NVS_GATE_FENCED.  A caller that reads the flag at
+ * E2 or L2 takes the slow path, which has a full fence and reads the word again after it; the second value counts.  The closer has a
+ * fence too, so the usual store-buffer argument holds.  If membarrier fails later, see barrier_everywhere.
  *
- * `also` is another `active`, for what is launched on several GPUs at once: E1 and L1 write it instead, with full fences, and E2 that reads
- * CLOSED takes E1 back instead of waiting.  For who occupies a gate there is no E2: inflight/drain.c says why that is enough.
+ * `also` is a second `active`, for launches on several GPUs: E1 and L1 write it with full fences, and an E2 that reads CLOSED undoes
+ * E1 instead of waiting.  nvs_gate_enter_nowait has no E2; inflight/drain.c says why that is enough.
  *
- * A thread that dies inside a call (cancellation) frees its slot in the destructor of its key.  A longjmp out of a gated
- * call of the driver leaves its slot active: that thread is never stopped again.  Out of the wait for a lease a handler may
- * jump: while a thread waits it is inside of nothing.
+ * A thread that is cancelled inside a call frees its slot in the destructor of its key.  A longjmp out of a gated driver call
+ * leaves the slot active: that thread never waits at a gate again.  A handler may jump out of the wait for a lease: a waiting
+ * thread is inside no gate.
  *
  * Non-goals: leases, CUDA, messages.
  */
@@ -53,7 +53,7 @@ enum { MEMBARRIER_EXPEDITED = 1 << 3, MEMBARRIER_REGISTER = 1 << 4 }; /* PRIVATE
 
 enum { SPINS = 200, SETTLE_NS = 1000000 };
 
-NVS_FORK_STATE static _Atomic uint32_t fenced; /* NVS_GATE_FENCED where it is needed, else 0; from then on it stays.  Relaxed: each gate's word says what holds for it */
+NVS_FORK_STATE static _Atomic uint32_t fenced; /* NVS_GATE_FENCED once it is needed, before that 0.  Relaxed: each gate's word has its own flag */
 
 static _Atomic(nvs_slot *) slots;         /* head of the list of all slots; only grows */
 static _Atomic uint32_t first_slots_used;
@@ -66,7 +66,7 @@ static uint32_t need_fences(void)
     return atomic_load_explicit(&fenced, memory_order_relaxed); /* see its declaration */
 }
 
-/* A thread has left while somebody closes the gate. */
+/* A thread has left while another closes the gate. */
 static void wake_closer(nvs_gate *gate)
 {
     int saved = errno;
@@ -82,16 +82,16 @@ static void wake_closers(void)
             wake_closer(&nvs_gates[gpu]);
 }
 
-/* The thread ends, perhaps in the middle of a call. */
+/* Destructor: the thread ends, perhaps inside a call. */
 static void slot_abandon(void *argument)
 {
     nvs_slot *slot = argument;
     int saved = errno;
-    nvs_gate_wait_end(0); /* whichever it was counted at */
+    nvs_gate_wait_end(0); /* the slot names the gate */
     nvs_self = NULL;
     atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
     atomic_store_explicit(&slot->also, 0, memory_order_seq_cst);
-    atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave, not hot */
+    atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
     wake_closers();
     /* Pairs with the acquire in slot_reuse: the next owner finds the slot clean. */
     atomic_store_explicit(&slot->owned, 0, memory_order_release);
@@ -100,7 +100,7 @@ static void slot_abandon(void *argument)
 
 static nvs_slot *slot_reuse(void)
 {
-    /* acquire: pairs with the release of the push, the slot's fields are set */
+    /* acquire: pairs with the push in slot_make; the slot's fields are set */
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next) {
         uint32_t nobody = 0;
         if (atomic_load_explicit(&slot->owned, memory_order_relaxed) == 0 &&
@@ -145,14 +145,14 @@ nvs_slot *nvs_slot_register(void)
         slot->unseen = slot->owner_uses = 0;
         nvs_self = slot;
         if (slot_key_made)
-            (void)pthread_setspecific(slot_key, slot); /* without it the slot is only not reused */
+            (void)pthread_setspecific(slot_key, slot); /* if this fails, the slot is never reused */
     }
     errno = saved;
     return slot;
 }
 
-/* The gate's word, read after a full fence where calls have to pay for the ordering themselves.  Else a fence is to be avoided: after a
- * launch it waits for what the driver wrote to the device. */
+/* The gate's word; without membarrier, read after a full fence.  With membarrier there is no fence: after a launch one waits for the driver's
+ * writes to the device. */
 static uint32_t after_fence(uint32_t gpu)
 {
     const uint32_t word = atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire); /* pairs with nvs_gate_open, as below */
@@ -162,16 +162,16 @@ static uint32_t after_fence(uint32_t gpu)
     return atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire);
 }
 
-/* False: the wait has ended without the GPU, and the slot is not announced. */
+/* False: the wait was stopped, and the slot is not announced. */
 static bool enter_slow(nvs_slot *slot, uint32_t gpu, uint32_t stop)
 {
     int saved = errno;
     bool stopped = false;
-    const uint32_t outer = slot->stop; /* of a wait that a signal's handler has interrupted */
+    const uint32_t outer = slot->stop; /* of a wait that a signal handler has interrupted */
     nvs_gate *gate = &nvs_gates[gpu];
     if (!(after_fence(gpu) & NVS_GATE_CLOSED) || nvs_gate_dead(gpu))
         return true;
-    for (;;) { /* while it waits the thread is inside of nothing: a handler may interrupt the wait, and jump out of it */
+    for (;;) { /* a waiting thread is inside no gate: a handler may interrupt the wait, and jump out of it */
         atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
         if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED)
             wake_closer(gate);
@@ -205,7 +205,7 @@ bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
     nvs_gate *gate = &nvs_gates[gpu];
     const uint32_t state = after_fence(gpu);
     bool look = slot->countdown == 0;
-    if (look) { /* the next submission is looked at too if the caller has nothing to pace this one by */
+    if (look) { /* unless the caller paces this submission, pacing looks at the next one */
         slot->unseen += slot->stride;
         slot->stride = slot->countdown = 1;
     }
@@ -226,7 +226,7 @@ static bool closed(uint32_t gpus)
 
 bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus)
 {
-    atomic_store_explicit(&slot->also, gpus, memory_order_seq_cst); /* pairs with the fences in nvs_gate_close, as the next */
+    atomic_store_explicit(&slot->also, gpus, memory_order_seq_cst); /* pairs with the fences in nvs_gate_close, as does the next */
     atomic_thread_fence(memory_order_seq_cst);
     if (!closed(gpus))
         return true;
@@ -256,8 +256,8 @@ void nvs_gate_leave_nowait(nvs_slot *slot)
 {
     if (slot == NULL)
         return;
-    const uint32_t active = atomic_exchange_explicit(&slot->active, 0, memory_order_seq_cst); /* as above; 0 after a fork meanwhile */
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with that in nvs_gate_close: it sees this, or we see it */
+    const uint32_t active = atomic_exchange_explicit(&slot->active, 0, memory_order_seq_cst); /* as above; 0: a fork meanwhile */
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the closer's: it sees 0, or this thread sees CLOSED */
     if (active != 0 && (atomic_load_explicit(&nvs_hot.gates[active - 1], memory_order_seq_cst) & NVS_GATE_CLOSED) != 0)
         wake_closer(&nvs_gates[active - 1]);
 }
@@ -267,7 +267,7 @@ void nvs_gate_init(void)
     if (!slot_key_made)
         slot_key_made = pthread_key_create(&slot_key, slot_abandon) == 0;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_OPEN, memory_order_relaxed); /* nobody else runs yet */
+        atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_OPEN, memory_order_relaxed); /* no other thread runs yet */
     armed = false;
 }
 
@@ -286,12 +286,11 @@ void nvs_gate_arm(void)
     atomic_store_explicit(&fenced, membarrier(MEMBARRIER_REGISTER) ? 0 : NVS_GATE_FENCED, memory_order_relaxed); /* see its declaration */
     armed = true;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_CLOSED, memory_order_relaxed); /* nobody else runs yet */
+        atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_CLOSED, memory_order_relaxed); /* no other thread runs yet */
 }
 
-/* A barrier in every thread, for a gate that was open without fences and has just been closed.  The kernel refuses it where a sandbox has come into
- * force since the start.  Then a nap stands in for it, as what a thread has stored reaches memory within microseconds, and gates that open from now
- * on have fences. */
+/* A barrier in every thread, for a gate that was open without fences and has just closed.  In a sandbox that the process entered after its start,
+ * membarrier may fail.  A nap replaces it, since stores reach memory within microseconds, and gates that open later have fences. */
 static void barrier_everywhere(void)
 {
     if (membarrier(MEMBARRIER_EXPEDITED) || (membarrier(MEMBARRIER_REGISTER) && membarrier(MEMBARRIER_EXPEDITED)))
@@ -303,7 +302,7 @@ static void barrier_everywhere(void)
 void nvs_gate_open(uint32_t gpu, bool paced)
 {
     nvs_gate *gate = &nvs_gates[gpu];
-    /* release: what the opener did (memory brought in) happens before the calls that enter by their acquire load */
+    /* release: the opener's work (restored memory) happens before the calls that enter with an acquire load */
     uint32_t before =
         atomic_exchange_explicit(&nvs_hot.gates[gpu], need_fences() | (paced ? NVS_GATE_PACED : NVS_GATE_OPEN), memory_order_acq_rel);
     if (before & NVS_GATE_CLOSED) {
@@ -322,7 +321,7 @@ nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
         barrier_everywhere();
     atomic_thread_fence(memory_order_seq_cst); /* pairs with the fences of the slow paths, for NVS_GATE_FENCED */
     for (unsigned spins = 0;; spins++) {
-        uint32_t left = atomic_load_explicit(&gate->left, memory_order_acquire); /* before the slots are looked at */
+        uint32_t left = atomic_load_explicit(&gate->left, memory_order_acquire); /* before the slots are read */
         if (!nvs_gate_inside(gpu))
             break;
         if (spins < SPINS) {
@@ -336,7 +335,7 @@ nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
             status = NVS_TIMED_OUT;
             break;
         }
-        /* Woken by who leaves; the bound is for a thread that left without telling (a killed one has no such way). */
+        /* A leaving thread wakes this one; the bound is for a thread that ended without a wake-up. */
         uint64_t look = now + 10000000u;
         nvs_futex_wait(&gate->left, left, look < deadline_ns ? look : deadline_ns);
     }
@@ -356,11 +355,11 @@ bool nvs_gate_inside(uint32_t gpu)
 bool nvs_gate_in_use(uint32_t gpu)
 {
     if (nvs_gate_waiting(gpu) > 0)
-        return true; /* opened for them, and they are still waking up */
+        return true; /* the gate may be open, and they are waking up */
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
         if (atomic_load_explicit(&slot->active, memory_order_relaxed) == gpu + 1 ||
             (atomic_load_explicit(&slot->also, memory_order_relaxed) >> gpu & 1) != 0 ||
-            atomic_load_explicit(&slot->awaiting, memory_order_relaxed) == gpu + 1) /* a guess, orders nothing */
+            atomic_load_explicit(&slot->awaiting, memory_order_relaxed) == gpu + 1) /* a sample, orders nothing */
             return true;
     return false;
 }
@@ -375,7 +374,7 @@ uint64_t nvs_gate_calls(uint32_t gpu)
 
 NVS_FORK_CODE void nvs_gate_after_fork(void)
 {
-    /* Only this thread lives on.  Its own slot stays its own; those of the threads that are gone are free. */
+    /* The child has only this thread.  It keeps its slot; all other slots are free. */
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_relaxed); slot != NULL; slot = slot->next) {
         slot->waits = 0;
         atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);

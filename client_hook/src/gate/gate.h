@@ -1,9 +1,9 @@
 /* The gate: one per GPU, in front of every call that submits work.
  *
- * A thread announces itself in its own slot with plain stores; whoever closes the gate pays for the ordering
- * with membarrier(PRIVATE_EXPEDITED) and then waits for the slots.  Why that is correct stands in gate.c.
+ * A thread announces itself in its own slot with plain stores.  The thread that closes the gate orders them with
+ * membarrier(PRIVATE_EXPEDITED), and then waits for the slots.  The proof is in gate.c.
  *
- * Knows nothing of wires, leases, CUDA contexts.  Non-goals: anything on the fast path beyond what stands.
+ * Non-goals: messages, leases, CUDA contexts; more work on the fast path.
  */
 #ifndef NVS_GATE_H
 #define NVS_GATE_H
@@ -12,18 +12,18 @@
 #include "gate/wait.h"
 
 enum {
-    NVS_FIRST_STRIDE = 4u,  /* of a new thread: pacing has to see the first work early, to know its length */
-    NVS_GRAPH_STRIDE = 16u, /* a graph may have been changed to take far longer than before */
+    NVS_FIRST_STRIDE = 4u,  /* of a new thread: pacing measures its first work early */
+    NVS_GRAPH_STRIDE = 16u, /* an update can make a graph far longer */
 };
 
 nvs_slot *nvs_slot_register(void);                         /* NULL when the host has no memory: the call goes ungated */
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu);    /* returns with the slot announced and the gate not closed */
 
-bool nvs_gate_enter_stoppable_slow(nvs_slot *slot, uint32_t gpu); /* false: neither, as the wait was stopped */
+bool nvs_gate_enter_stoppable_slow(nvs_slot *slot, uint32_t gpu); /* false: the wait was stopped; the slot is not announced */
 
-bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu);    /* wakes the closer; true when pacing is to look */
+bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu);    /* wakes the closer; true: the caller calls nvs_pace_after */
 
-#define NVS_STOPPED_RESULT CUDA_ERROR_OPERATING_SYSTEM /* of a call whose wait was stopped (docs/decisions/interrupted-waits.md) */
+#define NVS_STOPPED_RESULT CUDA_ERROR_OPERATING_SYSTEM /* the result of a call whose wait was stopped (docs/decisions/interrupted-waits.md) */
 
 static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_by(uint32_t gpu, bool *stopped)
 {
@@ -34,7 +34,7 @@ static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_by(uint32_
         return NULL;
     if (NVS_UNLIKELY(atomic_load_explicit(&slot->active, memory_order_relaxed) != 0)) /* written by this thread only */
         return NULL; /* already inside: never wait for a lease while holding the gate */
-    /* Pairs with the membarrier in nvs_gate_close: either the closer sees `active`, or we see CLOSED. */
+    /* Pairs with the membarrier in nvs_gate_close: either the closer sees `active`, or this thread sees CLOSED. */
     atomic_store_explicit(&slot->active, gpu + 1, memory_order_relaxed);
     atomic_signal_fence(memory_order_seq_cst);
     if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire) & (NVS_GATE_CLOSED | NVS_GATE_FENCED))) {
@@ -52,48 +52,48 @@ static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
     return nvs_gate_enter_by(gpu, NULL);
 }
 
-/* The same; `stopped` is false before and true after a wait that was stopped: then the call fails with NVS_STOPPED_RESULT, and does not leave. */
+/* The same.  `stopped` is false before.  If it is true after, the call fails with NVS_STOPPED_RESULT and does not leave the gate. */
 static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_stoppable(uint32_t gpu, bool *stopped)
 {
     return nvs_gate_enter_by(gpu, stopped);
 }
 
-/* After it, as far as most calls get.  True: what nvs_gate_leave_slow says counts. */
+/* The fast path of nvs_gate_leave.  True: nvs_gate_leave_slow is needed. */
 static inline __attribute__((always_inline)) bool nvs_gate_leave_fast(nvs_slot *slot, uint32_t gpu)
 {
     atomic_store_explicit(&slot->calls[gpu], atomic_load_explicit(&slot->calls[gpu], memory_order_relaxed) + 1,
                           memory_order_relaxed);
     /* Pairs with the acquire loads in nvs_gate_close: the call happened before the closer goes on. */
     atomic_store_explicit(&slot->active, 0, memory_order_release);
-    /* As in nvs_gate_enter: either the closer sees us gone, or we see CLOSED and wake it. */
+    /* As in nvs_gate_enter: either the closer sees 0, or this thread sees CLOSED and wakes it. */
     atomic_signal_fence(memory_order_seq_cst);
     const bool look = --slot->countdown == 0;
     return NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) != NVS_GATE_OPEN) || NVS_UNLIKELY(look);
 }
 
-/* After it.  True when the caller must let nvs_pace_after() look at the stream. */
+/* After a submission.  True: the caller calls nvs_pace_after. */
 static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
 {
     return NVS_LIKELY(slot != NULL) && nvs_gate_leave_fast(slot, gpu) && nvs_gate_leave_slow(slot, gpu);
 }
 
-/* Inside of a gate: into those of other GPUs too, if all of them are open.  Never waits, as others wait for who is inside.  True: nvs_gate_also_leave
- * comes before nvs_gate_leave. */
+/* Inside a gate: enters those of other GPUs too, if all of them are open.  Never waits, because closers wait for threads that are inside.
+ * True: nvs_gate_also_leave comes before nvs_gate_leave. */
 bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus);
 void nvs_gate_also_leave(nvs_slot *slot);
 
-/* Into the gate, open or not, for what submits nothing and has to be waited for.  NULL: the thread is in one already, or the host has no memory. */
+/* Enters the gate, open or not: for a call that submits nothing, but that closers wait for.  NULL: already inside a gate, or no host memory. */
 nvs_slot *nvs_gate_enter_nowait(uint32_t gpu);
 void nvs_gate_leave_nowait(nvs_slot *slot);
 
-/* After the launch of a graph, which may be much at once: pacing looks at each that is not the same as the one before, and at one in
- * NVS_GRAPH_STRIDE of those that are. */
+/* After the launch of a graph, which may be much work.  Pacing looks at each launch of another graph than the last, and at one in
+ * NVS_GRAPH_STRIDE of the same graph. */
 static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void *graph)
 {
     if (NVS_LIKELY(slot != NULL) && (slot->graph != graph || slot->graph_left <= 1)) {
         slot->graph = graph;
         slot->graph_left = NVS_GRAPH_STRIDE;
-        slot->stride -= slot->countdown - 1; /* what is unseen, the difference of both, stays */
+        slot->stride -= slot->countdown - 1; /* keeps the difference: the unseen submissions */
         slot->countdown = 1;
     } else if (slot != NULL) {
         slot->graph_left--;
@@ -102,24 +102,24 @@ static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void
 }
 
 /* --- the fast path of most calls: nvs_gate_enter_fast, the call, nvs_gate_leave_fast.  For a process that sees one GPU (number 0), holds its lease,
- * and shares the GPU with no other program.  NULL: nothing was changed, and the functions above are needed. --- */
+ * and shares the GPU with no other program.  NULL: nothing has changed; use the functions above. --- */
 
 #if defined(__x86_64__) && !defined(__ILP32__)
 #define NVS_SELF_BY_SEGMENT 1
 #endif
 
-/* The process sees one GPU, number 0: from now on. */
+/* From now on the process is known to see one GPU, number 0. */
 static inline void nvs_gate_single_gpu(void)
 {
 #ifdef NVS_SELF_BY_SEGMENT
     char *thread;
-    __asm__("movq %%fs:0, %0" : "=r"(thread)); /* the ABI: the thread's pointer is also the first word that it points to */
+    __asm__("movq %%fs:0, %0" : "=r"(thread)); /* the ABI: the first word at the thread pointer is the thread pointer */
     atomic_store_explicit(&nvs_hot.self, (char *)&nvs_self - thread, memory_order_relaxed); /* see its declaration */
 #endif
     atomic_store_explicit(&nvs_hot.only_gpu, 0, memory_order_relaxed); /* as above */
 }
 
-/* nvs_self, without the line on another page that has its place.  NULL too where the process does not see exactly one GPU. */
+/* nvs_self, without a load of its offset from another page (the GOT).  Also NULL unless the process sees exactly one GPU. */
 static inline __attribute__((always_inline)) nvs_slot *nvs_self_fast(void)
 {
 #ifdef NVS_SELF_BY_SEGMENT
@@ -127,14 +127,14 @@ static inline __attribute__((always_inline)) nvs_slot *nvs_self_fast(void)
     const intptr_t self = atomic_load_explicit(&nvs_hot.self, memory_order_relaxed); /* see its declaration */
     if (NVS_UNLIKELY(self == 0))
         return NULL;
-    __asm__ volatile("movq %%fs:(%1), %0" : "=r"(slot) : "r"(self)); /* the ABI: the segment begins at the thread's pointer */
+    __asm__ volatile("movq %%fs:(%1), %0" : "=r"(slot) : "r"(self)); /* the ABI: the base of %fs is the thread pointer */
     return slot;
 #else
     return NVS_LIKELY(nvs_only_gpu() == 0) ? nvs_self : NULL;
 #endif
 }
 
-/* `graph`: what is to be launched; NULL: no graph. */
+/* `graph`: the graph to launch, or NULL. */
 static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_fast(const void *graph)
 {
     nvs_slot *slot = nvs_self_fast();
@@ -155,7 +155,7 @@ static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_fast(const
     return NULL;
 }
 
-/* Around a call that waits for work of this GPU.  Relaxed: the agent looks at it now and then. */
+/* Around a call that waits for work of this GPU.  Relaxed: the agent only samples it. */
 static inline nvs_slot *nvs_gate_await(uint32_t gpu)
 {
     nvs_slot *slot = nvs_self;
@@ -171,7 +171,7 @@ static inline void nvs_gate_awaited(nvs_slot *slot)
         atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
 }
 
-/* For pacing: how many submissions of this thread it has not seen.  It wants to look again after `stride` of them. */
+/* Returns this thread's submissions that pacing has not seen; it looks again after `stride` more. */
 static inline uint32_t nvs_gate_unseen(nvs_slot *slot, uint32_t stride)
 {
     const uint32_t count = slot->unseen + (slot->stride - slot->countdown);
@@ -182,11 +182,11 @@ static inline uint32_t nvs_gate_unseen(nvs_slot *slot, uint32_t stride)
 
 void nvs_gate_init(void);                                   /* all gates open: until nvs_gate_arm the hook is inert */
 void nvs_gate_arm(void);                                    /* all gates closed: from now on a lease is needed */
-void nvs_gate_open(uint32_t gpu, bool paced);               /* also switches between paced and not while open */
-nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns); /* new calls wait; those inside have left, or timed out */
-uint64_t nvs_gate_calls(uint32_t gpu);                      /* all calls ever let through */
+void nvs_gate_open(uint32_t gpu, bool paced);               /* also switches an open gate between open and paced */
+nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns); /* new calls wait; returns when all inside have left, or timed out */
+uint64_t nvs_gate_calls(uint32_t gpu);                      /* gated calls since the start */
 bool nvs_gate_inside(uint32_t gpu);                         /* a thread is in a gated call now */
-bool nvs_gate_in_use(uint32_t gpu);                         /* or in one that waits for the GPU's work, or on its way in */
+bool nvs_gate_in_use(uint32_t gpu);                         /* or in a call that waits for the GPU's work, or at the gate */
 
 void nvs_gate_after_fork(void);                             /* in the child */
 

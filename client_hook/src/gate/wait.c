@@ -31,10 +31,10 @@ bool nvs_gate_wait_begin(uint32_t gpu)
     if (slot != NULL && slot->waits == gpu + 1)
         return false;
     if (slot != NULL && slot->waits != 0)
-        stop_waiting(slot->waits - 1); /* before another gate, in a wait that was jumped out of or is interrupted */
+        stop_waiting(slot->waits - 1); /* at another gate: a handler has interrupted that wait, or jumped out of it */
     if (slot != NULL)
         slot->waits = gpu + 1;
-    /* seq_cst: pairs with the load in nvs_gate_open, one of the two sees the other */
+    /* seq_cst: pairs with the load in nvs_gate_open; one of the two sees the other */
     return atomic_fetch_add_explicit(&nvs_gates[gpu].waiting, 1, memory_order_seq_cst) == 0;
 }
 
@@ -46,7 +46,7 @@ bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns)
         return true;
     uint64_t now, alert = atomic_load_explicit(&gate->alert_until_ns, memory_order_relaxed); /* a hint */
     if (alert != 0 && (now = nvs_now_ns()) < alert &&
-        atomic_exchange_explicit(&gate->watcher, 1, memory_order_relaxed) == 0) { /* who watches is all the same */
+        atomic_exchange_explicit(&gate->watcher, 1, memory_order_relaxed) == 0) { /* relaxed: any thread may watch */
         nvs_futex_wait(&gate->turn, turn, now + NAP_NS < deadline_ns ? now + NAP_NS : deadline_ns);
         atomic_store_explicit(&gate->watcher, 0, memory_order_relaxed);
     } else {
@@ -55,7 +55,7 @@ bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns)
     return nvs_gate_passes(gpu);
 }
 
-/* A processor that slept for long takes long to wake.  Whoever naps keeps its own from sleeping deeply. */
+/* A processor takes long to leave a deep sleep state.  A thread that naps keeps its processor out of one. */
 void nvs_gate_alert(uint32_t gpu, uint64_t until_ns)
 {
     atomic_store_explicit(&nvs_gates[gpu].alert_until_ns, until_ns, memory_order_relaxed); /* a hint */
