@@ -2,7 +2,7 @@
  *
  * Rules of this library in a process of an application:
  *  - it never exits, aborts or hangs the application, and prints only what NVSHARE_LOG asks for, and each warning once;
- *  - a call that it does not understand goes to the real function;
+ *  - it passes a call that it does not understand to the real function;
  *  - it holds no lock during calls of the CUDA driver or dlsym on an application's thread.
  *
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
@@ -29,7 +29,7 @@
 #define NVS_LIKELY(x) __builtin_expect(!!(x), 1)
 #define NVS_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* Variables that the child of a fork writes at its start are together, and so are the functions that write them: each page costs a page fault. */
+/* Groups the variables that a fork's child writes at its start, and the functions that write them: each page costs a page fault. */
 #define NVS_FORK_STATE __attribute__((section("nvs_fork")))
 #define NVS_FORK_CODE __attribute__((cold))
 

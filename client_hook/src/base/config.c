@@ -33,7 +33,7 @@ static const struct unit time_units[] = {
 /* In thousandths. */
 static const struct unit share_units[] = {{"", 1000}, {"%", 10}, {NULL, 0}};
 
-/* A whole or decimal number and a unit.  False when it is not that or too large. */
+/* Parses a whole or decimal number with a unit.  False: malformed, or too large. */
 static bool parse_quantity(const char *text, const struct unit *units, uint64_t *out)
 {
     uint64_t whole = 0;
@@ -69,7 +69,7 @@ static void copy_text(char *out, size_t size, const char *text)
         length = size - 1;
     memcpy(out, text, length);
     out[length] = 0;
-    /* Cut at a character's border; what is no UTF-8 at all is shown as it can be. */
+    /* Cuts at a character boundary; replaces the bytes of invalid UTF-8. */
     while (length > 0 && !nvs_wire_text_valid((const uint8_t *)out, length) && length + 4 > size - 1)
         out[--length] = 0;
     for (size_t i = 0; i < length && !nvs_wire_text_valid((const uint8_t *)out, length); i++)

@@ -1,10 +1,10 @@
-/* What every gated call reads, and the first threads' slots: together on one page; what the launch of a kernel or an allocation in stream order
- * reads where there is one GPU, on one line of it.
+/* The words that every gated call reads, and the first threads' slots, on one page.  With one GPU, a kernel launch or a stream-ordered
+ * allocation reads one cache line of it.
  *
- * Why: between two calls a program may replace all of the hook in the caches.  The cost of a call is then the number of cache lines and pages
+ * Between two calls a program may evict the hook from the caches.  The cost of a call is then the number of cache lines and pages
  * that it touches (docs/decisions/cold-calls.md).
  *
- * Non-goals: what is not read by each call.
+ * Non-goals: state that not every call reads.
  */
 #ifndef NVS_HOT_H
 #define NVS_HOT_H
@@ -16,42 +16,42 @@
 enum { NVS_FIRST_SLOTS = 16 }; /* most processes need no more */
 enum { NVS_HOT_REALS = 4 };    /* cuLaunchKernel to cuLaunchKernel_ptsz */
 #define NVS_CAPTURE_FIRST 0x80000000u /* the marks of the first capture are being made (inflight/captures.c) */
-enum { NVS_POOLS_UNKNOWN, NVS_POOLS_FAST, NVS_POOLS_SLOW }; /* the path of allocations in stream order (hooks/memory/pool.c); SLOW is final */
+enum { NVS_POOLS_UNKNOWN, NVS_POOLS_FAST, NVS_POOLS_SLOW }; /* the path of stream-ordered allocations (hooks/memory/pool.c); SLOW is final */
 enum { NVS_STOP_NEVER, NVS_STOP_ALLOWED, NVS_STOPPED };
 
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
 typedef struct nvs_slot {
     _Alignas(64) _Atomic uint32_t active;    /* 0, or 1 + the GPU of the gated call that the thread is in */
-    uint32_t countdown;                      /* submissions until pacing looks, if it does not look at each; only its thread touches it, as
+    uint32_t countdown;                      /* submissions until pacing looks, if it does not look at each; owner thread only, as are
                                                 the next two */
-    uint32_t stride;                         /* where that countdown began */
-    uint32_t unseen;                         /* submissions before it that pacing has not seen */
+    uint32_t stride;                         /* the start value of the countdown */
+    uint32_t unseen;                         /* earlier submissions that pacing has not seen */
     _Atomic uint32_t awaiting;               /* 0, or 1 + the GPU whose work the thread waits for in a call */
-    uint32_t waits;                          /* 0, or 1 + the GPU before whose gate it is counted as waiting */
+    uint32_t waits;                          /* 0, or 1 + the GPU at whose gate the thread counts as waiting */
     uint32_t graph_left;                     /* launches of `graph` until pacing looks again */
-    uint32_t owner_uses;                     /* of the process's only context as the current one, before the driver is asked again */
-    const void *graph;                       /* the last one that it launched; only its thread touches both, too */
+    uint32_t owner_uses;                     /* uses of nvs_hot.only_context until the driver is asked for the current context */
+    const void *graph;                       /* the last graph launched; owner thread only, as graph_left */
     _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
     _Atomic uint32_t owned;
-    _Atomic uint32_t also;                   /* other GPUs that the call puts work on: a bit each */
-    uint32_t stop;                           /* NVS_STOP_...: whether its present wait may end without the GPU; only its thread touches it */
+    _Atomic uint32_t also;                   /* other GPUs that the call puts work on, by bit */
+    uint32_t stop;                           /* NVS_STOP_...: whether the present wait may end without the lease; owner thread only */
     struct nvs_slot *next;
 } nvs_slot;
 
 typedef struct nvs_hot_page {
     _Alignas(4096) _Atomic(nvs_function) reals[NVS_HOT_REALS]; /* as nvs_reals of driver/cuda_api.h */
-    /* How far nvs_self of gate/gate.h is from the thread's pointer, the same for all; 0: the process does not see exactly one GPU, or that is not
-     * known yet.  Relaxed: as only_gpu. */
+    /* Offset of nvs_self (gate/wait.h) from the thread pointer, the same for all threads; 0: not exactly one GPU, or not known yet.
+     * Relaxed: as only_gpu. */
     _Atomic intptr_t self;
-    /* The one context that the hooks have seen and that lives; NULL: none, or several.  Relaxed: who makes another one current has it from the
-     * call that wrote here, or got its handle from one that has. */
+    /* The only live context that the hooks have seen; NULL: none, or several.  Relaxed: a thread gets another context's handle from the
+     * call that wrote here, or from a thread that has it. */
     _Atomic(CUcontext) only_context;
     _Atomic uint32_t only_gpu;                /* the GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known */
     _Atomic uint32_t capturing;               /* captures that are open or about to be, and NVS_CAPTURE_FIRST: see inflight/captures.h */
-    _Atomic uint32_t pools;                   /* NVS_POOLS_...  Relaxed: a thread has a special pool from the call that ended
-                                                 the fast path; for other pools both paths are right */
+    _Atomic uint32_t pools;                   /* NVS_POOLS_...  Relaxed: a thread gets a special pool from the call that ended
+                                                 the fast path; both paths are correct for other pools */
     _Atomic uint32_t gates[NVS_MAX_GPUS];     /* NVS_GATE_OPEN ... of gate/gate.h; the first is the line's last word */
-    _Atomic uint32_t imports;                 /* imports that are open (ipc/import.c).  Relaxed: a thread that has a pointer into one got it
+    _Atomic uint32_t imports;                 /* open imports (ipc/import.c).  Relaxed: a thread that has a pointer into one got it
                                                  after the import was counted */
     nvs_slot first_slots[NVS_FIRST_SLOTS];
 } nvs_hot_page;

@@ -1,6 +1,6 @@
-/* Logging.  One write() a line, no lock, no allocation; errno stays as it was.
+/* See log.h.  One write() a line, no lock, no allocation; errno stays as it was.
  *
- * Non-goals: anything that a fast path could reach.
+ * Non-goals: use on a fast path.
  */
 #include "base/log.h"
 
@@ -19,8 +19,8 @@
 
 int nvs_log_level = NVS_LOG_WARNING;
 
-static atomic_int file = -1; /* -1: not looked for yet */
-static atomic_bool ending;   /* relaxed: a message more or less */
+static atomic_int file = -1; /* -1: not opened yet */
+static atomic_bool ending;   /* relaxed: one more message does no harm */
 
 void nvs_log_ending(void)
 {
@@ -29,7 +29,7 @@ void nvs_log_ending(void)
 
 static int target(void)
 {
-    int fd = atomic_load_explicit(&file, memory_order_relaxed); /* a number that stands for itself */
+    int fd = atomic_load_explicit(&file, memory_order_relaxed); /* publishes no other data */
     if (fd >= 0)
         return fd;
     const char *path = getenv("NVSHARE_LOG_FILE");
@@ -81,7 +81,7 @@ void nvs_log(int level, const char *format, ...)
         return;
     if (level == NVS_LOG_WARNING && nvs_log_level == NVS_LOG_WARNING && atomic_load_explicit(&ending, memory_order_relaxed))
         return;
-    const int saved = errno, cancel = nvs_cancel_defer(); /* callers hold locks */
+    const int saved = errno, cancel = nvs_cancel_defer(); /* a cancelled caller would keep its locks */
     char line[512];
     int head = snprintf(line, sizeof line, "nvshare[%ld] %s: ", (long)getpid(), names[level]);
     if (head > 0 && (size_t)head < sizeof line - 2) {
@@ -93,7 +93,7 @@ void nvs_log(int level, const char *format, ...)
         if (body >= 0) {
             line[size++] = '\n';
             ssize_t written = write(target(), line, size);
-            (void)written; /* nowhere to say that saying failed */
+            (void)written; /* a failed write cannot be reported */
         }
     }
     nvs_cancel_allow(cancel);

@@ -7,13 +7,13 @@
 enum { NVS_LOG_OFF, NVS_LOG_ERROR, NVS_LOG_WARNING, NVS_LOG_INFO, NVS_LOG_DEBUG };
 extern int nvs_log_level;
 
-/* The process ends: what the driver refuses from now on concerns nobody, and warnings are not written any more, unless more than the preset is. */
+/* The process ends.  Errors of the driver no longer matter, so warnings stop, unless NVSHARE_LOG asks for more than `warning`. */
 void nvs_log_ending(void);
 
 void nvs_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* A line for the program's user, always on standard error; none there when that is closed or full.  Silenced by NVSHARE_LOG=error.
- * For threads of our own, which have all signals blocked. */
+/* A line for the user, always on standard error; dropped if that is closed or full.  NVSHARE_LOG=error silences it.
+ * For the hook's own threads, which block all signals. */
 void nvs_log_notice(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #define NVS_LOG_ONCE(level, ...)                                                   \

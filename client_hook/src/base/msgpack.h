@@ -1,4 +1,4 @@
-/* msgpack as far as the messages need it: writers into a bounded buffer, readers of untrusted bytes.  coord/protocol/wire.h uses it.
+/* The subset of msgpack that messages use: writers into a bounded buffer, readers of untrusted bytes.  coord/protocol/wire.h uses it.
  *
  * Readers accept every encoding of a value that fits, read nothing outside the frame, allocate nothing and do not recurse;
  * they accept exactly what decode() in coordinator/protocol/messages.py does.
@@ -15,11 +15,11 @@
 
 typedef enum nvs_wire_result {
     NVS_WIRE_OK = 0,
-    NVS_WIRE_UNKNOWN,   /* well-formed, but of a type that this side does not know */
-    NVS_WIRE_MALFORMED, /* the protocol does not allow it */
+    NVS_WIRE_UNKNOWN,   /* well-formed, but of an unknown type */
+    NVS_WIRE_MALFORMED, /* the protocol forbids it */
 } nvs_wire_result;
 
-/* --- writing: `failed` once something did not fit or was not valid; then nothing more is written --- */
+/* --- writing: a value that does not fit or is invalid sets `failed`, which stops all writing --- */
 
 typedef struct nvs_wire_out {
     uint8_t *at, *end;
@@ -67,7 +67,7 @@ static inline void nvs_wire_put_int(nvs_wire_out *out, int64_t value)
         nvs_wire_put(out, 0xd3, (uint64_t)value, 8);
 }
 
-/* Valid UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF; no zero byte. */
+/* Valid UTF-8 by RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF; no zero byte. */
 static inline bool nvs_wire_text_valid(const uint8_t *text, size_t size)
 {
     size_t i = 0;
@@ -122,7 +122,7 @@ static inline void nvs_wire_put_text(nvs_wire_out *out, const char *text, size_t
     out->at += size;
 }
 
-/* --- reading: false once something is not as it must be --- */
+/* --- reading: false for malformed input --- */
 
 typedef struct nvs_wire_in {
     const uint8_t *at, *end;

@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <time.h>
 
-/* From here to nvs_cancel_allow, which gets what this returns, the thread is not cancelled. */
+/* Disables cancellation until nvs_cancel_allow, which takes this result. */
 static inline int nvs_cancel_defer(void)
 {
     int before;
@@ -31,7 +31,7 @@ static inline int nvs_cond_wait(pthread_cond_t *changed, pthread_mutex_t *lock, 
     return result;
 }
 
-/* Below a second. */
+/* Sleeps; less than a second. */
 static inline void nvs_nap(long length_ns)
 {
     const struct timespec length = {0, length_ns};

@@ -1,7 +1,7 @@
 /* Moves the hook's descriptors above those of the application.
  *
- * An application with select() needs small numbers.  One without standard output must not print into the hook's connection.  One with many descriptors
- * needs most numbers.
+ * An application that uses select() needs small numbers.  An application that closed its standard output must not print into the hook's connection.
+ * An application with many descriptors needs most numbers.
  */
 #ifndef NVS_DESCRIPTOR_H
 #define NVS_DESCRIPTOR_H

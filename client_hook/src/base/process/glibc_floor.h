@@ -1,8 +1,8 @@
 /* Included before everything else in every source of the hook (CMakeLists.txt): the oldest versions of libc's symbols.
  *
- * A preload that needs a newer glibc than the image has kills every process there, so the hook asks for nothing above
- * GLIBC_2.17, on whatever system it is built; tests/test_cuda_api.py reads the result.  Functions that came after 2.17 (stat,
- * fstat, gettid, getrandom as functions) may not be used at all: syscall() has them.
+ * A preload that needs a newer glibc than the image has kills every process there.  So the hook needs nothing above
+ * GLIBC_2.17, on whatever system it is built; tests/test_cuda_api.py checks the library.  It may not use functions that came after
+ * 2.17 (stat, fstat, gettid, getrandom as functions): syscall() has them.
  */
 #ifndef NVS_GLIBC_FLOOR_H
 #define NVS_GLIBC_FLOOR_H
@@ -31,7 +31,7 @@ NVS_OLD(pthread_getspecific)
 NVS_OLD(pthread_setspecific)
 NVS_OLD(pthread_mutex_trylock)
 NVS_OLD(pthread_attr_setstacksize)
-/* What a newer <stdlib.h> and <stdio.h> call these. */
+/* The names of these functions in a newer <stdlib.h> and <stdio.h>. */
 NVS_OLD_AS(__isoc23_strtol, strtol)
 NVS_OLD_AS(__isoc23_strtoul, strtoul)
 NVS_OLD_AS(__isoc23_strtoll, strtoll)

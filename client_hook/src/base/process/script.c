@@ -1,4 +1,4 @@
-/* See script.h.  The command line comes from /proc, because the application may be at its own copy of it. */
+/* See script.h.  The command line comes from /proc, because the application may change its own copy. */
 #define _GNU_SOURCE /* O_CLOEXEC */
 #include "base/process/script.h"
 

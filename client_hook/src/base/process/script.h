@@ -1,4 +1,4 @@
-/* What a Python interpreter runs: tools show the script, not `python`. */
+/* The name of the script that a Python interpreter runs, for tools. */
 #ifndef NVS_SCRIPT_H
 #define NVS_SCRIPT_H
 
@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 /* The script's base name, the module of `-m`, the notebook of a Jupyter kernel (else `kernel-` and the beginning of its id), or `python -c`.
- * A process of Python's multiprocessing is called as its parent.  False: this is no Python interpreter, or it has no script. */
+ * A process of Python's multiprocessing has its parent's name.  False: this is no Python interpreter, or it has no script. */
 bool nvs_script_name(char *out, size_t size);
 
 #endif
