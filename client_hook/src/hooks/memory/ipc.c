@@ -1,4 +1,4 @@
-/* Wrappers: cuIpc*MemHandle.  Memory of the driver's own is shared by the driver; memory in chunks by ipc/ipc.h.
+/* Wrappers: cuIpc*MemHandle.  The driver shares its own memory; ipc/ipc.h shares memory in chunks.
  *
  * Handles of events are the driver's in every mode.
  *
@@ -28,7 +28,7 @@ NVS_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdevicep
         return result;
     }
     if (pHandle == NULL || as.kind == NVS_MEMORY_MAPPING || found == NVS_DYING)
-        return CUDA_ERROR_INVALID_VALUE; /* what the driver says of memory that cuMemMap put there, too, and of none */
+        return CUDA_ERROR_INVALID_VALUE; /* the driver's error for memory of cuMemMap, and for no memory */
     if (nvs_owner_context() == NULL)
         return CUDA_ERROR_INVALID_CONTEXT;
     const int saved = errno;
@@ -43,7 +43,7 @@ bool nvs_ipc_pointer_answer(const nvs_ipc_import *as, void *data, CUpointer_attr
 {
     switch ((int)attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = as->context; return true;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(unsigned int *)data = 0; return true; /* it is another's to export */
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(unsigned int *)data = 0; return true; /* only the exporter can export it */
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)data = 0; return true;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = as->serial; return true;

@@ -47,7 +47,7 @@ static CUresult pitch_in_place(uint32_t gpu, uint64_t bytes, CUdeviceptr *dptr, 
 static size_t pitch_alignment(uint32_t gpu)
 {
     static _Atomic size_t known[NVS_MAX_GPUS];
-    /* Relaxed: the value stands for itself, and every thread finds the same. */
+    /* Relaxed: publishes no other data; every thread finds the same value. */
     size_t pitch = atomic_load_explicit(&known[gpu], memory_order_relaxed);
     CUdeviceptr probe;
     if (pitch != 0)
@@ -138,7 +138,7 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 
 /* --- pointer queries: redirected memory looks like memory of cuMemAlloc --- */
 
-/* A jump where all memory is the driver's: frameworks query every pointer that they pass to a kernel. */
+/* True if the driver owns all memory.  Fast: frameworks query every pointer that they pass to a kernel. */
 static inline bool as_the_driver_says(void)
 {
     return NVS_LIKELY(nvs_config.memory_mode == NVS_MODE_DEVICE) &&
@@ -159,7 +159,7 @@ static void disguise(void *data, CUpointer_attribute attribute, const nvs_alloca
         *(CUmemorytype *)data = CU_MEMORYTYPE_DEVICE;
         break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        *(unsigned char *)data = 0; /* it was 1: the low byte is all there is to clear, whatever the width */
+        *(unsigned char *)data = 0; /* it was 1: clearing the low byte works for every width */
         break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
         *(void **)data = NULL;
@@ -209,7 +209,7 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, C
         return NVS_REAL(cuPointerGetAttributes)(numAttributes, attributes, data, ptr);
     if (numAttributes != 0 && attributes != NULL && data != NULL && redirected(ptr, &as) && as.chunked) {
         for (unsigned int i = 0; i < numAttributes; i++)
-            nvs_pointer_answer(data[i], attributes[i], &as, ptr); /* this function leaves an attribute that does not apply empty */
+            nvs_pointer_answer(data[i], attributes[i], &as, ptr); /* ignored: this function clears an attribute that does not apply */
         return CUDA_SUCCESS;
     }
     CUresult result = NVS_REAL(cuPointerGetAttributes)(numAttributes, attributes, data, ptr);
@@ -269,7 +269,7 @@ static uint64_t texel_bits(CUarray_format format, unsigned int channels)
     case CU_AD_FORMAT_SNORM_INT16X4:
         return 64;
     default:
-        return 32; /* the packed and planar formats of video, all of which need at most about this */
+        return 32; /* packed and planar video formats need at most about this */
     }
 }
 
@@ -349,7 +349,7 @@ NVS_EXPORT CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *pHandle, co
     return keep_array(result, entry, pHandle);
 }
 
-/* Taken out before the driver may reuse the handle, and put back if the driver fails. */
+/* Removes the entry before the driver may reuse the handle; end_array puts it back if the driver fails. */
 static nvs_allocation *take_array(const void *handle)
 {
     nvs_allocation *entry = NULL;

@@ -1,4 +1,4 @@
-/* See nvml.h.  The real function is called first; its failure stands.  The wrappers' bodies are made from driver/nvml_api.def. */
+/* See nvml.h.  The real function is called first; the wrapper returns its errors.  driver/nvml_api.def generates the wrappers. */
 #include "hooks/memory/nvml.h"
 
 #include "base/config.h"
@@ -12,7 +12,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-/* The GPU of an NVML handle, if this process has a context there: else it has no ledger.  MIG instances have UUIDs of their own. */
+/* The GPU of an NVML handle, if this process has a context there; else it has no ledger.  MIG instances have their own UUIDs. */
 static uint32_t gpu_of(nvs_nvml_device device, nvs_gpu_facts *facts)
 {
     char uuid[96];
@@ -23,14 +23,14 @@ static uint32_t gpu_of(nvs_nvml_device device, nvs_gpu_facts *facts)
         (int (*)(nvs_nvml_device, char *, unsigned))nvs_as_function(address);
     if (get_uuid(device, uuid, sizeof uuid) != NVS_NVML_SUCCESS)
         return NVS_NO_GPU;
-    /* Fails at once where CUDA was not initialised. */
+    /* Fails at once before cuInit. */
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && nvs_gpu_describe(gpu, facts) == NVS_OK; gpu++)
         if (strcasecmp(facts->uuid, uuid) == 0)
             return nvs_any_context(gpu) != NULL ? gpu : NVS_NO_GPU;
     return NVS_NO_GPU;
 }
 
-/* In: the real figures.  Out: those of the virtual card; false when there is none. */
+/* In: the real figures.  Out: those of the virtual card; false: there is none. */
 static bool virtual_card(nvs_nvml_device device, uint64_t *free_bytes, uint64_t *total_bytes)
 {
     nvs_gpu_facts facts;
@@ -44,7 +44,7 @@ static bool virtual_card(nvs_nvml_device device, uint64_t *free_bytes, uint64_t 
     }
     if (!nvs_memory_manages(gpu))
         return false;
-    /* NVML's total is that of the whole card; CUDA's, which the ledger's figures stand beside, is without what the driver keeps. */
+    /* NVML's total includes the driver's own memory; CUDA's total, to which the ledger's figures refer, does not. */
     const uint64_t usable = facts.total_bytes < *total_bytes ? facts.total_bytes : *total_bytes;
     uint64_t free_there = *free_bytes, total_there = usable;
     nvs_memory_virtual_info(gpu, &free_there, &total_there);
@@ -76,7 +76,7 @@ static void show_memory_v2(nvs_nvml_device device, nvs_nvml_memory_v2 *memory)
     errno = saved;
 }
 
-/* The bytes that this process is charged with on the device; false where it is charged with none. */
+/* The bytes charged to this process on the device; false: it has no ledger there. */
 static bool charged(nvs_nvml_device device, uint64_t *bytes)
 {
     nvs_gpu_facts facts;
@@ -89,7 +89,7 @@ static bool charged(nvs_nvml_device device, uint64_t *bytes)
     return true;
 }
 
-/* Lists of all versions: entries of one size, each with its process id first and its memory 8 bytes further. */
+/* Lists of all versions: entries of one size, with the process id at offset 0 and the memory at offset 8. */
 static void show_entries(nvs_nvml_device device, unsigned count, char *list, size_t size)
 {
     int saved = errno;

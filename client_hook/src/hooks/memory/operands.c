@@ -45,7 +45,7 @@ unsigned nvs_operands_prepare(uint32_t gpu, CUdeviceptr one, CUdeviceptr other)
 {
     unsigned found = 0;
     const uint32_t owners[2] = {find(gpu, one, &found), find(gpu, other, &found)};
-    /* For a copy of chunks between GPUs both need access rights: either may carry it out. */
+    /* For a copy of chunks between GPUs both need access rights: either may execute it. */
     for (size_t i = 0; i < 2; i++)
         if (owners[i] != NVS_NO_GPU && (!give(owners[i], gpu) || (owners[1 - i] != NVS_NO_GPU && !give(owners[i], owners[1 - i]))))
             found |= NVS_OPERANDS_UNREACHABLE;
@@ -77,7 +77,7 @@ unsigned nvs_operands_prepare_3d(uint32_t gpu, const CUDA_MEMCPY3D *at)
     return at != NULL ? prepare_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) : 0;
 }
 
-/* The call names a context for each end, and needs only the rights of these. */
+/* The call names a context for each end, and needs only their rights. */
 unsigned nvs_operands_prepare_peer(uint32_t gpu, const CUDA_MEMCPY3D_PEER *at)
 {
     return at != NULL ? prepare_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) & ~NVS_OPERANDS_UNREACHABLE : 0;

@@ -1,6 +1,6 @@
 /* Prepares the memory that a call names, which may be another GPU's: chunks must be on their GPU, and the GPUs that access them need rights.
  *
- * A lease and a drain are of one GPU (swap/share.c), so memory that another GPU accesses stays on its card from then on.  nvs_operands_prepare and its
+ * A lease and a drain concern one GPU (swap/share.c), so memory that another GPU accesses stays on its card from then on.  nvs_operands_prepare and its
  * variants are called before the gate, and wait for the other GPU's lease, once.  Their arguments are the application's: a shape may be NULL.
  *
  * Memory that another program has exported is mapped for one GPU, in every mode, and gets rights, too.
@@ -16,7 +16,7 @@
 
 #include <stdatomic.h>
 
-/* Whether calls of this process need this. */
+/* True: calls of this process need the functions below. */
 static inline bool nvs_operands_matter(void)
 {
     return (nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP) ||
@@ -47,9 +47,9 @@ typedef struct nvs_peer_copy {
 } nvs_peer_copy;
 
 typedef enum nvs_peer_copy_outcome {
-    NVS_COPY_DRIVER_ANSWERS, /* the call is made as it is; the driver refuses it */
+    NVS_COPY_DRIVER_ANSWERS, /* the caller makes the call unchanged; the driver refuses it */
     NVS_COPY_HANDLED,        /* the copy was made, with a result */
-    NVS_COPY_CONTEXT_PUSHED, /* the call is made as it is, and then nvs_peer_copy_pop */
+    NVS_COPY_CONTEXT_PUSHED, /* the caller makes the call unchanged, then calls nvs_peer_copy_pop */
 } nvs_peer_copy_outcome;
 
 /* In the gate.  Copies between two GPUs by a call that names a context for each end: only such a call works for memory in chunks without

@@ -1,9 +1,9 @@
 /* Wrappers: stream-ordered memory.
  *
- * In a mode that moves memory, the backend makes an allocation outside a capture at once, and its free waits for the work that was queued before
+ * In a mode that moves memory, the backend makes an allocation outside a capture at once, and its free waits for the work queued before it
  * (an event; nvs_memory_reap).  An allocation of the same size on the same stream may take the memory earlier.  Inside a capture the memory belongs
- * to the graph and is the driver's (memory/quota/graph_memory.h).  A program is charged for what is allocated, not for what a pool of the driver
- * keeps for later, since the driver gives that up under pressure.
+ * to the graph and is the driver's (memory/quota/graph_memory.h).  A program is charged for its allocations, not for the free memory of a driver's
+ * pool, which the driver releases under pressure.
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -22,10 +22,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* Pools that must stay the driver's: shared with other processes, or not on a GPU.  Relaxed: a thread has a pool from the call that counted it. */
+/* Pools that must stay the driver's: shared with other processes, or not on a GPU.  Relaxed: a thread gets a pool from the call that counted it. */
 static _Atomic uint32_t special_pools;
 
-/* GPUs, by bit, where a backend has made memory for a pool.  Relaxed: a thread has that memory from the call that set the bit. */
+/* GPUs, by bit, where a backend has allocated for a pool.  Relaxed: a thread gets that memory from the call that set the bit. */
 static _Atomic uint32_t gave_other;
 
 static bool is_special(CUmemoryPool pool)
@@ -42,7 +42,7 @@ static bool is_on_gpu(CUmemoryPool pool)
            nvs_allocation_find(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark) != NVS_FOUND || mark.handle.references != 0;
 }
 
-/* Remembers a pool.  False when the host has no memory for it. */
+/* Records a pool.  False: the host has no memory. */
 static bool mark_special(CUmemoryPool pool, bool on_gpu)
 {
     nvs_allocation *mark = nvs_allocation_new(NVS_SPACE_POOL, NVS_MEMORY_MARK, 0);
@@ -69,7 +69,7 @@ static bool captures(CUstream stream, bool per_thread)
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* A number that no other stream ever has, whatever becomes of its handle; 0: not known. */
+/* The driver's id of a stream plus 1; never reused, unlike a handle; 0: not known. */
 static uint64_t identity(CUstream stream, bool per_thread)
 {
     unsigned long long id = 0;
@@ -79,7 +79,7 @@ static uint64_t identity(CUstream stream, bool per_thread)
     return result == CUDA_SUCCESS ? id + 1 : 0;
 }
 
-/* Which function of the driver stands behind a call. */
+/* The arguments of an allocation, and the driver's function for it. */
 typedef struct request {
     size_t bytes;
     CUmemoryPool pool; /* NULL: the device's current one, unless the call names it */
@@ -96,7 +96,7 @@ static CUresult ask_driver(CUdeviceptr *dptr, const request *r)
                          : NVS_REAL(cuMemAllocAsync)(dptr, r->bytes, r->stream);
 }
 
-/* If the table of pools (memory/pools/book.h) has no place. */
+/* For a full table of pools (memory/pools/book.h). */
 static bool keep_in_registry(const nvs_pool_memory *memory, size_t bytes)
 {
     nvs_allocation *entry = nvs_allocation_new(NVS_SPACE_ADDRESS, NVS_MEMORY_POOL, memory->gpu);
@@ -113,7 +113,7 @@ static CUresult free_by_driver(CUdeviceptr dptr, CUstream stream, bool per_threa
     return per_thread ? NVS_REAL(cuMemFreeAsync_ptsz)(dptr, stream) : NVS_REAL(cuMemFreeAsync)(dptr, stream);
 }
 
-/* Remembers what the driver has allocated. */
+/* Records an allocation of the driver. */
 static __attribute__((noinline)) CUresult note(nvs_pool_memory *memory, CUdeviceptr address, const request *r)
 {
     nvs_pool_memory stale;
@@ -177,7 +177,7 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
         return ask_driver(dptr, r); /* host memory, which has no quota */
     if (!moves || (pool != NULL && is_special(pool)) || nvs_current_gpu() != gpu)
         return allocate_in_pool(gpu, dptr, r);
-    /* The application's call is legal while this thread captures another stream, so the calls in its place must be, too. */
+    /* The application's call is legal while this thread captures another stream, so the calls that replace it must be legal too. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     CUresult result = nvs_memory_allocate_in_order(gpu, dptr, r->bytes, identity(r->stream, r->per_thread));
@@ -252,13 +252,13 @@ static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     CUresult result = nvs_event_behind(stream, per_thread, &event, &context);
     nvs_pool_figures *pool = result == CUDA_SUCCESS ? nvs_allocation_take_pool(dptr, &bytes) : NULL;
-    nvs_pool_take_back(pool, bytes, true); /* at the call, as the driver counts */
+    nvs_pool_take_back(pool, bytes, true); /* at the call, as the driver does */
     if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event, identity(stream, per_thread)) != NVS_FOUND) {
         NVS_REAL(cuEventDestroy_v2)(event);
         result = CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
     }
     if (result == CUDA_SUCCESS)
-        nvs_ipc_withdraw(gpu, dptr); /* before the memory serves again (nvs_allocation_revive) */
+        nvs_ipc_withdraw(gpu, dptr); /* before the memory is reused (nvs_allocation_revive) */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     return result;
 }

@@ -18,14 +18,14 @@ bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
            nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT && copy->chunked;
 }
 
-/* Attributes of memory that the application mapped itself, where they differ. */
+/* The attributes that differ for memory that the application mapped itself. */
 static CUresult answer_mapped(void *data, CUpointer_attribute attribute, const nvs_allocation *handle, CUdeviceptr address)
 {
     const CUmemAllocationProp *prop = &((const nvs_segment *)handle->kept)->vmm->properties;
     const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)nvs_current_gpu()};
     unsigned long long access;
     switch ((int)attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = NULL; break; /* it belongs to none */
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = NULL; break; /* this memory has no context */
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = handle->serial; break;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)data = prop->requestedHandleTypes; break;
@@ -39,7 +39,7 @@ static CUresult answer_mapped(void *data, CUpointer_attribute attribute, const n
     return CUDA_SUCCESS;
 }
 
-/* Attributes as the driver has them for memory of cuMemAlloc. */
+/* The driver's attributes for memory of cuMemAlloc. */
 static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer)
 {
     switch ((int)attribute) {
@@ -125,15 +125,15 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevice
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* Kernels of one GPU may now access memory of another, and name none. */
+/* Kernels of one GPU may now access memory of another, without naming it. */
 static void open_to(uint32_t owner, uint32_t accessor)
 {
     nvs_swap_pin_gpu(owner);
     nvs_swap_allow(owner, accessor);
 }
 
-/* The driver gives access to memory that it allocates itself; this memory gets it chunk by chunk, and stays on the card from then on.
- * Access is not taken back when it is disabled: what no program does is then possible for it. */
+/* The driver gives access to its own allocations.  Memory in chunks gets access chunk by chunk, and stays on the card from then on.
+ * cuCtxDisablePeerAccess does not revoke it: an access that should fail then succeeds. */
 NVS_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 {
     CUresult result = NVS_REAL(cuCtxEnablePeerAccess)(peerContext, Flags);
@@ -148,7 +148,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigne
     return result;
 }
 
-/* Which GPU a pool is of, as far as that can be asked: NVS_NO_GPU, not known. */
+/* The GPU of a default or current pool; NVS_NO_GPU: another pool. */
 static uint32_t owner_of(CUmemoryPool pool)
 {
     CUmemoryPool known;

@@ -45,7 +45,7 @@ static bool rdma_possible(void)
 {
     enum { UNKNOWN, YES, NO };
     static _Atomic uint8_t known;
-    /* Relaxed: the answer stands for itself and every thread would find the same. */
+    /* Relaxed: publishes no other data; every thread finds the same answer. */
     uint8_t answer = atomic_load_explicit(&known, memory_order_relaxed);
     if (answer == UNKNOWN) {
         answer = find_rdma() ? YES : NO;
@@ -54,8 +54,7 @@ static bool rdma_possible(void)
     return answer == YES;
 }
 
-/* Memory that others may access physically, or of an unknown kind.  A requested type of descriptor is no reason before a descriptor is made
- * (vmm_share.c). */
+/* Memory that other devices may access physically, or of an unknown kind.  A requested descriptor type alone is no reason (vmm_share.c). */
 static bool stays_real(const CUmemAllocationProp *prop, unsigned long long flags)
 {
     static const unsigned char nothing[sizeof prop->allocFlags.reserved];

@@ -95,7 +95,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, 
         CUresult known = cuMemGetAllocationPropertiesFromHandle(&prop, handle);
         if (known != CUDA_SUCCESS || shareableHandle == NULL || flags != 0 || handleType == CU_MEM_HANDLE_TYPE_NONE ||
             (prop.requestedHandleTypes & handleType) == 0)
-            return CUDA_ERROR_INVALID_VALUE; /* and nothing is pinned for it */
+            return CUDA_ERROR_INVALID_VALUE; /* and pins nothing */
     }
     CUresult result = real_handle(handle, &real);
     return result == CUDA_SUCCESS ? NVS_REAL(cuMemExportToShareableHandle)(shareableHandle, real, handleType, flags) : result;
@@ -171,7 +171,7 @@ static bool maps_number(const CUarrayMapInfo *info)
            nvs_memory_is_number(info->memHandle.memHandle);
 }
 
-/* A copy of the list in which each handle is the driver's; NULL when nothing had to change. */
+/* A copy of the list with the driver's handles; NULL: nothing had to change. */
 static CUresult real_list(const CUarrayMapInfo *list, unsigned int count, CUarrayMapInfo **out)
 {
     unsigned int first = 0;

@@ -1,7 +1,7 @@
 /* Wrappers of captures: their beginning, their end, and the wait for an event by which they spread to another stream (inflight/captures.h).
  *
- * A capture begins inside the gate.  So a drain that finds no capture can synchronise a context and invalidates none, and a drain that finds one has the
- * marks of all work.
+ * A capture begins inside the gate.  So a drain that finds no capture can synchronise a context without invalidating one, and a drain that finds one has
+ * the marks of all work.
  */
 #include "contexts/context.h"
 #include "contexts/which_gpu.h"
@@ -10,7 +10,7 @@
 #include "hooks/work/graph_gpus.h"
 #include "inflight/captures.h"
 
-/* Often called: a jump if nothing is captured. */
+/* Called often: a jump if no capture is open. */
 #define NVS_JOINS(symbol)                                                                           \
     static __attribute__((noinline)) CUresult wait_and_join_##symbol(CUstream stream, CUevent event, unsigned int flags) \
     {                                                                                               \
@@ -59,7 +59,7 @@ NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz,
                    size_t numDependencies, CUstreamCaptureMode mode),
                   (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
 
-/* A failed end has ended the capture, too, except on the wrong thread: the stream's status tells. */
+/* A failed end also ends the capture, except on the wrong thread: the stream's status shows which. */
 static CUresult capture_over(CUresult result, CUstream stream, bool per_thread)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

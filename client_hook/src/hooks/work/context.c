@@ -19,20 +19,20 @@ NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
     static _Atomic bool done; /* true in a fork's child too, where the driver cannot be used; relaxed: a hint */
     nvs_start();               /* another library's constructor may call this before the hook's */
     if (!atomic_load_explicit(&done, memory_order_relaxed))
-        nvs_agent_begin(); /* the driver takes a tenth of a second */
+        nvs_agent_begin(); /* connects during cuInit, which takes a tenth of a second */
     const CUresult result = NVS_REAL(cuInit)(Flags);
     if (result != CUDA_SUCCESS)
         return result;
     atomic_store_explicit(&done, true, memory_order_relaxed);
     nvs_context_learn();
     if (nvs_only_gpu() != NVS_NO_GPU)
-        nvs_agent_expect(nvs_only_gpu()); /* a runtime's next question is how much memory it has */
+        nvs_agent_expect(nvs_only_gpu()); /* a runtime's next call queries the memory size */
     return result;
 }
 
 /* ---- Contexts ---- */
 
-/* The driver takes a tenth of a second for the first one. */
+/* Starts the attachment early: the driver takes a tenth of a second for the first context. */
 static CUdevice expected(CUdevice device)
 {
     if (nvs_context_possible((uint32_t)device))
@@ -70,8 +70,8 @@ NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
     return context_made(NVS_REAL(cuCtxCreate_v4)(pctx, ctxCreateParams, flags, expected(dev)), pctx, dev);
 }
 
-/* Before the driver ends a context, inside its GPU's gate: no thread visits it or uses events in it from now on, while its work runs (inflight/drain.c).
- * True: it was known. */
+/* Before the driver ends a context, inside its GPU's gate.  From now on no thread visits the context or uses its events, though its work may run
+ * (inflight/drain.c).  True: the context was known. */
 static bool withdraw(CUcontext context, uint32_t gpu)
 {
     nvs_pacing_context_gone(context);
@@ -126,7 +126,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
     return destroy_context(NVS_REAL(cuCtxDestroy_v2), ctx);
 }
 
-/* Ends the context only at the last reference, which is not known before. */
+/* Ends the context only at the last reference; the hook does not know which one that is. */
 NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
     const uint32_t gpu = nvs_context_gpu(ctx);
@@ -141,7 +141,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
     return result;
 }
 
-/* Frameworks call these often.  With one GPU they are a jump: every context is of that GPU. */
+/* Frameworks call these often.  With one GPU, the GPU of every context, they are a jump. */
 #define NVS_SWITCHES(symbol, parameters, arguments, to)                            \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                                  \
     {                                                                              \
@@ -175,7 +175,7 @@ static bool is_active(CUdevice device)
     return NVS_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* The handle of a primary context that no wrapper has seen: it was retained by another path, or reopened after a reset. */
+/* The handle of a primary context that no wrapper has seen: retained by another path, or reopened after a reset. */
 static CUcontext hidden_primary(CUdevice device)
 {
     CUcontext context = NULL;
@@ -185,8 +185,8 @@ static CUcontext hidden_primary(CUdevice device)
     return context;
 }
 
-/* A release ends the primary context at the last reference, a reset at once; the state afterwards tells.  Only a context that is likely to end is withdrawn
- * before, so that a drain does not miss one that lives on. */
+/* A release ends the primary context at the last reference, a reset at once; the state afterwards shows it.  Only a context that is likely to end is
+ * withdrawn before, so that a drain does not miss one that lives on. */
 static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool reset)
 {
     bool last;
@@ -236,7 +236,7 @@ static void green_seen(CUcontext context)
     if (gpu == NVS_NO_GPU || NVS_REAL(cuDevicePrimaryCtxRetain)(&primary, (CUdevice)gpu) != CUDA_SUCCESS)
         return;
     nvs_context_is_green(context, primary);
-    NVS_REAL(cuDevicePrimaryCtxRelease_v2)((CUdevice)gpu); /* the green context holds it */
+    NVS_REAL(cuDevicePrimaryCtxRelease_v2)((CUdevice)gpu); /* the green context holds a reference */
 }
 
 NVS_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
@@ -308,7 +308,7 @@ static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
     if (result == CUDA_SUCCESS)
         nvs_capture_lost(stream);
     else if (context != NULL)
-        nvs_stream_created(stream, context); /* it lives on */
+        nvs_stream_created(stream, context); /* it still exists */
     return result;
 }
 

@@ -1,8 +1,8 @@
-/* Wrappers of edits of graphs that name memory, for mode `swap`; in the other modes they are the driver's calls.
+/* Wrappers of edits of graphs that name memory, for mode `swap`; in the other modes they only call the driver.
  *
- * Edits submit no work.  But the driver checks the addresses of copies, fills and values of a node, and refuses unmapped ones.  So such an edit waits for
- * the lease, and is inside the gate meanwhile.  Memory of another GPU that a node names is noticed here (hooks/memory/operands.h), because a launch names
- * none.  Captured calls need nothing here: they are gated themselves.
+ * Edits submit no work.  But the driver checks the addresses of a node's copies, fills and values, and refuses unmapped ones.  So such an edit waits for
+ * the lease and runs inside the gate.  Memory of another GPU that a node names is found here (hooks/memory/operands.h), because a launch names
+ * no memory.  Captured calls are gated themselves.
  *
  * In all modes, the calls that add a node report its GPU (hooks/work/graph_gpus.h), and those that instantiate and destroy graphs charge the memory that
  * graphs allocate (memory/quota/graph_memory.h).
@@ -45,8 +45,8 @@ static bool prepare(uint32_t gpu, const named *what)
     return (found & NVS_OPERANDS_MOVE) != 0;
 }
 
-/* The GPU whose gate must be open while the driver checks the addresses; NVS_NO_GPU: none, since no such memory moves.  If the edit does not tell where
- * the work will run, any GPU of the program counts. */
+/* The GPU whose gate must be open while the driver checks the addresses; NVS_NO_GPU: none, since no such memory moves.  If the edit does not name the
+ * GPU of the work, every GPU of the program counts. */
 static uint32_t gate_for(const named *what)
 {
     const uint32_t told = nvs_context_gpu(what->context);
@@ -83,7 +83,7 @@ static named of_params(const CUgraphNodeParams *params)
         what.count = params->memOp.count;
         break;
 #if CUDA_VERSION >= 13050
-    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH: /* its context may be a green one, which cannot be told apart: ignored */
+    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH: /* ignores its context, which may be a green one: the two look the same */
         what.targets = params->memcpyBatch.dsts;
         what.sources = params->memcpyBatch.srcs;
         what.count = params->memcpyBatch.count;
@@ -101,7 +101,7 @@ static named of_values(const CUDA_BATCH_MEM_OP_NODE_PARAMS *params)
 
 static CUdeviceptr target_of(const CUDA_MEMSET_NODE_PARAMS *params) { return params != NULL ? params->dst : 0; }
 
-/* For edits that add no node; where one is added the parameter's name hides this. */
+/* For edits that add no node; in the others a parameter of this name hides it. */
 static const CUgraph hGraph = NULL;
 
 static void allocates_nothing(const void *params) {}
@@ -132,7 +132,7 @@ static CUresult added(CUresult result, named what)
     return result;
 }
 
-/* `of`: what the edit names. */
+/* `of`: the memory that the edit names. */
 #define NVS_EDIT(symbol, parameters, arguments, of)                                                                     \
     static CUresult edit_##symbol parameters                                                                            \
     {                                                                                                                   \
@@ -197,7 +197,7 @@ NVS_EDIT(cuGraphAddNode_v3,
 NVS_EDIT(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nodeParams), (hNode, nodeParams), of_params(nodeParams))
 #endif
 
-/* The driver compares the memory of old and new nodes, which the call does not name.  So it needs the leases that a launch needs. */
+/* The driver compares the memory of old and new nodes, which the call does not name.  So an update needs the leases that a launch needs. */
 #define NVS_UPDATE(symbol, parameters, arguments)                              \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                              \
     {                                                                          \
@@ -263,7 +263,7 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device)
     return result;
 }
 
-/* Inside the gate, since the driver may copy data of the graph to the GPU.  The charge comes before, since it may wait for other programs. */
+/* Inside the gate, since the driver may copy data of the graph to the GPU.  Charged before the gate, since the charge may wait for other programs. */
 #define NVS_INSTANTIATE(symbol, parameters, arguments)                     \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                          \
     {                                                                      \

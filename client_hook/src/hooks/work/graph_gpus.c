@@ -42,7 +42,7 @@ nvs_slot *nvs_graph_enter_all(uint32_t gpu)
         nvs_graphs_run_on(1u << gpu);
     const uint32_t others = others_than(gpu);
     for (int tries = 0; others != 0 && tries < TRIES; tries++) {
-        /* A thread waits outside of all gates: inside one it would keep that lease from going back. */
+        /* A thread waits outside all gates: inside one it would block that lease's return. */
         for (uint32_t each = 0; each < NVS_MAX_GPUS; each++)
             if (contains(others, each))
                 nvs_gate_leave(nvs_gate_enter(each), each);
@@ -65,5 +65,5 @@ void nvs_graph_mark(uint32_t gpu, CUstream stream, bool per_thread)
 
 NVS_FORK_CODE void nvs_graphs_after_fork(void)
 {
-    atomic_store_explicit(&nvs_graph_gpus, 0, memory_order_relaxed); /* one thread: any order will do */
+    atomic_store_explicit(&nvs_graph_gpus, 0, memory_order_relaxed); /* relaxed: one thread */
 }

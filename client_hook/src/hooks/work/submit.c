@@ -13,10 +13,10 @@
 #include "memory/memory.h"
 #include "memory/pools/figures.h"
 
-/* A constant, as the name is one. */
+/* A compile-time constant. */
 #define NVS_IS_GRAPH(name) (__builtin_strncmp(name, "cuGraphLaunch", sizeof "cuGraphLaunch" - 1) == 0)
 
-/* What distinguishes kinds of work for pacing.  A wrapper's parameters have the names of cuda.h, and hide these constants. */
+/* The kind of work, for pacing.  A wrapper's parameters have the names of cuda.h, and hide these constants. */
 static const CUfunction f = NULL;
 static const CUgraphExec hGraph = NULL;
 static const unsigned int gridDimX = 0, gridDimY = 1, gridDimZ = 1;
@@ -25,7 +25,7 @@ static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
     nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : hGraph,                                     \
                   (uint64_t)gridDimX * gridDimY * gridDimZ + ByteCount + N + (uint64_t)Width * Height)
 
-/* Addresses in the call that may be memory of another GPU (hooks/memory/operands.h); hidden by parameters in the same way. */
+/* Addresses in the call that may be memory of another GPU (hooks/memory/operands.h); parameters hide them in the same way. */
 static const CUdeviceptr dst = 0, src = 0, dstDevice = 0, srcDevice = 0, addr = 0;
 static const CUdeviceptr *const dsts = NULL, *const srcs = NULL;
 static const size_t count = 0, numOps = 0, size = 0;
@@ -38,7 +38,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
 #define NVS_PREPARE_OPERANDS(gpu, found)                                                                                    \
     do {                                                                                                        \
         if (NVS_LIKELY(dst + src + dstDevice + srcDevice + addr != 0 || dsts != NULL || pCopy != NULL || opList != NULL || \
-                       op != NULL || paramArray != NULL) && /* a constant for most */                           \
+                       op != NULL || paramArray != NULL) && /* a constant in most calls */                           \
             NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) && \
             (gpu) != NVS_NO_GPU && nvs_operands_matter()) {                                                               \
             if (dst + src + dstDevice + srcDevice + addr != 0) /* a call has one pair or the other */           \
@@ -86,7 +86,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
     NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters      \
     {                                                                               \
         nvs_slot *slot;                                                             \
-        const nvs_function real = nvs_real_known(NVS_ID_##symbol); /* no call before the driver's: nothing has to be saved */ \
+        const nvs_function real = nvs_real_known(NVS_ID_##symbol); /* no call before the driver's: no register is saved */ \
         if (NVS_UNLIKELY(real == NULL) ||                                           \
             NVS_UNLIKELY((slot = nvs_gate_enter_fast(NVS_IS_GRAPH(#symbol) ? hGraph : NULL)) == NULL)) \
             return slow_##symbol arguments;                                          \
@@ -97,7 +97,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
         return result;                                                              \
     }
 
-/* Rarely called.  A program that is alone is paced by the number of its submissions, not by their kinds. */
+/* Rarely called.  Pacing of a program that is alone on its GPU counts submissions of all kinds alike. */
 static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream, bool per_thread)
 {
     if (nvs_gate_leave_slow(slot, 0))
@@ -126,7 +126,7 @@ static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream
 #define NVS_FOREIGN(symbol, since, reason)
 #include "driver/cuda_api.def"
 
-/* These submit nothing and pass no gate.  They tell the agent that the program is not idle, and pacing that the thread has waited by itself. */
+/* These submit nothing and pass no gate.  They tell the agent that the program is not idle, and pacing that the thread has synchronised. */
 #define NVS_WAITS(symbol, parameters, arguments, gpu_of_call)    \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                \
     {                                                            \

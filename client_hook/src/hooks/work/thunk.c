@@ -1,4 +1,4 @@
-/* Gates for functions whose signature this build does not know: of a newer CUDA, or of a graphics header.
+/* Gates for functions whose signature this build does not know: from a newer CUDA, or a graphics header.
  *
  * A thunk saves all argument registers, enters the gate of the current context's GPU, calls the function with a copy of the caller's stack arguments
  * (16 words: 22 arguments in all), and leaves the gate.  The number of thunks is fixed; each is assigned once, without locks.
@@ -32,7 +32,7 @@ __attribute__((visibility("hidden"), used)) void *nvs_thunk_enter(uint32_t index
 
 __attribute__((visibility("hidden"), used)) void nvs_thunk_leave(thunk_frame *frame)
 {
-    nvs_gate_leave(frame->slot, frame->gpu); /* not paced: the stream is not known */
+    nvs_gate_leave(frame->slot, frame->gpu); /* not paced: the stream is unknown */
 }
 
 extern const char nvs_thunk_stubs[] __attribute__((visibility("hidden")));
