@@ -1,7 +1,7 @@
 /* The registry of contexts.
  *
  * One lock guards the table.  It is not held during calls of the driver.  Entries never move: a visitor walks by index, takes the lock for each step,
- * and sees each entry that lives all the time exactly once.  A thread that destroys a context waits for its visitors.
+ * and sees each entry that lives throughout exactly once.  A thread that destroys a context waits for its visitors.
  */
 #include "contexts/context.h"
 
@@ -16,15 +16,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RECHECK_EVERY 64u     /* uses of the usual owner before the driver is asked again */
+#define RECHECK_EVERY 64u     /* uses of the usual owner before the next query of the driver */
 
 typedef struct context_entry {
     CUcontext context; /* NULL: free */
     uint32_t gpu;
-    CUcontext owner; /* of a green context: the primary one that it is part of */
+    CUcontext owner; /* of a green context: its primary context */
     uint32_t visitors;
     bool leaving;       /* no new visitors */
-    const nvs_slot *by; /* of the thread that ends it; NULL: it has none */
+    const nvs_slot *by; /* the slot of the thread that ends it; NULL: none */
 } context_entry;
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -33,13 +33,13 @@ NVS_FORK_STATE static context_entry *contexts;
 NVS_FORK_STATE static size_t context_count;
 NVS_FORK_STATE static struct {
     CUcontext context;
-    CUcontext last; /* the present context, or the previous one */
+    CUcontext last; /* the present primary context, or the previous one */
     uint32_t references; /* seen by the wrappers */
 } primaries[NVS_MAX_GPUS];
 static _Atomic bool any_green;
-static bool forgotten; /* a context found no place in the table */
+static bool forgotten; /* a context is missing: the table could not grow */
 
-NVS_FORK_STATE static _Atomic uint32_t device_count; /* 0: not known, or none here.  Relaxed: one value only */
+NVS_FORK_STATE static _Atomic uint32_t device_count; /* 0: not known, or no driver here.  Relaxed: written with one value only */
 
 void nvs_context_learn(void)
 {
@@ -98,7 +98,7 @@ bool nvs_table_extend(void **table, size_t *count, size_t size)
     return true;
 }
 
-/* Locked. */
+/* Called with the lock held. */
 static void learn_only_context(void)
 {
     CUcontext only = NULL;
@@ -133,7 +133,7 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
     else
         forgotten = true;
     learn_only_context();
-    nvs_gate_set_dead(gpu, false); /* the driver makes no context where all are dead */
+    nvs_gate_set_dead(gpu, false); /* the driver makes no context on a GPU whose contexts are all dead */
 out:
     pthread_mutex_unlock(&lock);
 }
@@ -153,7 +153,7 @@ void nvs_context_is_green(CUcontext context, CUcontext primary)
     if (entry != NULL)
         entry->owner = primary;
     pthread_mutex_unlock(&lock);
-    /* Relaxed: the thread that makes it current has come through here or got its handle from one that has. */
+    /* Relaxed: a thread that makes it current has run this, or got its handle from a thread that has. */
     atomic_store_explicit(&any_green, true, memory_order_relaxed);
 }
 
@@ -171,7 +171,7 @@ CUcontext nvs_green_owner(CUcontext context)
 CUcontext nvs_owner_context(void)
 {
     CUcontext context = NULL;
-    /* Twice, because memory of an unknown context would stay charged when that ends. */
+    /* Tried twice: memory without a known context stays charged after the context's end. */
     if (NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS && NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
         return NULL;
     const CUcontext owner = nvs_green_owner(context);
@@ -188,7 +188,7 @@ CUcontext nvs_usual_owner(void)
     }
     const CUcontext context = nvs_owner_context();
     if (slot != NULL)
-        slot->owner_uses = context == only ? RECHECK_EVERY : 0; /* else no wrapper has seen it, or none is current */
+        slot->owner_uses = context == only ? RECHECK_EVERY : 0; /* else no wrapper has seen the context, or none is current */
     return context;
 }
 
@@ -308,14 +308,14 @@ static bool visit_hidden_primary(uint32_t gpu, bool (*visit)(CUcontext context, 
 bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
 {
     bool go_on = true, all = true;
-    const int cancel = nvs_cancel_defer(); /* a thread that ends a context waits for each visit */
+    const int cancel = nvs_cancel_defer(); /* a cancelled visitor would block the thread that ends its context */
     pthread_mutex_lock(&lock);
     for (size_t i = 0; go_on && i < context_count; i++) {
         const CUcontext context = contexts[i].context;
         if (context == NULL || contexts[i].gpu != gpu)
             continue;
         if (contexts[i].leaving) {
-            /* acquire: pairs with nvs_gate_leave_nowait; 0: its thread has died in the driver, and the end is not reported */
+            /* acquire: pairs with nvs_gate_leave_nowait; 0: its thread has died in the driver, and never reports the end */
             all = all && (contexts[i].by == NULL || atomic_load_explicit(&contexts[i].by->active, memory_order_acquire) == 0);
             continue;
         }
@@ -347,7 +347,7 @@ CUcontext nvs_any_context(uint32_t gpu)
     return found;
 }
 
-/* Other errors do not mean that the context has ended, nor do errors about a green context whose end no wrapper has seen. */
+/* Other errors do not mean that the context has ended, nor does any error for a registered green context. */
 bool nvs_context_lives(CUcontext context)
 {
     unsigned int version;
@@ -366,7 +366,7 @@ NVS_FORK_CODE void nvs_contexts_after_fork(void)
 {
     if (atomic_load_explicit(&device_count, memory_order_relaxed) == 0)
         return;
-    /* Only the forking thread lives on; it may have forked while another one held the lock. */
+    /* Another thread may have held the lock at the fork, and does not exist here. */
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     visited = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     /* The driver cannot be used in the child. */

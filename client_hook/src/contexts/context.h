@@ -1,7 +1,7 @@
-/* The registry of contexts: those that live on a GPU, for drains and moves.
+/* The registry of the live contexts of each GPU, for drains and moves.
  *
- * The wrappers of the context functions report here.  The driver is asked about a context that no wrapper has seen, by queries that a stream capture
- * allows.
+ * The wrappers of the context functions report here.  For a context that no wrapper has seen the registry queries the driver, with functions that a
+ * stream capture allows.
  */
 #ifndef NVS_CONTEXT_H
 #define NVS_CONTEXT_H
@@ -13,14 +13,14 @@
 /* True if alive; false for NULL. */
 bool nvs_context_lives(CUcontext context);
 
-/* Pushes a context if it lives, for calls of the hook.  Use this and not cuCtxPushCurrent, by which a driver accepts a destroyed context and crashes when
- * that is popped. */
+/* Pushes a context if it lives, for calls of the hook.  Not cuCtxPushCurrent alone: a driver accepts a destroyed context there, and crashes when the
+ * context is popped. */
 bool nvs_context_enter(CUcontext context);
 
-/* The context that owns memory allocated now: the current one, or the primary one of a green context, which ends without its memory.  NULL: none. */
+/* The context that owns memory allocated now: the current one, or for a green context, which ends without its memory, the primary one.  NULL: none. */
 CUcontext nvs_owner_context(void);
 
-/* The same, mostly without a call of the driver: the only known context is taken for the current one. */
+/* The same, mostly without a call of the driver: assumes that the only known context is current. */
 CUcontext nvs_usual_owner(void);
 
 /* Calls visit for each live context of a GPU (primary contexts included) until it returns false.  The registry is
@@ -31,7 +31,7 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
 /* A live context of a GPU; NULL: the process has none there. */
 CUcontext nvs_any_context(uint32_t gpu);
 
-/* A visit of one context, which does not end meanwhile: nvs_context_unhold ends the visit.  0: the context is about to end, or not known. */
+/* Begins a visit of one context, which then does not end before nvs_context_unhold.  0: the context is about to end, or not known. */
 size_t nvs_context_hold(CUcontext context);
 void nvs_context_unhold(size_t visit);
 
@@ -45,15 +45,15 @@ void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
 void nvs_context_is_green(CUcontext context, CUcontext primary); /* of a reported context */
 CUcontext nvs_green_owner(CUcontext context);              /* the primary context; NULL: not known */
 uint32_t nvs_context_registered_gpu(CUcontext context);    /* NVS_NO_GPU: not registered */
-uint32_t nvs_primary_gpu(CUcontext context);               /* the GPU whose primary context it was last: after a reset the next use reopens it */
+uint32_t nvs_primary_gpu(CUcontext context);               /* the GPU whose primary context it is, or was before a reset: the next use reopens it */
 bool nvs_context_leaving(CUcontext context, const nvs_slot *by); /* the thread of this slot is about to destroy it: no new visits; false: not
                                                                known */
 void nvs_context_await_visitors(CUcontext context);         /* returns when all visits of a leaving context have ended */
-void nvs_context_gone(CUcontext context);                  /* it has ended, and its streams with it */
+void nvs_context_gone(CUcontext context);                  /* the context has ended, and its streams too */
 void nvs_primary_retained(uint32_t gpu, CUcontext context);
 CUcontext nvs_primary_released(uint32_t gpu, bool *last);  /* NULL: not known; last: no known reference is left */
 
-void nvs_contexts_after_fork(void);                        /* in the child: none */
+void nvs_contexts_after_fork(void);                        /* in the child: empties the registry */
 
 /* Adds an entry at the end of a table; false: the host has no memory. */
 bool nvs_table_extend(void **table, size_t *count, size_t size);

@@ -1,9 +1,9 @@
 /* Dead contexts: those with a sticky error.
  *
- * After one (an illegal address, a trap) the driver answers each call in the context with that error, runs none of its work and opens no other context
- * on the GPU for this process; a reset does not cure that.  Physical memory can still be unmapped and released.  So the program's memory is given up
- * instead of moved (swap/move.c), and its calls pass the closed gate (gate/gate.h): each gets the driver's error at once, without a lease.  This applies
- * when all contexts of the GPU are dead, since memory and calls may belong to any of them.
+ * After such an error (an illegal address, a trap) the driver answers each call in the context with it, runs none of its work and opens no other
+ * context on the GPU for this process, not even after a reset.  Physical memory can still be unmapped and released.  So the hook discards the program's
+ * memory instead of moving it (swap/move.c), and its calls pass the closed gate (gate/gate.h): each gets the driver's error at once, without a lease.
+ * This applies when all contexts of the GPU are dead, since memory and calls may belong to any of them.
  */
 #include "contexts/dead.h"
 
@@ -18,7 +18,7 @@ static bool is_sticky(CUresult result)
     switch ((int)result) {
     case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-    case 226: /* CUDA_ERROR_CONTAINED; like the next number newer than some cuda.h */
+    case 226: /* CUDA_ERROR_CONTAINED; as the next number, missing in an older cuda.h */
     case 721: /* CUDA_ERROR_TENSOR_MEMORY_LEAK */
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case CUDA_ERROR_LAUNCH_TIMEOUT:
@@ -70,7 +70,7 @@ bool nvs_gpu_look_dead(uint32_t gpu)
     look found = {0};
     if (nvs_gate_dead(gpu))
         return true;
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the application's captures are not invalidated */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* does not invalidate the application's captures */
     (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     const bool all = nvs_each_context(gpu, ask, &found);
     (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);

@@ -6,7 +6,7 @@
 
 #include <stdatomic.h>
 
-/* Grows when a cached answer may have become wrong. */
+/* Incremented when a cached answer may be wrong. */
 extern _Atomic uint32_t nvs_gpu_generation __attribute__((visibility("hidden")));
 
 enum { NVS_GPU_PLACE_BITS = 3 };
@@ -18,7 +18,7 @@ typedef struct nvs_gpu_of {
 
 typedef struct nvs_gpu_cache { /* of one thread */
     uint32_t current_generation, current_gpu;
-    uint32_t uses; /* before the driver is asked again: a context may have become current without a wrapper */
+    uint32_t uses; /* left before the next query of the driver: a context may have become current without a wrapper */
     nvs_gpu_of of[1 << NVS_GPU_PLACE_BITS];
 } nvs_gpu_cache;
 extern _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec"), visibility("hidden")));
@@ -29,6 +29,6 @@ static inline nvs_gpu_of *nvs_gpu_place(const void *handle)
     return &nvs_cached_gpu.of[(uintptr_t)handle * UINT64_C(0x9e3779b97f4a7c15) >> (64 - NVS_GPU_PLACE_BITS)]; /* Fibonacci hashing */
 }
 
-void nvs_gpus_outdated(void);                              /* cached answers may be wrong now */
+void nvs_gpus_outdated(void);                              /* invalidates all caches */
 
 #endif

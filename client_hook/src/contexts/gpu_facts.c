@@ -21,7 +21,7 @@ nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out)
     size_t total = 0;
     const bool has_card = NVS_REAL(cuDeviceGetUuid)(&card, device) == CUDA_SUCCESS;
     if (!NVS_HAS(cuDeviceGetUuid_v2) || NVS_REAL(cuDeviceGetUuid_v2)(&own, device) != CUDA_SUCCESS) {
-        int count; /* in a child that was forked after cuInit there is no driver */
+        int count; /* a child that was forked after cuInit cannot use the driver */
         if (!has_card)
             return NVS_REAL(cuDeviceGetCount)(&count) == CUDA_ERROR_NOT_INITIALIZED ? NVS_UNAVAILABLE : NVS_CUDA_FAILED;
         own = card;

@@ -12,7 +12,7 @@ typedef struct nvs_gpu_facts {
 } nvs_gpu_facts;
 nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out); /* UNAVAILABLE: the driver is not usable in this process */
 
-/* A device attribute that is a truth value, from `known` once the driver has answered.  False also while it has not. */
+/* A boolean device attribute, cached in `known` once the driver has answered; before that false. */
 bool nvs_gpu_supports(uint32_t gpu, CUdevice_attribute attribute, _Atomic uint8_t known[NVS_MAX_GPUS]);
 
 #endif

@@ -15,7 +15,7 @@ typedef struct stream_entry {
     CUstream stream; /* NULL: free */
     CUcontext context;
     uint32_t visitors;
-    bool dead; /* destroyed by the application, or with its context (then NULL), during a visit */
+    bool dead; /* destroyed during a visit, by the application or with its context (then NULL) */
 } stream_entry;
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -61,7 +61,7 @@ bool nvs_stream_leaving(CUstream stream, CUcontext *context)
             }
         }
     pthread_mutex_unlock(&lock);
-    nvs_gpus_outdated(); /* the handle may be given to a stream of another GPU */
+    nvs_gpus_outdated(); /* a stream of another GPU may get this handle */
     return destroy;
 }
 
@@ -78,7 +78,7 @@ void nvs_streams_context_gone(CUcontext context)
     pthread_mutex_unlock(&lock);
 }
 
-/* The application destroyed the stream during a visit. */
+/* Destroys a stream that the application destroyed during a visit. */
 static void destroy_now(CUstream stream, CUcontext context)
 {
     CUcontext popped;

@@ -10,9 +10,9 @@ void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *arg
 
 /* Reports of the hooks (hooks/work/context.c). */
 void nvs_stream_created(CUstream stream, CUcontext context);
-bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: the visitor will destroy it; NULL: not known */
+bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: a visitor destroys it later; NULL: not known */
 CUcontext nvs_stream_context(CUstream stream);             /* NULL: not reported */
-void nvs_streams_context_gone(CUcontext context);          /* the driver has destroyed it, and its streams with it */
-void nvs_streams_after_fork(void);                         /* in the child: none */
+void nvs_streams_context_gone(CUcontext context);          /* the driver has destroyed the context, and its streams too */
+void nvs_streams_after_fork(void);                         /* in the child: empties the registry */
 
 #endif

@@ -1,7 +1,7 @@
 /* See which_gpu.h.
  *
- * What a driver 580 refuses or does not survive (measured, docs/decisions/ending-contexts.md): of a stream that is being captured its context may be asked for, but not its
- * device, which spoils the capture; a context that has ended may still be made current, and then asking for its device, or popping it, crashes.
+ * Limits of driver 580 (measured, docs/decisions/ending-contexts.md).  During a capture a query of the stream's context is allowed; a query of its
+ * device invalidates the capture.  A destroyed context can be made current, and then a query of its device, or a pop, crashes.
  */
 #include "contexts/which_gpu.h"
 
@@ -9,7 +9,7 @@
 #include "contexts/gpu_cache.h"
 #include "driver/cuda_api.h"
 
-#define RECHECK_EVERY 64u /* uses of a cached current GPU before the driver is asked again */
+#define RECHECK_EVERY 64u /* uses of a cached current GPU before the next query of the driver */
 
 static uint32_t gpu_of_device(CUdevice device)
 {
@@ -30,7 +30,7 @@ static void is_current(uint32_t gpu, uint32_t asked_in)
 
 uint32_t nvs_ask_current_gpu(void)
 {
-    /* Acquire pairs with the release in nvs_gpus_outdated: what the driver says afterwards is newer than the change. */
+    /* Acquire pairs with the release in nvs_gpus_outdated: a later answer of the driver is newer than the change. */
     const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire);
     nvs_context_learn();
     const uint32_t only = nvs_only_gpu();

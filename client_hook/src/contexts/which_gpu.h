@@ -1,4 +1,4 @@
-/* The GPU of a call: by the cache, else by the driver. */
+/* The GPU of a call: from the cache, else from the driver. */
 #ifndef NVS_WHICH_GPU_H
 #define NVS_WHICH_GPU_H
 
@@ -7,15 +7,15 @@
 uint32_t nvs_ask_current_gpu(void);
 uint32_t nvs_ask_stream_gpu(CUstream stream);
 
-/* GPU ordinal (CUdevice) of the calling thread's current context; NVS_NO_GPU when there is none.  With one GPU visible
- * it is that one, context or not.  A few ns. */
+/* GPU ordinal (CUdevice) of the calling thread's current context; NVS_NO_GPU: none is current.  With one visible GPU
+ * it is that GPU, context or not.  A few ns. */
 static inline uint32_t nvs_current_gpu(void)
 {
     const uint32_t only = nvs_only_gpu();
     nvs_gpu_cache *cached = &nvs_cached_gpu;
     if (NVS_LIKELY(only != NVS_NO_GPU))
         return only;
-    /* Acquire pairs with the release in gpu_cache.c: what the driver says afterwards is newer than the change. */
+    /* Acquire pairs with the release in gpu_cache.c: a later answer of the driver is newer than the change. */
     if (NVS_UNLIKELY(cached->current_generation != atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire)) ||
         NVS_UNLIKELY(cached->uses == 0))
         return nvs_ask_current_gpu();
@@ -23,7 +23,7 @@ static inline uint32_t nvs_current_gpu(void)
     return cached->current_gpu;
 }
 
-/* GPU of a stream handle; of the current context for the default streams.  Cached per thread. */
+/* GPU of a stream; for the default streams, of the current context.  Cached per thread. */
 static inline uint32_t nvs_stream_gpu(CUstream stream)
 {
     const uint32_t only = nvs_only_gpu();
@@ -38,11 +38,11 @@ static inline uint32_t nvs_stream_gpu(CUstream stream)
     return known->gpu;
 }
 
-/* GPU of a context handle; NVS_NO_GPU when it is not known. */
+/* GPU of a context handle; NVS_NO_GPU: not known. */
 uint32_t nvs_context_gpu(CUcontext context);
 
-uint32_t nvs_context_told(CUcontext context);              /* its GPU; the driver has just returned the context */
-void nvs_current_changed(CUcontext context);                /* the thread's current context is this one now; NULL: another one.  Not needed
-                                                               where there is one GPU */
+uint32_t nvs_context_told(CUcontext context);              /* the same for a context that the driver has just returned */
+void nvs_current_changed(CUcontext context);                /* the thread's current context is now this one; NULL: unknown.  Not needed
+                                                               with one GPU */
 
 #endif
