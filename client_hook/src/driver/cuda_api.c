@@ -20,7 +20,7 @@ const nvs_entry nvs_entries[NVS_ID_COUNT] = {
 
 _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
 
-/* Called in place of any function that the driver lacks; both ABIs let a callee ignore its arguments. */
+/* Replaces each function that the driver lacks; both ABIs let a callee ignore its arguments. */
 static CUresult CUDAAPI nvs_missing(void)
 {
     return CUDA_ERROR_NOT_SUPPORTED;
@@ -30,13 +30,13 @@ nvs_function nvs_real_resolve(nvs_id id)
 {
     nvs_function real = nvs_as_function(nvs_driver_symbol(nvs_entries[id].name));
     if (real == NULL) {
-        /* Without a driver in the process nothing is remembered: it may be loaded later. */
+        /* Not stored while no driver is loaded: one may be loaded later. */
         if (!nvs_driver_loaded())
             return (nvs_function)nvs_missing;
         real = (nvs_function)nvs_missing;
     }
     nvs_function none = NULL;
-    /* Pairs with the acquire load in nvs_real.  The first one stays, so that a pointer which cuGetProcAddress gave is kept. */
+    /* Pairs with the acquire load in nvs_real.  Keeps an earlier value: a pointer from cuGetProcAddress. */
     if (!atomic_compare_exchange_strong_explicit(nvs_real_at(id), &none, real, memory_order_release, memory_order_acquire))
         real = none;
     return real;
@@ -47,7 +47,7 @@ bool nvs_real_exists(nvs_id id)
     return nvs_real(id) != (nvs_function)nvs_missing;
 }
 
-/* First row that is not before `name`. */
+/* The first row that is not before `name`. */
 static unsigned lower_bound(const char *name)
 {
     unsigned low = 0, high = NVS_ID_COUNT;
@@ -73,7 +73,7 @@ static bool is_per_thread(const char *name)
     return length > 5 && strncmp(name + length - 5, "_pt", 3) == 0;
 }
 
-/* "", "_v2", "_ptsz", "_v3_ptds": what may stand behind the name of a family. */
+/* "", "_v2", "_ptsz", "_v3_ptds": the suffixes of a family's name. */
 static bool is_variant_suffix(const char *suffix)
 {
     if (suffix[0] == '_' && suffix[1] == 'v' && suffix[2] >= '1' && suffix[2] <= '9') {
@@ -94,7 +94,7 @@ void *nvs_translate_symbol(nvs_id id, const char *name, void *address)
     return entry->wrapper != NULL ? nvs_as_address(entry->wrapper) : address;
 }
 
-/* The row that the driver must mean: newest signature not newer than asked for, per-thread if asked for and there is one. */
+/* The row that the driver must mean: the newest signature up to `version`, the per-thread one if requested and present. */
 static nvs_id by_version(const char *name, int version, bool per_thread)
 {
     const size_t length = strlen(name);
@@ -124,7 +124,7 @@ void *nvs_translate(const char *name, void *address, int version, uint64_t flags
     const size_t length = strlen(name);
     nvs_id found = NVS_ID_COUNT;
     bool family = false;
-    /* The address decides; where variants share one, the variant that was asked for. */
+    /* The address decides; if variants share one, the requested variant. */
     for (unsigned id = lower_bound(name); id < NVS_ID_COUNT; id++) {
         const nvs_entry *entry = &nvs_entries[id];
         if (strncmp(entry->name, name, length) != 0)
@@ -133,7 +133,7 @@ void *nvs_translate(const char *name, void *address, int version, uint64_t flags
             continue;
         family = true;
         if (entry->wrapper != NULL && nvs_as_address(entry->wrapper) == address)
-            return address; /* a driver whose own references to itself lead to us */
+            return address; /* the driver's own references bind to the hook */
         if (nvs_as_address(nvs_real((nvs_id)id)) != address)
             continue;
         if (found == NVS_ID_COUNT || (nvs_entries[found].kind == NVS_KIND_THUNK && entry->kind != NVS_KIND_THUNK) ||
@@ -145,8 +145,8 @@ void *nvs_translate(const char *name, void *address, int version, uint64_t flags
     if (!family)
         return nvs_translate_symbol(NVS_ID_COUNT, name, address);
 
-    /* A driver may answer with an address that it does not export; then version and flags say which row it is, and the
-     * exported function of that row is as good. */
+    /* A driver may answer with an address that it does not export.  Then version and flags select the row, whose
+     * exported function is equivalent. */
     found = by_version(name, version, per_thread);
     if (found == NVS_ID_COUNT || nvs_entries[found].kind == NVS_KIND_PASS)
         return address;

@@ -1,7 +1,7 @@
 /* Expansions of cuda_api.def: ids, names, wrappers, real pointers, lookup.  The table itself is the only list of functions.
  *
  * Everything here works before cuInit, on any thread, without locks or allocation: a real pointer is resolved on first
- * use and stored by whoever came first; all store the same value.
+ * use, perhaps by several threads, which all store the same value.
  */
 #ifndef NVS_CUDA_API_H
 #define NVS_CUDA_API_H
@@ -31,23 +31,23 @@ typedef enum nvs_kind {
 typedef struct nvs_entry {
     const char *name;
     nvs_function wrapper; /* NULL unless GATED or CUSTOM */
-    uint32_t since;       /* CUDA_VERSION that brought this signature */
+    uint32_t since;       /* the CUDA_VERSION that introduced this signature */
     nvs_kind kind;
 } nvs_entry;
 
 extern const nvs_entry nvs_entries[NVS_ID_COUNT] __attribute__((visibility("hidden")));
-extern _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT] __attribute__((visibility("hidden"))); /* of all but the hottest: nvs_real_at */
+extern _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT] __attribute__((visibility("hidden"))); /* all but the hottest: see nvs_real_at */
 
 nvs_function nvs_real_resolve(nvs_id id);
 
-/* Where the real function stands; NULL there: not looked for yet. */
+/* The place of the pointer to the real function; NULL in it: not resolved yet. */
 static inline _Atomic(nvs_function) *nvs_real_at(nvs_id id)
 {
     _Static_assert(NVS_ID_cuLaunchKernel_ptsz - NVS_ID_cuLaunchKernel == NVS_HOT_REALS - 1, "launches of kernels stand together in the table");
     return id >= NVS_ID_cuLaunchKernel && id <= NVS_ID_cuLaunchKernel_ptsz ? &nvs_hot.reals[id - NVS_ID_cuLaunchKernel] : &nvs_reals[id];
 }
 
-/* NULL: not looked for yet. */
+/* NULL: not resolved yet. */
 static inline __attribute__((always_inline)) nvs_function nvs_real_known(nvs_id id)
 {
     /* Pairs with the release store in nvs_real_resolve; every store there is of the same value. */
@@ -65,33 +65,33 @@ static inline nvs_function nvs_real(nvs_id id)
  * the call returns CUDA_ERROR_NOT_SUPPORTED. */
 #define NVS_REAL(symbol) ((__typeof__(&symbol))nvs_real(NVS_ID_##symbol))
 
-/* Does the driver have it? */
+/* True: the driver has this function. */
 #define NVS_HAS(symbol) nvs_real_exists(NVS_ID_##symbol)
 bool nvs_real_exists(nvs_id id);
 
-/* "cuLaunchKernel_ptsz", "cuMemcpy_ptds": a null stream means the per-thread default stream.  A constant when the name is one. */
+/* "cuLaunchKernel_ptsz", "cuMemcpy_ptds": a null stream means the per-thread default stream.  A constant if the name is one. */
 #define NVS_PER_THREAD(name)                                                                        \
     (sizeof(name) > 6 && (name)[sizeof(name) - 6] == '_' && (name)[sizeof(name) - 5] == 'p' &&      \
      (name)[sizeof(name) - 4] == 't')
 
 nvs_id nvs_id_of_name(const char *name); /* NVS_ID_COUNT when the table has no such row */
 
-/* What an application that asked the driver for `name` and got `address` must get instead.  `version` and `flags` as for
+/* The address for an application whose query of `name` the driver answered with `address`.  `version` and `flags` as for
  * cuGetProcAddress. */
 void *nvs_translate(const char *name, void *address, int version, uint64_t flags);
-/* The same when the name is the exported symbol itself, as with dlsym. */
+/* The same if the name is the exported symbol itself, as with dlsym. */
 void *nvs_translate_symbol(nvs_id id, const char *name, void *address);
 
-/* Does an entry point of this name put work on a GPU?  By its words, for names that the table does not have. */
+/* True: an entry point of this name probably submits work.  A guess by words, for names that the table does not have. */
 bool nvs_name_submits(const char *name);
 
-/* A gate in front of a function of unknown signature: `target` itself when no thunk is left.  init.c */
+/* A gated thunk for a function of unknown signature; `target` if no thunk is left.  init.c */
 extern void *(*const nvs_thunk_for)(const char *name, void *target) __attribute__((visibility("hidden")));
 
 static inline nvs_function nvs_as_function(void *address)
 {
     nvs_function function;
-    __builtin_memcpy(&function, &address, sizeof function); /* ISO C has no such cast, POSIX promises that it works */
+    __builtin_memcpy(&function, &address, sizeof function); /* ISO C has no such cast; POSIX guarantees it */
     return function;
 }
 

@@ -1,13 +1,13 @@
-/* Libraries that are opened with RTLD_DEEPBIND: their references are looked up in themselves and in what they are linked with
- * before the process's global symbols, where ours are.  So libcuda's functions and libc's dlsym would be found past us.
+/* Libraries that are opened with RTLD_DEEPBIND: their references bind to themselves and to the libraries that they are linked with
+ * before the process's global symbols, where the hook's are.  So they would bypass the hook to libcuda's functions and libc's dlsym.
  *
- * Our dlopen hands everything else on to libc's, from the caller's place.  After one with that flag it walks the relocations of the
- * libraries that came with it, and what is bound, or will be, to a function of the driver, of NVML, or to dlsym, dlvsym or dlopen is
- * bound to ours instead, as it would have been without the flag.  What such a library's constructors call is not caught.
+ * The hook's dlopen passes other calls to libc's, with the caller's return address.  After a call with that flag it walks the relocations
+ * of the libraries that the call loaded.  References to functions of the driver, of NVML, and to dlsym, dlvsym and dlopen are bound to
+ * the hook's, as they would have been without the flag.  Calls of such a library's constructors bypass the hook.
  *
- * A library found by the caller's RUNPATH is looked for here: libc takes the caller for ours.
+ * The caller's RUNPATH is searched here, because libc sees the hook as the caller.
  *
- * Locks: the loader's own, by dl_iterate_phdr; nothing is looked up while it is held.
+ * Locks: the loader's own, in dl_iterate_phdr; no symbol is looked up while it is held.
  */
 #define _GNU_SOURCE /* dl_iterate_phdr, dladdr1, RTLD_NEXT */
 #include "driver/cuda_api.h"
@@ -36,19 +36,19 @@ enum { LOOK_UPS = 3 }; /* dlsym, dlvsym, dlopen */
 
 typedef void *dlopen_function(const char *file, int mode);
 
-/* Read by the assembly below too.  Relaxed: one word, everybody stores the same. */
+/* Read by the assembly below too.  Relaxed: one word; every thread stores the same value. */
 __attribute__((visibility("hidden"))) _Atomic(dlopen_function *) nvs_real_dlopen;
 
 void *dlopen(const char *file, int mode);
 static const char *const look_up_names[LOOK_UPS] = {"dlsym", "dlvsym", "dlopen"};
 
-typedef struct binding { /* what references to a name become; NULL: they stay */
+typedef struct binding { /* the new target of references to a name; NULL: unchanged */
     bool referred;
     void *ours;
 } binding;
 
 typedef struct bindings {
-    uintptr_t first; /* the library that was opened: it and what stands behind it in the loader's list */
+    uintptr_t first; /* the opened library: visits begin there in the loader's list */
     bool reached, patch;
     binding cuda[NVS_ID_COUNT], nvml[NVS_NVML_COUNT], look_ups[LOOK_UPS];
 } bindings;
@@ -72,7 +72,7 @@ static binding *find_binding(bindings *all, const char *name)
 /* --- one library's relocations --- */
 
 typedef struct image {
-    uintptr_t base, relro, relro_end; /* relro: what the loader has made read-only */
+    uintptr_t base, relro, relro_end; /* relro: the part that the loader has made read-only */
     const char *strings;
     const ElfW(Sym) * symbols;
     const ElfW(Rela) * tables[2]; /* of data and of calls */
@@ -115,7 +115,7 @@ static void store(const image *of, uintptr_t place, void *value)
     const bool closed = place >= (of->relro & ~(size - 1)) && place < (of->relro_end & ~(size - 1));
     if (closed && mprotect((void *)page, size, PROT_READ | PROT_WRITE) != 0) // NOLINT: as above
         return;
-    /* Relaxed: a call through it meets the one function or the other, both whole. */
+    /* Relaxed: a call through it runs the old function or the new one; both work. */
     atomic_store_explicit((_Atomic(void *) *)place, value, memory_order_relaxed); // NOLINT: as above
     if (closed)
         (void)mprotect((void *)page, size, PROT_READ); // NOLINT: as above
@@ -127,7 +127,7 @@ static void look_at(bindings *all, const image *of, const ElfW(Rela) * relocatio
     if ((type != WORD_RELOCATION && type != DATA_RELOCATION && type != CALL_RELOCATION) || relocation->r_addend != 0)
         return;
     const ElfW(Sym) *symbol = &of->symbols[ELF64_R_SYM(relocation->r_info)];
-    if (symbol->st_shndx != SHN_UNDEF) /* its own */
+    if (symbol->st_shndx != SHN_UNDEF) /* defined by the library itself */
         return;
     binding *found = find_binding(all, of->strings + symbol->st_name);
     if (found == NULL)
@@ -152,9 +152,9 @@ static int visit(struct dl_phdr_info *info, size_t size, void *argument)
     return 0;
 }
 
-/* --- what they are bound to --- */
+/* --- the new targets --- */
 
-/* A name counts if those libraries find the real function by it, and not one of their own. */
+/* A name counts if those libraries find the real function, and not their own, by it. */
 static void decide(bindings *all, void *handle)
 {
     nvs_dlsym_function *real = nvs_libc_dlsym();
@@ -168,7 +168,7 @@ static void decide(bindings *all, void *handle)
                                   nvs_as_address((nvs_function)dlopen)};
     for (unsigned i = 0; i < LOOK_UPS; i++)
         all->look_ups[i].ours = ours[i];
-    (void)dlerror(); /* ours, not the application's */
+    (void)dlerror(); /* clears the hook's error, not the application's */
 }
 
 static void bind_to_us(void *handle)
@@ -188,7 +188,7 @@ out:
 
 /* --- finding the library as libc would for the caller --- */
 
-/* Where libc would look for a library that this address asks for; NULL: not known.  To be freed. */
+/* libc's search path for a library that the code at this address opens; NULL: not known.  The caller frees it. */
 static Dl_serinfo *search_path(const void *address)
 {
     struct link_map *map = NULL;
@@ -212,7 +212,7 @@ static bool has_directory(const Dl_serinfo *path, const char *name)
     return false;
 }
 
-/* In the directories that are the caller's alone, its RUNPATH.  False: libc finds it for us as it would for the caller. */
+/* Searches the directories of the caller alone, its RUNPATH.  False: libc finds the same library for the hook as for the caller. */
 static bool search(const char *file, const void *caller, char *out, size_t size)
 {
     Dl_serinfo *theirs = search_path(caller), *ours = search_path((const void *)(uintptr_t)&search); // NOLINT: as above
@@ -250,7 +250,7 @@ __attribute__((visibility("hidden"), used)) void nvs_find_dlopen(void)
     nvs_dlsym_function *look_up = nvs_libc_dlsym();
     void *found = look_up != NULL ? look_up(RTLD_NEXT, "dlopen") : NULL;
     dlopen_function *real;
-    memcpy(&real, &found, sizeof real); /* POSIX promises that it works */
+    memcpy(&real, &found, sizeof real); /* POSIX guarantees it */
     atomic_store_explicit(&nvs_real_dlopen, real, memory_order_relaxed); /* see its declaration */
 }
 
@@ -259,7 +259,7 @@ __attribute__((constructor)) static void at_load(void)
     nvs_find_dlopen();
 }
 
-/* dlopen: to libc's by a jump, so that it sees the caller's return address, unless the flag is set. */
+/* dlopen: without the flag a jump to libc's, which then sees the caller's return address. */
 #if defined(__x86_64__)
 __asm__(".text\n"
         ".balign 16\n"
@@ -284,7 +284,7 @@ __asm__(".text\n"
         "  .cfi_adjust_cfa_offset -24\n"
         "  cmpq $0, nvs_real_dlopen(%rip)\n"
         "  jne 1b\n"
-        "  xorl %eax, %eax\n" /* a libc without it: nothing can be opened */
+        "  xorl %eax, %eax\n" /* a libc without dlopen */
         "  ret\n"
         "  .cfi_endproc\n"
         ".size dlopen, .-dlopen\n");

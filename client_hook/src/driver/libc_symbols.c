@@ -1,9 +1,9 @@
-/* Finds libc's dlsym and dlvsym by reading the loaded libraries' symbol tables, because we are called dlsym ourselves.
+/* Finds libc's dlsym and dlvsym in the loaded libraries' symbol tables, because the hook's own function is called dlsym.
  *
- * They are in libdl.so.2 up to glibc 2.33 and in libc.so.6 from 2.34 on, under several versions which are all the same
- * function; so no version is asked for.  No lock, no allocation, no call of any function of libc, which a sanitizer that
+ * They are in libdl.so.2 up to glibc 2.33 and in libc.so.6 from 2.34 on.  All their versions are the same
+ * function, so the version is ignored.  No lock, no allocation, no call of a function of libc, which a sanitizer that
  * is just starting may have replaced by one that cannot run yet.  The loader's list is read without its lock: by the
- * first dlsym of the process or by our constructor, when there are no threads to change it.
+ * first dlsym of the process or by the hook's constructor, before any thread can change it.
  */
 #define _GNU_SOURCE /* _r_debug */
 
@@ -56,7 +56,7 @@ static bool read_dynamic(const struct link_map *library, symbol_table *out)
     return true;
 }
 
-/* Not strcmp: a sanitizer's own start asks us for dlsym before its strcmp can be called. */
+/* Not strcmp: a starting sanitizer calls this dlsym before its strcmp works. */
 static bool same(const char *a, const char *b)
 {
     while (*a != 0 && *a == *b)
@@ -93,7 +93,7 @@ static uint32_t find_by_gnu_hash(const symbol_table *table, const char *name)
 
 static uint32_t find_by_sysv_hash(const symbol_table *table, const char *name)
 {
-    for (uint32_t index = 1; index < table->sysv_hash[1]; index++) /* once per process: a plain walk will do */
+    for (uint32_t index = 1; index < table->sysv_hash[1]; index++) /* linear, because it runs once per process */
         if (is_wanted(table, index, name))
             return index;
     return 0;
@@ -117,7 +117,7 @@ static bool look_into(const struct link_map *library)
     const uintptr_t dlsym_address = find(&table, "dlsym"), dlvsym_address = find(&table, "dlvsym");
     if (dlsym_address == 0 || dlvsym_address == 0)
         return false;
-    /* Relaxed: the value is all there is to see, and everybody stores the same. */
+    /* Relaxed: publishes no other data; every thread stores the same value. */
     atomic_store_explicit(&nvs_real_dlvsym, (nvs_dlvsym_function *)dlvsym_address, memory_order_relaxed);
     atomic_store_explicit(&nvs_real_dlsym, (nvs_dlsym_function *)dlsym_address, memory_order_relaxed);
     return true;

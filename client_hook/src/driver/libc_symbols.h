@@ -1,4 +1,4 @@
-/* libc's own dlsym and dlvsym, found without dlsym.  NULL only if libc is none that we know. */
+/* libc's own dlsym and dlvsym, found without dlsym.  NULL: an unknown libc. */
 #ifndef NVS_LIBC_SYMBOLS_H
 #define NVS_LIBC_SYMBOLS_H
 

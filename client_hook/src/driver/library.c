@@ -8,17 +8,17 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-static _Atomic(void *) driver; /* handle of libcuda.so.1; never closed, so the driver stays once we have seen it */
+static _Atomic(void *) driver; /* handle of libcuda.so.1; never closed, so the driver stays loaded */
 
 static void *driver_handle(void)
 {
-    /* Relaxed: an opaque word, and everybody who stores it stores the same. */
+    /* Relaxed: an opaque word; every thread stores the same value. */
     void *handle = atomic_load_explicit(&driver, memory_order_relaxed);
     if (handle != NULL)
         return handle;
     handle = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
     if (handle == NULL)
-        dlerror(); /* ours, not the application's */
+        dlerror(); /* clears the hook's error, not the application's */
     else
         atomic_store_explicit(&driver, handle, memory_order_relaxed);
     return handle;
@@ -35,7 +35,7 @@ void *nvs_driver_symbol(const char *name)
     if (real == NULL)
         return NULL;
     void *handle = driver_handle();
-    /* Without libcuda.so.1, what stands behind us in the order of libraries: a driver of another name. */
+    /* Without libcuda.so.1, searches the libraries after the hook: a driver may have another name. */
     void *address = real(handle != NULL ? handle : RTLD_NEXT, name);
     if (address == NULL)
         dlerror();

@@ -5,6 +5,6 @@
 #include <stdbool.h>
 
 bool nvs_driver_loaded(void);
-void *nvs_driver_symbol(const char *name); /* the driver's own function; NULL when there is none.  Leaves no trace in dlerror() */
+void *nvs_driver_symbol(const char *name); /* the driver's own function; NULL: none.  Leaves no trace in dlerror() */
 
 #endif

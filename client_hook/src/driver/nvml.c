@@ -21,7 +21,7 @@ nvs_nvml_id nvs_nvml_id_of_name(const char *name)
     return NVS_NVML_COUNT;
 }
 
-/* The handle is given back at once: an application that closes NVML really unloads it. */
+/* Closes the handle at once, so that an application can unload NVML. */
 void *nvs_nvml_symbol(const char *name)
 {
     nvs_dlsym_function *real = nvs_libc_dlsym();
@@ -29,7 +29,7 @@ void *nvs_nvml_symbol(const char *name)
         return NULL;
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOLOAD | RTLD_LAZY);
     if (library == NULL)
-        dlerror(); /* ours, not the application's */
+        dlerror(); /* clears the hook's error, not the application's */
     void *address = real(library != NULL ? library : RTLD_NEXT, name);
     if (address == NULL)
         dlerror();
@@ -38,8 +38,7 @@ void *nvs_nvml_symbol(const char *name)
     return address;
 }
 
-/* Asked anew every time, unlike the driver's: NVML may have been unloaded and loaded elsewhere meanwhile, and no call of it is so
- * quick that a look-up would be felt. */
+/* Not cached, unlike the driver's: NVML may have been unloaded and loaded at another address.  Its calls are slow beside a look-up. */
 void *nvs_nvml_real(nvs_nvml_id id)
 {
     int saved = errno;

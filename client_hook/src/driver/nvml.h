@@ -1,6 +1,6 @@
 /* NVML's functions that the hook wraps (nvml_api.def), its types, and the real functions.
  *
- * NVML is never loaded, started or called by us, but from inside a call of the application's.  Its types are declared here,
+ * The hook never loads or starts NVML, and calls it only inside a call of the application.  Its types are declared here,
  * so that no nvml.h is needed; the sizes are part of its ABI.
  */
 #ifndef NVS_NVML_H
@@ -63,12 +63,12 @@ typedef enum nvs_nvml_id {
     NVS_NVML_COUNT
 } nvs_nvml_id;
 
-nvs_nvml_id nvs_nvml_id_of_name(const char *name); /* NVS_NVML_COUNT when it is not one of ours */
+nvs_nvml_id nvs_nvml_id_of_name(const char *name); /* NVS_NVML_COUNT: not wrapped */
 extern void *(*const nvs_nvml_wrapper)(nvs_nvml_id id) __attribute__((visibility("hidden"))); /* init.c */
 
-/* NVML's own function; NULL when the library is not loaded, or has none.  Leaves no trace in dlerror(). */
+/* NVML's own function; NULL: not loaded, or it has none.  Leaves no trace in dlerror(). */
 void *nvs_nvml_symbol(const char *name);
 void *nvs_nvml_real(nvs_nvml_id id);
-bool nvs_nvml_found(nvs_nvml_id id, void *handle); /* is it what this library and those that it is linked with find? */
+bool nvs_nvml_found(nvs_nvml_id id, void *handle); /* true: a look-up in this library finds NVML's own function */
 
 #endif

@@ -1,14 +1,14 @@
 /* Look-ups by the application: dlsym, dlvsym, cuGetProcAddress.
  *
- * Caught: the PLT (our exported symbols come first), dlsym and dlvsym, cuGetProcAddress in both ABIs, and libraries that are opened with
- * RTLD_DEEPBIND (deepbind.c), but for what their constructors call.
- * Not caught, and cannot be from an interposed library: dlmopen into a new namespace, which loads a second libc and a second
- * libcuda that know nothing of a preload.
+ * Covered: the PLT (the hook's exported symbols come first), dlsym and dlvsym, cuGetProcAddress in both ABIs, and libraries that are opened
+ * with RTLD_DEEPBIND (deepbind.c), except for calls of their constructors.
+ * Not covered, and impossible for a preloaded library: dlmopen into a new namespace, which loads a second libc and a second
+ * libcuda without the preload.
  *
- * The real resolver is asked first and its answer translated, so that what does not exist stays absent.  Names that are
+ * The real resolver comes first and its answer is translated, so that a missing function stays missing.  Names that are
  * neither the driver's ("cu" and a capital letter) nor NVML's ("nvm") go to libc by a tail call: it sees the caller's return address, and
- * RTLD_NEXT and RTLD_DEFAULT keep their meaning.  No locks of ours, no allocation: this runs before cuInit, from
- * constructors, from many copies of cudart at once.
+ * RTLD_NEXT and RTLD_DEFAULT keep their meaning.  The hook takes no lock and allocates nothing here: this runs before cuInit, in
+ * constructors, and in many copies of cudart at once.
  */
 #define _GNU_SOURCE /* RTLD_NEXT, RTLD_DEFAULT */
 
@@ -22,16 +22,16 @@
 
 typedef struct nvs_answer { /* two registers */
     void *address;
-    uintptr_t decided; /* 0: libc must answer, from the caller's place */
+    uintptr_t decided; /* 0: libc must answer, with the caller's return address */
 } nvs_answer;
 
-/* The application's question reached a wrapper of ours, or was asked in a way that would reach one. */
+/* The application's look-up found a wrapper of the hook, or would find one. */
 static nvs_answer answer_by_driver(nvs_id id, const char *name)
 {
     void *address = nvs_driver_symbol(name);
     if (address != NULL)
         return (nvs_answer){nvs_translate_symbol(id, name, address), 1};
-    /* Nobody has it: say so, and leave the message in dlerror() that the application would have found. */
+    /* Missing: leaves libc's message in dlerror() for the application. */
     return (nvs_answer){nvs_libc_dlsym()(RTLD_NEXT, name), 1};
 }
 
@@ -42,7 +42,7 @@ static nvs_answer answer_nvml(void *handle, const char *name, const char *versio
     nvs_dlvsym_function *real_versioned = nvs_libc_dlvsym();
     if (id == NVS_NVML_COUNT || real == NULL || real_versioned == NULL)
         return (nvs_answer){NULL, 0};
-    /* A search of the whole process begins behind us: what stands there is NVML's own. */
+    /* A search of the whole process starts after the hook, and finds NVML's own function. */
     if (handle == RTLD_DEFAULT)
         handle = RTLD_NEXT;
     void *address = version != NULL ? real_versioned(handle, name, version) : real(handle, name);
@@ -68,7 +68,7 @@ static nvs_answer answer(void *handle, const char *name, const char *version)
 
     const bool wrapped = id != NVS_ID_COUNT && nvs_entries[id].wrapper != NULL;
     if (handle == RTLD_DEFAULT || handle == RTLD_NEXT) {
-        /* In a search of the whole process our own symbol, or the driver's raw one, would be found. */
+        /* A search of the whole process would find the hook's own symbol, or the driver's. */
         if (wrapped || nvs_driver_loaded())
             return answer_by_driver(id, name);
         return undecided;
@@ -82,7 +82,7 @@ static nvs_answer answer(void *handle, const char *name, const char *version)
         return (nvs_answer){nvs_translate_symbol(id, name, address), 1};
     if (id == NVS_ID_COUNT && nvs_driver_loaded() && address == nvs_driver_symbol(name))
         return (nvs_answer){nvs_translate_symbol(id, name, address), 1};
-    return (nvs_answer){address, 1}; /* some other library's function of that name */
+    return (nvs_answer){address, 1}; /* another library's function of that name */
 }
 
 /* Called by the assembly below with the application's arguments, for "cu" and a capital letter and for "nvm" only. */
