@@ -29,7 +29,7 @@ void nvs_log_ending(void)
 
 static int target(void)
 {
-    int fd = atomic_load_explicit(&file, memory_order_relaxed); /* publishes no other data */
+    int fd = atomic_load_explicit(&file, memory_order_relaxed); /* relaxed: publishes no other data */
     if (fd >= 0)
         return fd;
     const char *path = getenv("NVSHARE_LOG_FILE");

@@ -1,4 +1,4 @@
-/* Logging to stderr (or NVSHARE_LOG_FILE), quiet unless asked: NVSHARE_LOG=off|error|warning|info|debug, `warning` by default. */
+/* Logging to stderr (or NVSHARE_LOG_FILE): NVSHARE_LOG=off|error|warning|info|debug, `warning` by default. */
 #ifndef NVS_LOG_H
 #define NVS_LOG_H
 

@@ -151,8 +151,8 @@ nvs_slot *nvs_slot_register(void)
     return slot;
 }
 
-/* The gate's word; without membarrier, read after a full fence.  With membarrier there is no fence: after a launch one waits for the driver's
- * writes to the device. */
+/* The gate's word; without membarrier, read after a full fence.  With membarrier there is no fence: a fence after a launch waits for the
+ * driver's writes to the device. */
 static uint32_t after_fence(uint32_t gpu)
 {
     const uint32_t word = atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire); /* pairs with nvs_gate_open, as below */

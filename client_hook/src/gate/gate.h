@@ -46,7 +46,7 @@ static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_by(uint32_
     return slot;
 }
 
-/* Before a submission.  Pass what it returns to nvs_gate_leave.  gpu is < NVS_MAX_GPUS or NVS_NO_GPU. */
+/* Before a submission.  The result goes to nvs_gate_leave.  gpu is < NVS_MAX_GPUS or NVS_NO_GPU. */
 static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
 {
     return nvs_gate_enter_by(gpu, NULL);

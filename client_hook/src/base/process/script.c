@@ -50,7 +50,7 @@ static const char *base_name(const char *path)
     return slash != NULL && slash[1] != 0 ? slash + 1 : path;
 }
 
-/* The interpreter's option that names what it runs: 'm', 'c', or 0 for a script.  `value`: the module, code or script; NULL: none. */
+/* The interpreter's option that selects its program: 'm', 'c', or 0 for a script.  `value`: the module, code or script; NULL: none. */
 static char find_value(struct words *words, const char **value)
 {
     const char *word;

@@ -141,7 +141,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
     return result;
 }
 
-/* Frameworks call these often.  With one GPU, the GPU of every context, they are a jump. */
+/* Frameworks call these often.  With one GPU they are a jump, since every context is on it. */
 #define NVS_SWITCHES(symbol, parameters, arguments, to)                            \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                                  \
     {                                                                              \
