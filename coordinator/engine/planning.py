@@ -233,8 +233,6 @@ def _affordable(
     comers = [gpu.seats[client] for client in members if gpu.seats[client].phase is WAITING]
     if not any(orders.missing_bytes(seat) for seat in comers):
         return members
-    if gpu.slot is not None and not gpu.leases.running:  # the switch is for a client outside the slot: nobody would run
-        return members
     wait_ns = switch_credit.lacking_ns(gpu, now_ns)
     if wait_ns == 0:
         return members
@@ -245,6 +243,8 @@ def _affordable(
         text = f"{gpu.uuid}: turns are lengthened, because moving memory would take more than a fifth of the time"
         node.out.append(Log(logging.WARNING, text))
     schedule.order = (*(seat.client.client_id for seat in comers), *schedule.order)
+    if gpu.rules.sharing is Sharing.EXCLUSIVE:  # perhaps since now
+        return {seat.client.client_id: Allotment(seat.client.client_id, _until(seat, again_ns)) for seat in leaving[:1]}
     kept = {seat.client.client_id: Allotment(seat.client.client_id, _until(seat, again_ns)) for seat in leaving}
     kept |= {client: allotment for client, allotment in members.items() if gpu.seats[client].phase in (HOLDING, NEXT)}
     return kept

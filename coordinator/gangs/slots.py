@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from nvshare.coordinator.memory import orders
+from nvshare.coordinator.memory import orders, switch_credit
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gang import Gang, Slot
 from nvshare.coordinator.model.gpu import Gpu
@@ -177,6 +177,9 @@ def _due(gang: Gang, now_ns: int) -> tuple[int, str]:
 def _is_free(gang: Gang, gpu: Gpu, now_ns: int) -> bool:
     if gpu.slot is not None or gpu.recovering:
         return False
+    switch = gpu.switching.switch
+    if switch is not None and switch.seat.client.gang != gang.name and switch_credit.owes(gpu, now_ns):
+        return False  # only the client for which memory moves can work off what the GPU owes
     return now_ns >= gpu.schedule.slot_again_ns or not _others_wait(gang, gpu)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
+from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
+from nvshare.scheduler_policies.api import Allotment, GpuView, JobView, Plan, PolicyBase
 from nvshare.scheduler_policies.registry import create
 
 CAPACITY, RATE = 8000, 40
@@ -137,3 +140,30 @@ def test_turns_of_two_large_programs_are_lengthened_and_the_log_says_so_once() -
     assert min(program.worked_ms for program in programs) >= 5_000
     told = [command for command in harness.commands if isinstance(command, Log) and "lengthened" in command.text]
     assert len(told) == 1
+
+
+class _Newest(PolicyBase):
+    """The first two run together; who comes later runs alone."""
+
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        """The newest, with those that came first."""
+        newest = max(job.client for job in jobs)
+        together = [job.client for job in jobs if job.client <= 2] if newest <= 2 else [newest]
+        return Plan(tuple(Allotment(client) for client in together), why="the newest")
+
+
+def test_exclusive_turns_begin_although_switches_are_held_back() -> None:
+    """Broken: programs that ran side by side go on so after the operator asked for exclusive turns."""
+    harness = Harness(lambda name, uuid: _Newest(), sharing=messages.Sharing.AUTO)
+    harness.gpu(capacity=100)
+    for _ in range(2):
+        harness.client(wanted=True, mode=MemoryMode.SWAP).report(allocated=40, resident=40)
+    late = harness.client(mode=MemoryMode.SWAP)
+    late.report(allocated=60, resident=0, host=60)
+    gpu = harness.scheduler._node.gpus["GPU-0"]
+    gpu.switching.credit.credit_ns = -1e9
+    late.request()
+    assert gpu.schedule.held_back
+    assert len(gpu.leases.running) == 2
+    harness.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
+    assert len(gpu.leases.running) == 1
