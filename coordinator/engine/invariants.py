@@ -190,6 +190,8 @@ class Thorough:
             return None
         if not node.gangs:
             return bound, bound
+        if any(each.policy_guard.wait_bound_ns(1, each.view()) is None for each in node.gpus.values()):
+            return None  # a slot here may be as long as a turn there
         quanta, drain_ns = -(-bound // gpu.rules.quantum_ns), self._longest_drain_ns
         return (
             slots.wait_bound_ns(node, quanta, drain_ns, member=False),

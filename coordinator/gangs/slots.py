@@ -17,7 +17,7 @@ Bound of a wait, with Q the longest quantum or drain of the node and k quanta th
 3 (k + 2) Q, since at most one slot follows each turn of the policy, and a member may run for two quanta in it, one of
 them while the others gather; for a member of one of G gangs 3 G Q more.  Time in which memory moves does not count,
 nor time in which moving it would cost too much; for a member on any GPU.  Mates on one GPU share the gang's slots
-there; their waits have no bound.
+there; their waits have no bound.  Nor has any wait beside gangs while the policy of one of the node's GPUs states none.
 
 Non-goals: what a plan does to leases (engine/reconcile.py).
 """
