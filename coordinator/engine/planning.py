@@ -238,7 +238,8 @@ def _affordable(
         return members
     schedule.held_back = True
     again_ns = now_ns + max(wait_ns, SOONEST_NS)
-    schedule.ask_again_ns = again_ns if schedule.ask_again_ns is None else min(again_ns, schedule.ask_again_ns)
+    if gpu.leases.running:  # else nobody works it off, and the grant for which memory moves comes first
+        schedule.ask_again_ns = again_ns if schedule.ask_again_ns is None else min(again_ns, schedule.ask_again_ns)
     if switch_credit.is_news(gpu, now_ns):
         text = f"{gpu.uuid}: turns are lengthened, because moving memory would take more than a fifth of the time"
         node.out.append(Log(logging.WARNING, text))

@@ -36,6 +36,8 @@ WINDOW_NS: Final = 100 * MILLISECOND_NS
 TIMERS_PER_GPU: Final = 20
 TIMERS_PER_QUANTUM: Final = 3
 """Before its end, at its end, and late, for a policy that renews each quantum without other events."""
+SHORTEST_TURN_NS: Final = MILLISECOND_NS
+"""A policy may give turns that are shorter than the quantum, as for a small weight."""
 MESSAGES_PER_SEAT: Final = 3
 ENTRIES_PER_SEAT: Final = 40
 ENTRIES_PER_GPU: Final = 80
@@ -107,9 +109,11 @@ class Bounds:
         self._window_timers = max(0, self._window_timers + (1 if fired else -1))
         self.most_timers = max(self.most_timers, self._window_timers)
         gpus = self._node.gpus.values()
-        self._window_turns = max(self._window_turns, sum(max(1, len(gpu.leases.running)) for gpu in gpus))
-        quanta = TIMERS_PER_QUANTUM * WINDOW_NS // self._quantum_ns
-        most = len(self._world.uuids) * TIMERS_PER_GPU + self._window_turns * quanta
+        running = sum(max(1, len(gpu.leases.running)) for gpu in gpus)
+        turns_ns = [a.quantum_ns for gpu in gpus for a in gpu.schedule.members.values() if a.quantum_ns]
+        shortest_ns = min(self._quantum_ns, max(SHORTEST_TURN_NS, min(turns_ns, default=self._quantum_ns)))
+        self._window_turns = max(self._window_turns, running * TIMERS_PER_QUANTUM * WINDOW_NS // shortest_ns)
+        most = len(self._world.uuids) * TIMERS_PER_GPU + self._window_turns
         assert self._window_timers <= most, f"the timer fired {self._window_timers} times for nothing within 100 ms"
         if fired:
             for command in out:
