@@ -328,7 +328,7 @@ class Restore(Message):
 class MoveCredit(Message):
     """Raises the credit of a `Restore` to `credit_bytes` in all; never lowers it.
 
-    A `Grant` ends a `Restore` that waits for credit.
+    A `Grant` or an `Evict` ends a `Restore` that waits for credit.
     """
 
     gpu: int
