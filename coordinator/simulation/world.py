@@ -224,7 +224,7 @@ class World:
             return FIRST_PID + self._processes_made
         used = {*self.processes, *self.exiting, *(hostile.pid for hostile in self.hostiles)}
         possible = (FIRST_PID + (self._processes_made + n) % self.plan.pids for n in range(self.plan.pids))
-        return next(pid for pid in possible if pid not in used)
+        return next((pid for pid in possible if pid not in used), FIRST_PID + self.plan.pids + self._processes_made)
 
     def new_process(self) -> None:
         """Starts a process on some of the GPUs."""
