@@ -245,7 +245,7 @@ def _affordable(
         node.out.append(Log(logging.WARNING, text))
     schedule.order = (*(seat.client.client_id for seat in comers), *schedule.order)
     if gpu.rules.sharing is Sharing.EXCLUSIVE:  # perhaps since now
-        return {seat.client.client_id: Allotment(seat.client.client_id, _until(seat, again_ns)) for seat in leaving[:1]}
+        members, leaving = {}, leaving[:1]
     kept = {seat.client.client_id: Allotment(seat.client.client_id, _until(seat, again_ns)) for seat in leaving}
     kept |= {client: allotment for client, allotment in members.items() if gpu.seats[client].phase in (HOLDING, NEXT)}
     return kept

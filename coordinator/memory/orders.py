@@ -225,8 +225,9 @@ def _notify(node: Node, gpu: Gpu, order: Order, kind: str) -> None:
 def progress(node: Node, seat: Seat, event: MoveProgressed, now_ns: int) -> None:
     """A client reports how far an order is."""
     order = seat.moves.order
-    if event.order_id == seat.moves.replaced_id != 0:
-        seat.moves.replaced_id = 0 if event.finished else event.order_id
+    if seat.moves.replaced_id and event.order_id == seat.moves.replaced_id:
+        if event.finished:
+            seat.moves.replaced_id = 0
         return
     if order is None or order.order_id != event.order_id:
         raise RemoteProtocolError(f"progress of order {event.order_id}, which client {event.client} does not have")

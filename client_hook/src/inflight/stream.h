@@ -26,7 +26,7 @@ typedef struct nvs_pace_event {
     bool follows;       /* recorded while the event before was pending, so that the GPU worked between them */
 } nvs_pace_event;
 
-/* What most submissions read comes first, on two cache lines; the ring comes last. */
+/* Fields that most submissions read come first, on two cache lines; the ring comes last. */
 typedef struct nvs_pace_stream {
     CUstream stream;    /* never NULL when in use */
     CUcontext context;  /* of a default stream, of which each context has its own; else NULL */

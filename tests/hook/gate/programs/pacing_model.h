@@ -15,7 +15,7 @@
 #include <time.h>
 
 enum { STREAMS = 4, DEFAULT_STREAM = STREAMS, LAUNCH_NS = 2600, WAKE_NS = 140000 };
-/* What an H200's driver takes, with warm caches (bench/results/h200.md). */
+/* Times of an H200's driver, with warm caches (bench/results/h200.md). */
 enum { CALL_NS = 100, QUERY_NS = 2000, ELAPSED_NS = 2900, RECORD_NS = 1300 };
 #define MS 1000000u
 #define NEVER UINT64_MAX
