@@ -21,7 +21,7 @@ from nvshare.scheduler_policies.parts.group_turns import next_turn
 from nvshare.scheduler_policies.parts.harvest import Harvest
 from nvshare.scheduler_policies.parts.looks import LONGEST_NS
 from nvshare.scheduler_policies.parts.members import MOST, allot, is_active
-from nvshare.scheduler_policies.parts.packing import SATURATING, Packing
+from nvshare.scheduler_policies.parts.packing import SATURATING, Packing, why_together
 from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, split
 
 SMALL: Final = 8
@@ -74,7 +74,7 @@ class Auto(PolicyBase):
         plan = allot(members, spare, turn.quanta, self._harvest, now_ns)
         if verdict.groups:
             plan = self._watched(plan)
-        why = verdict.why(gpu.quantum_ns) if verdict.considered else _why_together(jobs)
+        why = verdict.why(gpu.quantum_ns) if verdict.considered else why_together(jobs)
         return replace(plan, order=turn.order, why=why)
 
     def _look(self, urgent: list[JobView], seen: JobView, jobs: Sequence[JobView], end_ns: int, now_ns: int) -> Plan:
@@ -109,7 +109,7 @@ class Auto(PolicyBase):
                 if needs * SMALL <= gpu.capacity_bytes and needs <= free and not is_heavy:
                     free -= needs
                     small.append(job)
-        turning = [job for job in here if job.rank.job_class is not _BEST_EFFORT]
+        turning = [job for job in here if job.rank.job_class is not _BEST_EFFORT or _has_waited(job, now_ns)]
         later = {job.client for job in back}
         queue = [job for job in waiting if job.client not in later] if later else waiting
         following = self._turns.following(queue, next(iter(turning or active), None))
@@ -132,21 +132,13 @@ class Auto(PolicyBase):
 
 def _waits_its_turn(job: JobView, now_ns: int) -> bool:
     """An interactive job whose turn has just ended, or a best-effort job that has waited long."""
-    since_ns = job.turn.waiting_since_ns or now_ns
     if job.rank.job_class is _INTERACTIVE:
-        return since_ns == job.turn.last_released_ns
-    return now_ns - since_ns > PATIENCE_NS
+        return (job.turn.waiting_since_ns or now_ns) == job.turn.last_released_ns
+    return _has_waited(job, now_ns)
 
 
-def _why_together(jobs: Sequence[JobView]) -> str:
-    count, what = len(jobs), "programs run side by side"
-    batch = [job for job in jobs if job.rank.job_class is JobClass.BATCH]
-    gang = next((job for job in batch if job.gang), None)
-    if gang is not None:
-        return f"{count} {what}: {gang.name} is in gang {gang.gang}, whose members are not measured alone"
-    unknown = [job.name for job in batch if not job.progress.busy_alone]
-    if unknown and len(batch) > 1:
-        return f"{count} {what}, as without a coordinator: {unknown[0]} has not been measured alone"
-    known = [job for job in jobs if job.progress.busy_alone]
-    busy = ", ".join(f"{job.name} {job.progress.busy_alone:.2f}" for job in known[:4]) or "not measured"
-    return f"{count} {what}: fewer than two keep the GPU busy alone (busy shares: {busy})"
+def _has_waited(job: JobView, now_ns: int) -> bool:
+    """A best-effort job that waits, or waited before its present turn, for longer than its patience."""
+    turn = job.turn
+    since_ns = turn.waiting_since_ns or turn.last_released_ns or turn.attached_at_ns
+    return (turn.granted_at_ns or now_ns) - since_ns > PATIENCE_NS

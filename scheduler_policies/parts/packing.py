@@ -142,3 +142,18 @@ def _fitting(group: Sequence[JobView]) -> float:
     """The sum of normalised progress that a group could have, by its members' busy shares."""
     wanted = sum(job.progress.busy_alone for job in group)
     return len(group) * min(1.0, 1.0 / wanted) if len(group) > 1 and wanted > 0.0 else float(len(group))
+
+
+def why_together(jobs: Sequence[JobView]) -> str:
+    """A sentence for people: why these jobs run side by side unmeasured."""
+    count, what = len(jobs), "programs run side by side"
+    batch = [job for job in jobs if job.rank.job_class is JobClass.BATCH]
+    gang = next((job for job in batch if job.gang), None)
+    if gang is not None:
+        return f"{count} {what}: {gang.name} is in gang {gang.gang}, whose members are not measured alone"
+    unknown = [job.name for job in batch if not job.progress.busy_alone]
+    if unknown and len(batch) > 1:
+        return f"{count} {what}, as without a coordinator: {unknown[0]} has not been measured alone"
+    known = [job for job in jobs if job.progress.busy_alone]
+    busy = ", ".join(f"{job.name} {job.progress.busy_alone:.2f}" for job in known[:4]) or "not measured"
+    return f"{count} {what}: fewer than two keep the GPU busy alone (busy shares: {busy})"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from nvshare.scheduler_policies.api import JobClass, Memory
+from nvshare.scheduler_policies.api import JobClass, Memory, State
 from nvshare.scheduler_policies.auto import Auto
 from tests.policies.card import Card
-from tests.policies.virtual_gpu import GPU, MS, SECOND
+from tests.policies.virtual_gpu import GPU, MS, SECOND, VirtualGpu
 
 GEMM, SMALL, DECODER, TRAINING, CNN, INFER = (1.0, 0), (0.55, 14), (0.5, 14), (0.99, 14), (0.8, 5), (0.02, 0)
 
@@ -277,6 +277,29 @@ def test_where_memory_is_short_the_heavy_ones_take_turns() -> None:
     assert small.leases == 1
     assert max(job.leases for job in heavy) - min(job.leases for job in heavy) <= 1
     assert min(world.used_ns(job) for job in heavy) >= 1.8 * SECOND
+
+
+def test_best_effort_work_that_waited_long_has_a_whole_turn() -> None:
+    """Broken: while its memory comes it is named last again, does not fit beside small programs, and waits for ever."""
+    world = VirtualGpu(Auto(), replace(GPU, memory_short=True))
+    for _ in range(3):
+        world.has(job=world.job(), memory=Memory(8))
+    spare = world.job(job_class=JobClass.BEST_EFFORT)
+    world.has(job=spare, memory=Memory(84))
+    world.ask()
+    world.play(100)
+
+    def first(state: State, waited_s: int, now_s: int) -> int:
+        granted_ns = now_s * SECOND if state is State.RUNNING else None
+        waiting_ns = None if granted_ns else (now_s - waited_s) * SECOND
+        turn = replace(spare.view.turn, waiting_since_ns=waiting_ns, granted_at_ns=granted_ns, began_ns=granted_ns or 0)
+        views = [view for view in world.views() if view.client != spare.client]
+        jobs = (*views, replace(spare.view, state=state, turn=turn))
+        return world.policy.decide(world.gpu, jobs, now_s * SECOND).running[0].client
+
+    assert first(State.COMING, 5, 31) != spare.client
+    assert first(State.COMING, 31, 31) == spare.client
+    assert first(State.RUNNING, 31, 31) == spare.client
 
 
 def test_shares_are_rates() -> None:
