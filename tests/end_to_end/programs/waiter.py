@@ -2,7 +2,7 @@
 
 `held`: the calls hold the GIL.  `threads`: other threads compete for it.  `SIGINT=print`, `SIGTERM=exit`: what the
 program's own handler does.  `busy`: the main thread stays in Python, and another thread waits.  `stuck`: when the main
-thread waits, another one reads standard input and keeps the GIL meanwhile.
+thread waits, another one reads two bytes of standard input in one call that keeps the GIL.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def compute() -> None:
 def keep_gil() -> None:
     while client_hook.state(0).waiting_threads == 0:
         threading.Event().wait(0.01)
-    print("stuck", flush=True)
-    ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), ctypes.c_size_t(1))
+    library, size = ctypes.PyDLL(None), ctypes.c_size_t
+    library.fread(ctypes.create_string_buffer(2), size(1), size(2), ctypes.c_void_p.in_dll(library, "stdin"))
 
 
 def wait() -> None:
