@@ -7,7 +7,8 @@ of the time; a group's part is its part of the programs.  Arrangements, in the o
 - Programs that leave the GPU idle are one more group.
 Rules:
 - A program whose busy share is not known counts as saturating once it has been measured beside interactive ones.
-- Turns that could gain are tried until all rates are known.
+- Turns that could gain are tried until all rates are known; also where side by side seems to lose nothing, since a
+  short look may have seen less of a program alone than it does.
 - Turns must gain `MARGIN`, and must leave no program with less than it has side by side, or than its equal part.
 - They need not gain where a program has less than `STARVED` of its equal part side by side: under MPS, beside long
   kernels.
@@ -120,7 +121,7 @@ class Packing:
         least = min(together)
         starved = takers[together.index(least)].name if least < STARVED * equal else ""
         could = sum(len(group) * _fitting(group) for group in groups) / len(takers)
-        if sum(together) >= could and not starved:
+        if sum(together) >= could * (1.0 + MARGIN) and not starved:
             return Verdict((), sum(together), 0.0, groups)
         turns: list[float] = []
         for group in groups:

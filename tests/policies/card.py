@@ -13,7 +13,7 @@ from typing import Any
 
 from nvshare.scheduler_policies.api import Measured, Policy
 from nvshare.scheduler_policies.parts.packing import SATURATING
-from tests.policies.virtual_gpu import GPU, MS, Job, VirtualGpu
+from tests.policies.virtual_gpu import GPU, MS, SECOND, Job, VirtualGpu
 
 LOSS = 0.05
 REPORT_NS = 100 * MS
@@ -43,6 +43,8 @@ class Card(VirtualGpu):
         """Programs whose progress cannot be measured."""
         self.noise: dict[int, float] = {}
         """Relative standard deviation of a program's reports, as of a server or of a loop of long steps."""
+        self.hasty = 1.0
+        """What a solo window of less than a second says of a program's rate, over the truth."""
         self._chance = random.Random(1)
         self.work: dict[int, float] = {}
         self.alone_ns = 0
@@ -108,7 +110,9 @@ class Card(VirtualGpu):
         if len(self._setting) == 1 and span_ns >= 90 * MS:
             watched = any(one.watch for one in self.plan.running)
             busy = self.busy[job.client]
-            new = replace(new, alone_rate=busy, alone_at_ns=self.now_ns, busy_alone=busy if watched else old.busy_alone)
+            alone = busy * (self.hasty if self.now_ns < 3 * SECOND else 1.0)
+            seen = busy if watched else old.busy_alone
+            new = replace(new, alone_rate=alone, alone_at_ns=self.now_ns, busy_alone=seen)
         self.has(job=job, progress=new)
         self.tell(Measured(job.view, tuple(self._setting), self.now_ns))
 

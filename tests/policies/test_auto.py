@@ -178,6 +178,15 @@ def test_a_drain_is_no_loss() -> None:
     assert "take turns" in world.plan.why
 
 
+def test_turns_are_tried_where_a_short_look_said_too_little() -> None:
+    """Broken: two saturating jobs stay side by side for ever, since a short look saw no more of each than they have."""
+    world = Card(Auto())
+    world.hasty = 0.945
+    world.program(*GEMM, drain_ns=MS // 5), world.program(*GEMM, drain_ns=MS // 5)
+    world.play(10_000)
+    assert sum(world.rates(10 * SECOND).values()) >= 0.98
+
+
 def test_unmeasured_programs_share_as_the_card_would() -> None:
     """Broken: a program whose progress cannot be seen is stopped to be measured, or loses its part."""
     world = Card(Auto())
