@@ -141,6 +141,7 @@ static CUresult make_segment(const wanted *as, CUdeviceptr *first, nvs_segment *
     CUresult result = nvs_segment_new(as->gpu, as->bytes, as->chunk_bytes, as->block_bytes, &segment);
     if (result != CUDA_SUCCESS)
         return result;
+    nvs_swap_lane_ahead(as->gpu);
     if (as->first_bytes != 0) /* the first block, before other threads can see the arena */
         nvs_arena_take(&segment->arena, as->first_bytes, &(uint64_t){0});
     *first = segment->base;

@@ -235,6 +235,8 @@ typedef struct nvs_lane { /* the streams and events of a GPU's moves */
     CUstream streams[NVS_LANE_STREAMS];
     CUevent events[NVS_LANE_EVENTS];
 } nvs_lane;
+/* Makes the GPU's first lane. */
+void nvs_swap_lane_ahead(uint32_t gpu);
 /* Mover thread; the context is current. */
 CUresult nvs_swap_lane(uint32_t gpu, CUcontext context, nvs_lane **out);
 void nvs_swap_lanes_context_leaving(CUcontext context); /* no move uses it any more; the driver may still refuse to end it */

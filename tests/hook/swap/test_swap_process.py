@@ -350,6 +350,20 @@ def test_a_failing_call_loses_no_data(
             assert client.ask("free", pointer) == 0
 
 
+def test_the_memory_of_a_full_card_can_leave(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: a program that has filled the card can never be evicted, as the driver makes no stream on a full card."""
+    with start({**environment, "NVSHARE_SIMULATE": "1x256MiB"}, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        result, pointer = client.ask("alloc", CAPACITY)
+        assert result == 0
+        assert client.ask("write", pointer, CAPACITY, 3) == 0
+        coordinator.revoke(1)
+        assert order(coordinator, messages.Evict, 1, CAPACITY) == (CAPACITY, 0)
+
+
 def settle(
     coordinator: ScriptedCoordinator,
     kind: type[messages.Evict] | type[messages.Restore],
