@@ -105,7 +105,7 @@ static CUresult pin(const nvs_allocation *allocation, nvs_share *out)
 {
     const uint32_t gpu = allocation->gpu;
     nvs_slot *const slot = nvs_gate_enter(gpu); /* in the open gate all memory is on the GPU */
-    const CUresult result = nvs_share_begin(gpu, allocation->kept, allocation->key, allocation->length, out);
+    const CUresult result = nvs_share_begin(gpu, allocation->backend.kept, allocation->key, allocation->length, out);
     nvs_gate_leave(slot, gpu);
     if (result == CUDA_SUCCESS)
         nvs_coordinator.memory_changed(gpu);

@@ -41,7 +41,7 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     entry->context = nvs_owner_context();
     if (backend->chunked)
         nvs_memory_in_chunks(entry);
-    entry->movable = backend->movable && !backend->chunked && entry->context != NULL; /* it is moved from within its context */
+    entry->backend.movable = backend->movable && !backend->chunked && entry->context != NULL; /* it is moved from within its context */
     if (backend->chunked)
         result = usable(entry);
     if (result != CUDA_SUCCESS) {
@@ -49,7 +49,7 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
         return result;
     }
     do
-        result = backend->allocate(gpu, &pointer, bytes, &entry->kept);
+        result = backend->allocate(gpu, &pointer, bytes, &entry->backend.kept);
     while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
     if (result != CUDA_SUCCESS) {
         nvs_memory_drop(entry);
@@ -81,10 +81,10 @@ CUresult nvs_memory_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp
     CUresult result = nvs_memory_admit(NVS_SPACE_HANDLE, NVS_MEMORY_HANDLE, gpu, bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    entry->handle.references = 1;
+    entry->vmm.references = 1;
     nvs_memory_in_chunks(entry);
     do
-        result = backend->create(gpu, bytes, properties, &entry->kept);
+        result = backend->create(gpu, bytes, properties, &entry->backend.kept);
     while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
     if (result != CUDA_SUCCESS) {
         nvs_memory_drop(entry);

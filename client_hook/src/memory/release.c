@@ -77,7 +77,7 @@ CUresult nvs_memory_release(CUdeviceptr pointer)
     case NVS_FOUND:
         break;
     }
-    CUresult result = entry->chunked ? nvs_memory_wait_idle(entry->gpu, entry->context) : CUDA_SUCCESS;
+    CUresult result = entry->backend.chunked ? nvs_memory_wait_idle(entry->gpu, entry->context) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
         result = entry->kind == NVS_MEMORY_REDIRECTED ? nvs_memory_give_back(entry) : NVS_REAL(cuMemFree_v2)(pointer);
     if (result == CUDA_SUCCESS) {
@@ -96,7 +96,7 @@ void nvs_memory_context_gone(CUcontext context)
     for (uint32_t place = 0; nvs_pool_book_take_of(context, &place, &pooled);)
         nvs_memory_uncharge(pooled.gpu, pooled.charged_bytes);
     for (nvs_allocation *entry = nvs_allocation_take_context(context), *next; entry != NULL; entry = next) {
-        next = entry->next;
+        next = entry->node.next;
         nvs_memory_forget(entry);
     }
     for (uint32_t gpu = 0; nvs_context_possible(gpu); gpu++)

@@ -73,7 +73,7 @@ uint64_t nvs_swap_drop_empty(uint32_t gpu)
         nvs_swap_lock();
         nvs_segment *at = nvs_swap_gpus[gpu].first;
         while (at != NULL && at->arena.used != NULL && (!nvs_arena_is_empty(&at->arena) || at->users != 0))
-            at = at->next;
+            at = at->node.next;
         at = at != NULL && at->arena.used != NULL ? at : NULL;
         uint64_t resident = at != NULL ? at->part.resident : 0;
         if (at != NULL)
@@ -186,7 +186,7 @@ static nvs_segment *take_in_arena(uint32_t gpu, CUdeviceptr *out, uint64_t bytes
     uint64_t offset;
     *arenas_bytes = 0;
     nvs_swap_lock();
-    for (nvs_segment *at = nvs_swap_gpus[gpu].first; at != NULL && at->arena.used != NULL && found == NULL; at = at->next) {
+    for (nvs_segment *at = nvs_swap_gpus[gpu].first; at != NULL && at->arena.used != NULL && found == NULL; at = at->node.next) {
         if (at->arena.block_bytes != block_bytes || at->chunks[0].state == NVS_CHUNK_LOST)
             continue;
         *arenas_bytes += at->bytes;
@@ -290,7 +290,7 @@ static bool is_surplus(const nvs_segment *segment)
         return false;
     if (segment->arena.block_bytes != NVS_ARENA_BLOCK || segment->bytes != nvs_swap_unit(segment->gpu))
         return true;
-    for (const nvs_segment *at = nvs_swap_gpus[segment->gpu].first; at != NULL && at->arena.used != NULL; at = at->next)
+    for (const nvs_segment *at = nvs_swap_gpus[segment->gpu].first; at != NULL && at->arena.used != NULL; at = at->node.next)
         if (at != segment && at->arena.block_bytes == NVS_ARENA_BLOCK)
             return true;
     return false;

@@ -61,7 +61,7 @@ static bool gather(nvs_transfer *m)
 {
     size_t room = 0, count = 0;
     nvs_swap_lock();
-    for (const nvs_segment *at = nvs_swap_gpus[m->gpu].first; at != NULL; at = at->next)
+    for (const nvs_segment *at = nvs_swap_gpus[m->gpu].first; at != NULL; at = at->node.next)
         for (uint32_t i = 0; i < at->chunk_count; i++)
             room += wanted(m, &at->chunks[i]);
     nvs_swap_unlock();
@@ -71,7 +71,7 @@ static bool gather(nvs_transfer *m)
     if (m->places == NULL)
         return false;
     nvs_swap_lock(); /* newer candidates are left to the next move */
-    for (nvs_segment *at = nvs_swap_gpus[m->gpu].first; at != NULL; at = at->next)
+    for (nvs_segment *at = nvs_swap_gpus[m->gpu].first; at != NULL; at = at->node.next)
         for (uint32_t i = 0; i < at->chunk_count && count < room; i++) {
             if (!wanted(m, &at->chunks[i]))
                 continue;
@@ -209,7 +209,7 @@ static uint64_t discard(const nvs_place *of)
     nvs_swap_lock();
     if (state == NVS_CHUNK_RESIDENT)
         nvs_segment_moved(of->segment, -(int64_t)of->bytes);
-    if (!of->segment->dead) { /* else nvs_segment_moved has counted it */
+    if (!of->segment->node.dead) { /* else nvs_segment_moved has counted it */
         gpu->committed -= of->bytes;
         of->segment->part.committed -= of->bytes;
     }

@@ -81,7 +81,7 @@ static uint32_t grains_of(const nvs_place *of)
 static bool is_dead(const nvs_place *of)
 {
     nvs_swap_lock();
-    bool dead = of->segment->dead;
+    bool dead = of->segment->node.dead;
     nvs_swap_unlock();
     return dead;
 }

@@ -303,10 +303,10 @@ CUresult nvs_segment_back(nvs_segment *segment)
 bool nvs_segment_mark_dead(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
-    *(segment->previous != NULL ? &segment->previous->next : &of->first) = segment->next;
-    *(segment->next != NULL ? &segment->next->previous : &of->last) = segment->previous;
-    segment->next = segment->previous = NULL;
-    segment->dead = true;
+    *(segment->node.previous != NULL ? &segment->node.previous->node.next : &of->first) = segment->node.next;
+    *(segment->node.next != NULL ? &segment->node.next->node.previous : &of->last) = segment->node.previous;
+    segment->node.next = segment->node.previous = NULL;
+    segment->node.dead = true;
     of->committed -= segment->part.committed - segment->part.resident;
     segment->part.committed = segment->part.resident;
     return segment->users == 0;
@@ -344,7 +344,7 @@ void nvs_segment_destroy(nvs_segment *segment)
 void nvs_segment_unref(nvs_segment *segment)
 {
     nvs_swap_lock();
-    bool destroy = --segment->users == 0 && segment->dead;
+    bool destroy = --segment->users == 0 && segment->node.dead;
     nvs_swap_unlock();
     if (destroy)
         nvs_segment_destroy(segment);

@@ -46,7 +46,7 @@ void nvs_swap_allow(uint32_t gpu, uint32_t accessor)
         allow_segment(segment);
         nvs_swap_lock();
         /* A dead segment has left the list: the loop starts again, and sets some rights twice. */
-        next = ref(segment->dead ? of->first : segment->next);
+        next = ref(segment->node.dead ? of->first : segment->node.next);
         nvs_swap_unlock();
         nvs_segment_unref(segment);
         nvs_swap_lock();

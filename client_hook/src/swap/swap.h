@@ -72,15 +72,17 @@ typedef struct nvs_vmm_handle {
 } nvs_vmm_handle;
 
 typedef struct nvs_segment {
-    struct nvs_segment *next, *previous; /* all of one GPU */
+    struct {        /* its place in the list of its GPU: table.c and segment.c */
+        struct nvs_segment *next, *previous;
+        bool dead;  /* freed; not listed any more */
+    } node;
     CUdeviceptr base;
     uint64_t bytes;
     uint32_t gpu;
     uint32_t users; /* moves under way, and shares */
-    bool dead;      /* freed; not listed any more */
     bool own_range; /* its addresses are a separate reservation */
     bool sync_memops; /* cuPointerSetAttribute: set again when a chunk is mapped */
-    struct {        /* its part of the GPU's figures */
+    struct {        /* its part of the GPU's figures: table.c, allocate.c, move.c, segment.c */
         uint64_t committed; /* of a dead segment only bytes on the GPU count */
         uint64_t resident;
     } part;

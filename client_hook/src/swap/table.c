@@ -44,17 +44,17 @@ void nvs_segment_list(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
     const bool arena = segment->arena.used != NULL;
-    segment->next = arena ? of->first : NULL;
-    segment->previous = arena ? NULL : of->last;
-    *(segment->previous != NULL ? &segment->previous->next : &of->first) = segment;
-    *(segment->next != NULL ? &segment->next->previous : &of->last) = segment;
+    segment->node.next = arena ? of->first : NULL;
+    segment->node.previous = arena ? NULL : of->last;
+    *(segment->node.previous != NULL ? &segment->node.previous->node.next : &of->first) = segment;
+    *(segment->node.next != NULL ? &segment->node.next->node.previous : &of->last) = segment;
 }
 
 bool nvs_segment_is_listed(uint32_t gpu, const nvs_segment *segment)
 {
     const nvs_segment *at = nvs_swap_gpus[gpu].first;
     while (at != NULL && at != segment)
-        at = at->next;
+        at = at->node.next;
     return at != NULL;
 }
 
@@ -71,7 +71,7 @@ void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
     of->resident += (uint64_t)bytes; /* modulo 2^64: right in both directions */
     segment->part.resident += (uint64_t)bytes;
-    if (segment->dead) {
+    if (segment->node.dead) {
         of->committed += (uint64_t)bytes;
         segment->part.committed += (uint64_t)bytes;
     }

@@ -17,9 +17,9 @@ NVS_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdevicep
 {
     nvs_allocation as;
     const nvs_lookup found = nvs_config.enabled ? nvs_allocation_find(NVS_SPACE_ADDRESS, dptr, &as) : NVS_ABSENT;
-    const bool ours = found != NVS_ABSENT && (as.kind == NVS_MEMORY_REDIRECTED || as.chunked);
+    const bool ours = found != NVS_ABSENT && (as.kind == NVS_MEMORY_REDIRECTED || as.backend.chunked);
     CUipcMemHandle handle;
-    if (!ours || !as.chunked) {
+    if (!ours || !as.backend.chunked) {
         const CUresult result = NVS_REAL(cuIpcGetMemHandle)(pHandle, dptr);
         if (result != CUDA_SUCCESS && ours)
             NVS_LOG_ONCE(NVS_LOG_WARNING,

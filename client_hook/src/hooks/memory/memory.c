@@ -90,7 +90,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize
     if (result != CUDA_SUCCESS)
         return result;
     entry->context = nvs_owner_context();
-    entry->movable = nvs_memory_backend(gpu)->movable && entry->context != NULL;
+    entry->backend.movable = nvs_memory_backend(gpu)->movable && entry->context != NULL;
     result = NVS_REAL(cuMemAllocManaged)(dptr, bytesize, flags);
     if (result == CUDA_SUCCESS)
         nvs_memory_keep(entry, *dptr, bytesize);
@@ -148,7 +148,7 @@ static inline bool as_the_driver_says(void)
 static bool redirected(CUdeviceptr pointer, nvs_allocation *copy)
 {
     return nvs_config.enabled && nvs_config.memory_mode != NVS_MODE_DEVICE && nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT &&
-           (copy->kind == NVS_MEMORY_REDIRECTED || copy->chunked);
+           (copy->kind == NVS_MEMORY_REDIRECTED || copy->backend.chunked);
 }
 
 /* Corrects `data`, which the driver has filled, to the attribute of memory of cuMemAlloc. */
@@ -185,7 +185,7 @@ static __attribute__((noinline)) CUresult ask_about(void *data, CUpointer_attrib
     const bool same = nvs_config.memory_mode == NVS_MODE_MANAGED && attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
     if (data == NULL || same || !redirected(ptr, &as))
         return NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
-    if (as.chunked)
+    if (as.backend.chunked)
         return nvs_pointer_answer(data, attribute, &as, ptr);
     if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER)
         return CUDA_ERROR_INVALID_VALUE; /* device memory has none */
@@ -207,7 +207,7 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, C
     nvs_ipc_import shared;
     if (as_the_driver_says())
         return NVS_REAL(cuPointerGetAttributes)(numAttributes, attributes, data, ptr);
-    if (numAttributes != 0 && attributes != NULL && data != NULL && redirected(ptr, &as) && as.chunked) {
+    if (numAttributes != 0 && attributes != NULL && data != NULL && redirected(ptr, &as) && as.backend.chunked) {
         for (unsigned int i = 0; i < numAttributes; i++)
             nvs_pointer_answer(data[i], attributes[i], &as, ptr); /* ignored: this function clears an attribute that does not apply */
         return CUDA_SUCCESS;

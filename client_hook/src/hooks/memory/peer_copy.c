@@ -19,7 +19,7 @@ static CUcontext context_of(CUdeviceptr pointer)
     nvs_ipc_import imported;
     if (nvs_ipc_imported(pointer, &imported))
         return imported.context;
-    if (nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, &allocation) != NVS_ABSENT && allocation.chunked)
+    if (nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, &allocation) != NVS_ABSENT && allocation.backend.chunked)
         found = nvs_any_context(allocation.gpu);
     else if (NVS_REAL(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer) != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE ||
              NVS_REAL(cuPointerGetAttribute)(&found, CU_POINTER_ATTRIBUTE_CONTEXT, pointer) != CUDA_SUCCESS)

@@ -39,7 +39,7 @@ static bool is_on_gpu(CUmemoryPool pool)
 {
     nvs_allocation mark;
     return atomic_load_explicit(&special_pools, memory_order_relaxed) == 0 ||
-           nvs_allocation_find(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark) != NVS_FOUND || mark.handle.references != 0;
+           nvs_allocation_find(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark) != NVS_FOUND || mark.vmm.references != 0;
 }
 
 /* Records a pool.  False: the host has no memory. */
@@ -50,7 +50,7 @@ static bool mark_special(CUmemoryPool pool, bool on_gpu)
         return false;
     mark->key = (uint64_t)(uintptr_t)pool;
     mark->length = 1;
-    mark->handle.references = on_gpu;
+    mark->vmm.references = on_gpu;
     nvs_allocation *stale = nvs_allocation_insert(mark);
     if (stale == NULL)
         atomic_fetch_add_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */

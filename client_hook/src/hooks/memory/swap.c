@@ -15,23 +15,23 @@
 bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
 {
     return nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled &&
-           nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT && copy->chunked;
+           nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT && copy->backend.chunked;
 }
 
 /* The attributes that differ for memory that the application mapped itself. */
 static CUresult answer_mapped(void *data, CUpointer_attribute attribute, const nvs_allocation *handle, CUdeviceptr address)
 {
-    const CUmemAllocationProp *prop = &((const nvs_segment *)handle->kept)->vmm->properties;
+    const CUmemAllocationProp *prop = &((const nvs_segment *)handle->backend.kept)->vmm->properties;
     const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)nvs_current_gpu()};
     unsigned long long access;
     switch ((int)attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = NULL; break; /* this memory has no context */
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = handle->serial; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = handle->node.serial; break;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)data = prop->requestedHandleTypes; break;
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(unsigned int *)data = prop->allocFlags.gpuDirectRDMACapable; break;
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-        nvs_view_access(handle->kept, address, &here, &access);
+        nvs_view_access(handle->backend.kept, address, &here, &access);
         *(unsigned int *)data = (unsigned int)access; /* the two kinds of flags have the same values */
         break;
     default: break;
@@ -48,8 +48,8 @@ static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nv
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = pointer; break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = NULL; return CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS: return CUDA_ERROR_NOT_SUPPORTED; /* for RDMA: this memory moves */
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(unsigned int *)data = nvs_swap_sync_memops(as->gpu, as->kept); break;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = as->serial; break;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(unsigned int *)data = nvs_swap_sync_memops(as->gpu, as->backend.kept); break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = as->node.serial; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)data = 0; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)as->gpu; break;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
@@ -64,7 +64,7 @@ static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nv
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)data = NULL; break;
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)data = as->length; break;
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: *(CUdeviceptr *)data = as->key; break;
-    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = as->serial; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = as->node.serial; break;
     default: return NVS_REAL(cuPointerGetAttribute)(data, attribute, pointer); /* newer than this list */
     }
     return CUDA_SUCCESS;
@@ -77,7 +77,7 @@ CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs
         return answer_plain(data, attribute, as, pointer);
     if ((handle = nvs_allocation_pin_mapping(pointer, 1, &at)) == NULL)
         return CUDA_ERROR_INVALID_VALUE; /* unmapped meanwhile */
-    at.kept = handle->kept;
+    at.backend.kept = handle->backend.kept;
     CUresult result = answer_plain(data, attribute, &at, pointer);
     if (result == CUDA_SUCCESS)
         result = answer_mapped(data, attribute, handle, at.key);
@@ -91,10 +91,10 @@ NVS_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_a
     if (value == NULL || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !nvs_in_chunks(ptr, &as))
         return NVS_REAL(cuPointerSetAttribute)(value, attribute, ptr);
     if (as.kind != NVS_MEMORY_MAPPING)
-        return nvs_swap_set_sync_memops(as.gpu, as.kept, *(const unsigned int *)value);
+        return nvs_swap_set_sync_memops(as.gpu, as.backend.kept, *(const unsigned int *)value);
     if ((handle = nvs_allocation_pin_mapping(ptr, 1, &at)) == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = nvs_swap_set_sync_memops(handle->gpu, handle->kept, *(const unsigned int *)value);
+    CUresult result = nvs_swap_set_sync_memops(handle->gpu, handle->backend.kept, *(const unsigned int *)value);
     nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
     return result;
 }

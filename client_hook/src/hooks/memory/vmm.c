@@ -81,7 +81,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, si
     CUresult result = nvs_pins_admit(NVS_SPACE_HANDLE, NVS_MEMORY_HANDLE, (uint32_t)prop->location.id, size, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    entry->handle.references = 1;
+    entry->vmm.references = 1;
     result = NVS_REAL(cuMemCreate)(handle, size, prop, flags);
     if (result == CUDA_SUCCESS)
         nvs_memory_keep(entry, *handle, 1);
@@ -101,7 +101,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
         if (last != NULL)
             nvs_memory_drop(last);
     } else if (last != NULL) {
-        last->handle.references = 1;
+        last->vmm.references = 1;
         nvs_memory_drop_all(nvs_allocation_insert(last));
     } else if (known) {
         nvs_allocation_retain_handle(handle);
@@ -158,7 +158,7 @@ static bool is_reserved(CUdeviceptr ptr, size_t size)
 /* Maps a number: checked here, because its memory may not be on the GPU. */
 static CUresult map_number(nvs_allocation *handle, CUdeviceptr ptr, size_t size, size_t offset, unsigned long long flags)
 {
-    nvs_segment *segment = handle->kept;
+    nvs_segment *segment = handle->backend.kept;
     const uint64_t unit = nvs_swap_unit(handle->gpu);
     if (size != segment->bytes || offset != 0 || flags != 0 || ptr % unit != 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -191,11 +191,11 @@ NVS_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     mapping = nvs_allocation_new(NVS_SPACE_ADDRESS, NVS_MEMORY_MAPPING, pinned->gpu);
     if (mapping != NULL)
-        result = pinned->chunked ? map_number(pinned, ptr, size, offset, flags) : NVS_REAL(cuMemMap)(ptr, size, offset, handle, flags);
+        result = pinned->backend.chunked ? map_number(pinned, ptr, size, offset, flags) : NVS_REAL(cuMemMap)(ptr, size, offset, handle, flags);
     if (result == CUDA_SUCCESS) {
         mapping->key = ptr;
         mapping->length = size;
-        mapping->chunked = pinned->chunked;
+        mapping->backend.chunked = pinned->backend.chunked;
         nvs_memory_drop_all(nvs_allocation_map(mapping, pinned));
         return result;
     }
@@ -242,7 +242,7 @@ static CUresult each_part(CUdeviceptr ptr, size_t size, const parts *of)
         if (handle == NULL)
             return result;
         if (result == CUDA_SUCCESS)
-            result = of->of_number(handle->kept, at.key, at.length, of->argument);
+            result = of->of_number(handle->backend.kept, at.key, at.length, of->argument);
         nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
         ptr = at.key + at.length;
     }
@@ -306,7 +306,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUme
         handle = nvs_allocation_pin_mapping(ptr, 1, &at);
     if (handle == NULL)
         return NVS_REAL(cuMemGetAccess)(flags, location, ptr);
-    bool there = nvs_view_access(handle->kept, at.key, location, flags);
+    bool there = nvs_view_access(handle->backend.kept, at.key, location, flags);
     nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
     return there ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

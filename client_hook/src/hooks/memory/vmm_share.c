@@ -20,7 +20,7 @@ static CUresult pin(const nvs_allocation *handle, CUmemGenericAllocationHandle *
 {
     const uint32_t gpu = handle->gpu;
     nvs_slot *const slot = nvs_gate_enter(gpu);
-    CUresult result = nvs_swap_pin(handle->kept, real);
+    CUresult result = nvs_swap_pin(handle->backend.kept, real);
     nvs_gate_leave(slot, gpu);
     nvs_coordinator.memory_changed(gpu);
     if (result == CUDA_ERROR_NOT_SUPPORTED)
@@ -50,7 +50,7 @@ static CUresult pin_address(CUdeviceptr ptr, size_t size)
     CUmemGenericAllocationHandle ignored;
     nvs_allocation *entry = nvs_allocation_pin_mapping(ptr, size, &at);
     if (entry == NULL)
-        return nvs_allocation_find(NVS_SPACE_ADDRESS, ptr, &at) != NVS_ABSENT && at.chunked ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+        return nvs_allocation_find(NVS_SPACE_ADDRESS, ptr, &at) != NVS_ABSENT && at.backend.chunked ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
     CUresult result = ptr >= at.key && size <= at.length && ptr - at.key <= at.length - size ? pin(entry, &ignored) : CUDA_ERROR_NOT_SUPPORTED;
     nvs_memory_drop_all(nvs_allocation_unpin_handle(entry));
     return result;
@@ -66,7 +66,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHa
         nvs_memory_drop_all(nvs_allocation_unpin_handle(entry));
         return CUDA_SUCCESS;
     }
-    if (nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, &as) != NVS_ABSENT && as.chunked)
+    if (nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, &as) != NVS_ABSENT && as.backend.chunked)
         return CUDA_ERROR_INVALID_VALUE; /* as the driver for memory of cuMemAlloc */
     CUresult result = NVS_REAL(cuMemRetainAllocationHandle)(handle, addr);
     if (result == CUDA_SUCCESS)
@@ -81,7 +81,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocati
     nvs_allocation *entry = prop != NULL ? nvs_allocation_pin_handle(handle) : NULL;
     if (entry == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    *prop = ((const nvs_segment *)entry->kept)->vmm->properties;
+    *prop = ((const nvs_segment *)entry->backend.kept)->vmm->properties;
     nvs_memory_drop_all(nvs_allocation_unpin_handle(entry));
     return CUDA_SUCCESS;
 }

@@ -245,7 +245,7 @@ static void move_extent(mover *m, const nvs_extent *extent)
         result = move_piece(m, extent, &evicted);
     nvs_allocation now;
     if (result != CUDA_SUCCESS && nvs_allocation_find(NVS_SPACE_ADDRESS, extent->key, &now) == NVS_FOUND &&
-        now.serial == extent->serial)
+        now.node.serial == extent->serial)
         m->failure = result; /* else the application has freed it meanwhile */
 }
 

@@ -18,13 +18,13 @@ static const long REAP_NAP_NS = 100000;
 
 CUresult nvs_memory_give_back(const nvs_allocation *entry)
 {
-    return nvs_memory_backend(entry->gpu)->release(entry->gpu, entry->key, entry->length, entry->kept);
+    return nvs_memory_backend(entry->gpu)->release(entry->gpu, entry->key, entry->length, entry->backend.kept);
 }
 
 /* Drops an entry whose context is gone.  The driver has freed its memory with it, unless it was in chunks. */
 void nvs_memory_forget(nvs_allocation *entry)
 {
-    if (entry->chunked)
+    if (entry->backend.chunked)
         nvs_memory_give_back(entry);
     nvs_memory_drop(entry);
 }

@@ -104,7 +104,7 @@ static CUresult admit(const need *of, nvs_allocation **held)
         if (result != CUDA_SUCCESS)
             break;
         entry->context = nvs_owner_context();
-        entry->next = *held;
+        entry->node.next = *held;
         *held = entry;
     }
     if (result != CUDA_SUCCESS) {
@@ -128,8 +128,8 @@ void nvs_graph_memory_keep(CUgraphExec made, nvs_allocation *held)
 {
     for (nvs_allocation *entry = held, *next; entry != NULL; entry = next) {
         const uint32_t gpu = entry->gpu;
-        next = entry->next;
-        entry->next = NULL;
+        next = entry->node.next;
+        entry->node.next = NULL;
         if (made != NULL)
             nvs_memory_keep(entry, key_of(made, gpu), 1);
         else
@@ -143,7 +143,7 @@ nvs_allocation *nvs_graph_memory_take(CUgraphExec ready)
     nvs_allocation *held = NULL, *entry;
     for (uint32_t gpu = 0; any() && nvs_context_possible(gpu); gpu++)
         if (nvs_allocation_take(NVS_SPACE_EXECUTABLE, key_of(ready, gpu), &entry) == NVS_FOUND) {
-            entry->next = held;
+            entry->node.next = held;
             held = entry;
         }
     return held;

@@ -4,7 +4,7 @@
 
 #include "memory/records/allocation.h"
 
-/* Before an instantiation, outside of a gate: charges the executable's memory.  `held` is linked by `next`, for the next function. */
+/* Before an instantiation, outside of a gate: charges the executable's memory.  `held` is linked by `node.next`, for the next function. */
 CUresult nvs_graph_memory_admit(CUgraph graph, nvs_allocation **held);
 /* After it.  `made`: NULL when it failed. */
 void nvs_graph_memory_keep(CUgraphExec made, nvs_allocation *held);

@@ -10,7 +10,7 @@ nvs_allocation *nvs_allocation_new(nvs_space space, nvs_memory_kind kind, uint32
     nvs_allocation *allocation = calloc(1, sizeof *allocation);
     if (allocation == NULL)
         return NULL;
-    allocation->space = (uint8_t)space;
+    allocation->node.space = (uint8_t)space;
     allocation->kind = (uint8_t)kind;
     allocation->gpu = gpu;
     return allocation;
@@ -63,7 +63,7 @@ nvs_allocation *nvs_allocation_take_context(CUcontext context)
     nvs_registry_lock();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         for (nvs_allocation *at = nvs_registry_first(gpu), *next; at != NULL; at = next) {
-            next = at->next;
+            next = at->node.next;
             if (at->context != context)
                 continue;
             nvs_registry_displace(at, &taken);
@@ -104,7 +104,7 @@ uint64_t nvs_allocation_charged(uint32_t gpu, nvs_memory_kind kind)
 {
     uint64_t sum = 0;
     nvs_registry_lock();
-    for (const nvs_allocation *at = nvs_registry_first(gpu); at != NULL; at = at->next)
+    for (const nvs_allocation *at = nvs_registry_first(gpu); at != NULL; at = at->node.next)
         sum += at->kind == kind ? at->charged_bytes : 0;
     nvs_registry_unlock();
     return sum;
@@ -114,11 +114,11 @@ size_t nvs_allocation_extents(uint32_t gpu, bool resident, nvs_extent *out, size
 {
     size_t count = 0;
     nvs_registry_lock();
-    for (const nvs_allocation *at = nvs_registry_first(gpu); at != NULL; at = at->next) {
-        if (!at->movable || at->deferred.dying || (resident ? at->evicted_bytes >= at->charged_bytes : at->evicted_bytes == 0))
+    for (const nvs_allocation *at = nvs_registry_first(gpu); at != NULL; at = at->node.next) {
+        if (!at->backend.movable || at->deferred.dying || (resident ? at->evicted_bytes >= at->charged_bytes : at->evicted_bytes == 0))
             continue;
         if (count < room)
-            out[count] = (nvs_extent){at->key, at->length, at->charged_bytes, at->evicted_bytes, at->serial, at->context};
+            out[count] = (nvs_extent){at->key, at->length, at->charged_bytes, at->evicted_bytes, at->node.serial, at->context};
         count++;
     }
     nvs_registry_unlock();
@@ -130,7 +130,7 @@ int64_t nvs_allocation_set_evicted(uint64_t key, uint64_t serial, uint64_t evict
     int64_t change = 0;
     nvs_registry_lock();
     nvs_allocation *found = nvs_registry_find(NVS_SPACE_ADDRESS, key);
-    if (found != NULL && found->serial == serial) {
+    if (found != NULL && found->node.serial == serial) {
         change = (int64_t)(evicted_bytes - found->evicted_bytes);
         found->evicted_bytes = evicted_bytes;
     }

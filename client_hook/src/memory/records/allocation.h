@@ -19,7 +19,7 @@
 /* A zeroed entry outside the registry, or NULL.  Made before the call of the driver, so that nothing can fail afterwards. */
 nvs_allocation *nvs_allocation_new(nvs_space space, nvs_memory_kind kind, uint32_t gpu);
 
-/* Inserts an entry.  Returns the stale entries that it displaced, linked by `next`, to the caller. */
+/* Inserts an entry.  Returns the stale entries that it displaced, linked by `node.next`, to the caller. */
 nvs_allocation *nvs_allocation_insert(nvs_allocation *allocation);
 
 typedef enum nvs_lookup { NVS_ABSENT, NVS_FOUND, NVS_DYING } nvs_lookup;
@@ -30,7 +30,7 @@ nvs_lookup nvs_allocation_take(nvs_space space, uint64_t key, nvs_allocation **o
 /* Copies the entry that contains `key`. */
 nvs_lookup nvs_allocation_find(nvs_space space, uint64_t key, nvs_allocation *copy);
 
-/* Takes out all entries of a context that die with it, linked by `next`. */
+/* Takes out all entries of a context that die with it, linked by `node.next`. */
 nvs_allocation *nvs_allocation_take_context(CUcontext context);
 
 /* Assigns the entry that begins at `key` to a pool's figures.  False: there is no entry. */
@@ -66,7 +66,7 @@ bool nvs_allocation_end_deferred(nvs_allocation *held);
 nvs_allocation *nvs_allocation_pin_handle(uint64_t handle);
 nvs_allocation *nvs_allocation_map(nvs_allocation *mapping, nvs_allocation *pinned); /* returns the displaced */
 nvs_allocation *nvs_allocation_unpin_handle(nvs_allocation *pinned);                /* returns it if that was the last use */
-/* Before an unmap: takes out the mappings that begin in a range, linked by `next`.  After it: ends them or puts them back, and
+/* Before an unmap: takes out the mappings that begin in a range, linked by `node.next`.  After it: ends them or puts them back, and
  * returns what the caller must drop. */
 nvs_allocation *nvs_allocation_take_mappings(uint64_t address, uint64_t length);
 nvs_allocation *nvs_allocation_end_mappings(nvs_allocation *taken, bool unmapped);

@@ -32,19 +32,19 @@ typedef struct nvs_allocation {
     uint64_t length;        /* bytes that the application asked for; the interval for lookups */
     uint64_t charged_bytes; /* what the quota was charged with */
     uint64_t evicted_bytes; /* estimate: size of the front part that is off the GPU */
-    uint64_t serial;        /* never reused, so that a key may be */
     CUcontext context;      /* the allocation ends with it; NULL: none */
     uint32_t gpu;
-    uint8_t space;          /* nvs_space */
     uint8_t kind;           /* nvs_memory_kind */
-    bool movable;           /* may be evicted by extents; else it counts as pinned */
-    bool chunked;           /* the backend counts and moves it in chunks of its own */
-    void *kept;             /* the backend's data */
-    struct {                /* a handle: records/allocation_vmm.c.  It ends with its last reference and mapping */
-        uint32_t references;
+    struct {                /* set before it is reachable: memory/allocate.c, records/entries.c, hooks/memory */
+        void *kept;         /* the backend's data */
+        bool movable;       /* may be evicted by extents; else it counts as pinned */
+        bool chunked;       /* the backend counts and moves it in chunks of its own */
+    } backend;
+    struct {                /* the application's virtual memory management: records/allocation_vmm.c */
+        struct nvs_allocation *handle; /* of a mapping */
+        uint32_t references; /* to a handle, which ends with its last reference and mapping; of a pool: 1 if it is on a GPU */
         uint32_t mappings;
-    } handle;
-    struct nvs_allocation *backing; /* of a mapping: its handle */
+    } vmm;
     struct {                /* a deferred free: records/allocation.c */
         CUevent event;      /* the memory is free when this is done */
         uint64_t stream;    /* of the free, for which the memory is free at once; 0: not known */
@@ -57,12 +57,14 @@ typedef struct nvs_allocation {
         struct nvs_pool_figures *figures; /* NULL: none */
         uint64_t bytes;
     } pool;
-    struct {                /* its node in the treap of its space: records/registry.c */
-        struct nvs_allocation *left, *right;
-        uint32_t priority;
+    struct {                /* the registry's data: records/registry.c */
+        struct nvs_allocation *left, *right; /* in the treap of its space */
+        struct nvs_allocation *next, *previous; /* all of one GPU; `next` also links entries that were taken out */
+        uint64_t serial;    /* never reused, so that a key may be; 0: it was never in the registry */
+        uint32_t priority;  /* in the treap */
+        uint8_t space;      /* nvs_space */
         bool linked;        /* reachable by key */
     } node;
-    struct nvs_allocation *next, *previous; /* all of one GPU */
 } nvs_allocation;
 
 /* A copy for moves, which may outlive the entry. */

@@ -7,7 +7,7 @@ nvs_allocation *nvs_allocation_pin_handle(uint64_t handle)
     nvs_registry_lock();
     nvs_allocation *found = nvs_registry_find(NVS_SPACE_HANDLE, handle);
     if (found != NULL)
-        found->handle.mappings++;
+        found->vmm.mappings++;
     nvs_registry_unlock();
     return found;
 }
@@ -15,7 +15,7 @@ nvs_allocation *nvs_allocation_pin_handle(uint64_t handle)
 nvs_allocation *nvs_allocation_map(nvs_allocation *mapping, nvs_allocation *pinned)
 {
     nvs_registry_lock();
-    mapping->backing = pinned;
+    mapping->vmm.handle = pinned;
     nvs_allocation *stale = nvs_registry_insert(mapping);
     nvs_registry_unlock();
     return stale;
@@ -24,7 +24,7 @@ nvs_allocation *nvs_allocation_map(nvs_allocation *mapping, nvs_allocation *pinn
 nvs_allocation *nvs_allocation_unpin_handle(nvs_allocation *pinned)
 {
     nvs_registry_lock();
-    bool last = --pinned->handle.mappings == 0 && pinned->handle.references == 0;
+    bool last = --pinned->vmm.mappings == 0 && pinned->vmm.references == 0;
     if (last)
         nvs_registry_remove(pinned);
     nvs_registry_unlock();
@@ -39,9 +39,9 @@ nvs_allocation *nvs_allocation_pin_mapping(uint64_t address, uint64_t length, nv
     if (at == NULL)
         at = nvs_registry_next(NVS_SPACE_ADDRESS, address);
     while (at != NULL && (at->key <= address || at->key - address < length)) {
-        if (at->kind == NVS_MEMORY_MAPPING && at->chunked) {
-            handle = at->backing;
-            handle->handle.mappings++;
+        if (at->kind == NVS_MEMORY_MAPPING && at->backend.chunked) {
+            handle = at->vmm.handle;
+            handle->vmm.mappings++;
             *copy = *at;
             break;
         }
@@ -74,7 +74,7 @@ nvs_allocation *nvs_allocation_take_mappings(uint64_t address, uint64_t length)
         if (at == NULL || at->key - address >= length)
             break;
         nvs_registry_remove(at);
-        at->next = taken;
+        at->node.next = taken;
         taken = at;
     }
     nvs_registry_unlock();
@@ -86,15 +86,15 @@ nvs_allocation *nvs_allocation_end_mappings(nvs_allocation *taken, bool unmapped
     nvs_allocation *list = NULL;
     nvs_registry_lock();
     while (taken != NULL) {
-        nvs_allocation *next = taken->next;
-        taken->next = NULL;
+        nvs_allocation *next = taken->node.next;
+        taken->node.next = NULL;
         if (unmapped) {
             nvs_registry_end_mapping(taken, &list);
         } else {
             nvs_allocation *stale = nvs_registry_insert(taken);
             while (stale != NULL) {
-                nvs_allocation *after = stale->next;
-                stale->next = list;
+                nvs_allocation *after = stale->node.next;
+                stale->node.next = list;
                 list = stale;
                 stale = after;
             }
@@ -110,8 +110,8 @@ bool nvs_allocation_release_handle(uint64_t handle, nvs_allocation **last)
     *last = NULL;
     nvs_registry_lock();
     nvs_allocation *found = nvs_registry_find(NVS_SPACE_HANDLE, handle);
-    bool counted = found != NULL && found->handle.references != 0;
-    if (counted && --found->handle.references == 0 && found->handle.mappings == 0) {
+    bool counted = found != NULL && found->vmm.references != 0;
+    if (counted && --found->vmm.references == 0 && found->vmm.mappings == 0) {
         nvs_registry_remove(found);
         *last = found;
     }
@@ -124,6 +124,6 @@ void nvs_allocation_retain_handle(uint64_t handle)
     nvs_registry_lock();
     nvs_allocation *found = nvs_registry_find(NVS_SPACE_HANDLE, handle);
     if (found != NULL)
-        found->handle.references++;
+        found->vmm.references++;
     nvs_registry_unlock();
 }

@@ -12,7 +12,7 @@
 
 void nvs_memory_in_chunks(nvs_allocation *admitted)
 {
-    admitted->chunked = true;
+    admitted->backend.chunked = true;
     atomic_fetch_add_explicit(&nvs_ledgers[admitted->gpu].chunked, admitted->charged_bytes, memory_order_relaxed); /* see memory/records/ledger.h */
 }
 
@@ -29,7 +29,7 @@ void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length)
     admitted->key = key;
     admitted->length = length;
     uint32_t gpu = admitted->gpu; /* after the insertion another thread may free the entry */
-    if (admitted->movable)
+    if (admitted->backend.movable)
         atomic_fetch_add_explicit(&nvs_ledgers[gpu].movable, admitted->charged_bytes, memory_order_relaxed); /* see memory/records/ledger.h */
     nvs_memory_drop_all(nvs_allocation_insert(admitted));
     nvs_coordinator.memory_changed(gpu);
@@ -41,9 +41,9 @@ static void uncharge_and_free(nvs_allocation *taken, bool kept)
     nvs_ledger *of = &nvs_ledgers[taken->gpu];
     /* All relaxed: see memory/records/ledger.h. */
     atomic_fetch_sub_explicit(&of->evicted, (int64_t)taken->evicted_bytes, memory_order_relaxed);
-    if (taken->chunked)
+    if (taken->backend.chunked)
         atomic_fetch_sub_explicit(&of->chunked, taken->charged_bytes, memory_order_relaxed);
-    else if (kept && taken->movable)
+    else if (kept && taken->backend.movable)
         atomic_fetch_sub_explicit(&of->movable, taken->charged_bytes, memory_order_relaxed);
     nvs_ledger_uncharge(of, taken->charged_bytes);
     nvs_pool_take_back(taken->pool.figures, taken->pool.bytes, true);
@@ -54,15 +54,15 @@ static void uncharge_and_free(nvs_allocation *taken, bool kept)
 
 void nvs_memory_drop(nvs_allocation *taken)
 {
-    if (taken->kind == NVS_MEMORY_HANDLE && taken->chunked && taken->kept != NULL)
-        nvs_memory_chunked->release(taken->gpu, 0, 0, taken->kept);
-    uncharge_and_free(taken, taken->serial != 0); /* a serial is given when an entry goes into the registry */
+    if (taken->kind == NVS_MEMORY_HANDLE && taken->backend.chunked && taken->backend.kept != NULL)
+        nvs_memory_chunked->release(taken->gpu, 0, 0, taken->backend.kept);
+    uncharge_and_free(taken, taken->node.serial != 0); /* a serial is given when an entry goes into the registry */
 }
 
 void nvs_memory_drop_all(nvs_allocation *list)
 {
     while (list != NULL) {
-        nvs_allocation *next = list->next;
+        nvs_allocation *next = list->node.next;
         nvs_memory_drop(list);
         list = next;
     }

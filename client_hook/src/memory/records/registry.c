@@ -134,18 +134,18 @@ void nvs_registry_remove(nvs_allocation *allocation)
 {
     if (!allocation->node.linked)
         return;
-    nvs_allocation **link = &roots[allocation->space];
+    nvs_allocation **link = &roots[allocation->node.space];
     while (*link != allocation)
         link = (*link)->key < allocation->key ? &(*link)->node.right : &(*link)->node.left;
     *link = merge(allocation->node.left, allocation->node.right);
     allocation->node.left = allocation->node.right = NULL;
-    if (allocation->previous != NULL)
-        allocation->previous->next = allocation->next;
+    if (allocation->node.previous != NULL)
+        allocation->node.previous->node.next = allocation->node.next;
     else
-        of_gpu[allocation->gpu] = allocation->next;
-    if (allocation->next != NULL)
-        allocation->next->previous = allocation->previous;
-    allocation->next = allocation->previous = NULL;
+        of_gpu[allocation->gpu] = allocation->node.next;
+    if (allocation->node.next != NULL)
+        allocation->node.next->node.previous = allocation->node.previous;
+    allocation->node.next = allocation->node.previous = NULL;
     allocation->node.linked = false;
     if (allocation->deferred.dying)
         nvs_registry_undefer(allocation);
@@ -153,13 +153,13 @@ void nvs_registry_remove(nvs_allocation *allocation)
 
 void nvs_registry_end_mapping(nvs_allocation *mapping, nvs_allocation **list)
 {
-    nvs_allocation *handle = mapping->backing;
-    mapping->backing = NULL;
-    mapping->next = *list;
+    nvs_allocation *handle = mapping->vmm.handle;
+    mapping->vmm.handle = NULL;
+    mapping->node.next = *list;
     *list = mapping;
-    if (handle != NULL && --handle->handle.mappings == 0 && handle->handle.references == 0) {
+    if (handle != NULL && --handle->vmm.mappings == 0 && handle->vmm.references == 0) {
         nvs_registry_remove(handle);
-        handle->next = *list;
+        handle->node.next = *list;
         *list = handle;
     }
 }
@@ -172,17 +172,17 @@ void nvs_registry_displace(nvs_allocation *other, nvs_allocation **list)
         other->deferred.orphaned = true;
     } else if (other->kind == NVS_MEMORY_MAPPING) {
         nvs_registry_end_mapping(other, list);
-    } else if (other->handle.mappings != 0) {
-        other->handle.references = 0; /* a handle that lives on through its mappings */
+    } else if (other->vmm.mappings != 0) {
+        other->vmm.references = 0; /* a handle that lives on through its mappings */
     } else {
-        other->next = *list;
+        other->node.next = *list;
         *list = other;
     }
 }
 
 nvs_allocation *nvs_registry_insert(nvs_allocation *allocation)
 {
-    nvs_space space = allocation->space;
+    nvs_space space = allocation->node.space;
     nvs_allocation *stale = NULL;
     uint64_t end = allocation->key + extent_of(allocation);
     for (nvs_allocation *other = nvs_registry_find(space, allocation->key);;) {
@@ -194,7 +194,7 @@ nvs_allocation *nvs_registry_insert(nvs_allocation *allocation)
         other = NULL;
     }
 
-    allocation->serial = ++last_serial;
+    allocation->node.serial = ++last_serial;
     dice ^= dice << 13; /* xorshift32 */
     dice ^= dice >> 17;
     dice ^= dice << 5;
@@ -205,10 +205,10 @@ nvs_allocation *nvs_registry_insert(nvs_allocation *allocation)
     nvs_allocation *below = *link;
     split(below, allocation->key, &allocation->node.left, &allocation->node.right);
     *link = allocation;
-    allocation->previous = NULL;
-    allocation->next = of_gpu[allocation->gpu];
-    if (allocation->next != NULL)
-        allocation->next->previous = allocation;
+    allocation->node.previous = NULL;
+    allocation->node.next = of_gpu[allocation->gpu];
+    if (allocation->node.next != NULL)
+        allocation->node.next->node.previous = allocation;
     of_gpu[allocation->gpu] = allocation;
     allocation->node.linked = true;
     return stale;

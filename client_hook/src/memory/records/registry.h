@@ -15,8 +15,8 @@ void nvs_registry_end_mapping(nvs_allocation *mapping, nvs_allocation **list);
 
 void nvs_registry_after_fork(void); /* in the child: empty */
 
-nvs_allocation *nvs_registry_first(uint32_t gpu);                       /* of all entries of a GPU, linked by `next` */
-nvs_allocation *nvs_registry_first_deferred(uint32_t gpu);              /* oldest free; linked by `later_free` */
+nvs_allocation *nvs_registry_first(uint32_t gpu);                       /* of all entries of a GPU, linked by `node.next` */
+nvs_allocation *nvs_registry_first_deferred(uint32_t gpu);              /* oldest free; linked by `deferred.later` */
 nvs_allocation *nvs_registry_last_deferred(uint32_t gpu);
 uint32_t nvs_registry_deferred(uint32_t gpu);                           /* with held ones; without the lock, a hint, as the next */
 uint64_t nvs_registry_deferred_bytes(uint32_t gpu);
