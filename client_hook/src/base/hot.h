@@ -22,10 +22,11 @@ enum { NVS_STOP_NEVER, NVS_STOP_ALLOWED, NVS_STOPPED };
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
 typedef struct nvs_slot {
     _Alignas(64) _Atomic uint32_t active;    /* 0, or 1 + the GPU of the gated call that the thread is in */
-    uint32_t countdown;                      /* submissions until pacing looks, if it does not look at each; owner thread only, as are
-                                                the next two */
-    uint32_t stride;                         /* the start value of the countdown */
-    uint32_t unseen;                         /* earlier submissions that pacing has not seen */
+    struct {                                 /* submissions: gate/gate.h and gate.c; owner thread only */
+        uint32_t countdown;                  /* until pacing looks, if it does not look at each */
+        uint32_t stride;                     /* the start value of the countdown */
+        uint32_t unseen;                     /* earlier ones that pacing has not seen */
+    } pace;
     _Atomic uint32_t awaiting;               /* 0, or 1 + the GPU whose work the thread waits for in a call */
     uint32_t waits;                          /* 0, or 1 + the GPU at whose gate the thread counts as waiting */
     uint32_t graph_left;                     /* launches of `graph` until pacing looks again */

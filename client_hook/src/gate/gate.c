@@ -141,8 +141,8 @@ nvs_slot *nvs_slot_register(void)
     if (slot == NULL)
         slot = slot_make();
     if (slot != NULL) {
-        slot->stride = slot->countdown = NVS_FIRST_STRIDE;
-        slot->unseen = slot->owner_uses = 0;
+        slot->pace.stride = slot->pace.countdown = NVS_FIRST_STRIDE;
+        slot->pace.unseen = slot->owner_uses = 0;
         nvs_self = slot;
         if (slot_key_made)
             (void)pthread_setspecific(slot_key, slot); /* if this fails, the slot is never reused */
@@ -204,10 +204,10 @@ bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
 {
     nvs_gate *gate = &nvs_gates[gpu];
     const uint32_t state = after_fence(gpu);
-    bool look = slot->countdown == 0;
+    bool look = slot->pace.countdown == 0;
     if (look) { /* unless the caller paces this submission, pacing looks at the next one */
-        slot->unseen += slot->stride;
-        slot->stride = slot->countdown = 1;
+        slot->pace.unseen += slot->pace.stride;
+        slot->pace.stride = slot->pace.countdown = 1;
     }
     if (state & NVS_GATE_CLOSED) {
         wake_closer(gate);

@@ -67,7 +67,7 @@ static inline __attribute__((always_inline)) bool nvs_gate_leave_fast(nvs_slot *
     atomic_store_explicit(&slot->active, 0, memory_order_release);
     /* As in nvs_gate_enter: either the closer sees 0, or this thread sees CLOSED and wakes it. */
     atomic_signal_fence(memory_order_seq_cst);
-    const bool look = --slot->countdown == 0;
+    const bool look = --slot->pace.countdown == 0;
     return NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) != NVS_GATE_OPEN) || NVS_UNLIKELY(look);
 }
 
@@ -93,8 +93,8 @@ static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void
     if (NVS_LIKELY(slot != NULL) && (slot->graph != graph || slot->graph_left <= 1)) {
         slot->graph = graph;
         slot->graph_left = NVS_GRAPH_STRIDE;
-        slot->stride -= slot->countdown - 1; /* keeps the difference: the unseen submissions */
-        slot->countdown = 1;
+        slot->pace.stride -= slot->pace.countdown - 1; /* keeps the difference: the unseen submissions */
+        slot->pace.countdown = 1;
     } else if (slot != NULL) {
         slot->graph_left--;
     }
@@ -174,9 +174,9 @@ static inline void nvs_gate_awaited(nvs_slot *slot)
 /* Returns this thread's submissions that pacing has not seen; it looks again after `stride` more. */
 static inline uint32_t nvs_gate_unseen(nvs_slot *slot, uint32_t stride)
 {
-    const uint32_t count = slot->unseen + (slot->stride - slot->countdown);
-    slot->unseen = 0;
-    slot->stride = slot->countdown = stride;
+    const uint32_t count = slot->pace.unseen + (slot->pace.stride - slot->pace.countdown);
+    slot->pace.unseen = 0;
+    slot->pace.stride = slot->pace.countdown = stride;
     return count;
 }
 

@@ -308,7 +308,7 @@ static __attribute__((noinline)) void after(nvs_slot *slot, uint32_t gpu, CUstre
         NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
         return;
     nvs_pace_stream *entry = my_stream(thread, gpu, stream, context);
-    if (NVS_UNLIKELY(entry->due.lone != now.lone || entry->due.every == 0) && !entry->refused)
+    if (NVS_UNLIKELY(entry->due.lone != now.lone || entry->due.every == 0) && entry->due.every != NVS_PACE_RETRY)
         nvs_pace_stream_choose_every(entry, &now);
     entry->due.since += unseen;
     if (now.lone && entry->idle.checks == NVS_PACE_IDLE)

@@ -27,7 +27,6 @@ enum {
 #define FIRST_PATIENCE_NS 1000000u  /* while alone, to measure the work */
 #define SHORTEST_NAP_NS 20000u
 #define LONGEST_NAP_NS 2000000u
-#define RETRY_EVERY (1u << 16)      /* submissions to a stream that could not be paced */
 
 NVS_FORK_STATE static _Atomic uint64_t totals[NVS_MAX_GPUS];       /* submissions covered by events */
 NVS_FORK_STATE static _Atomic uint64_t totals_ns[NVS_MAX_GPUS];    /* their estimated time */
@@ -37,7 +36,7 @@ NVS_FORK_STATE static _Atomic uint64_t ends_ns[NVS_MAX_GPUS];      /* the estima
 static void forget(nvs_pace_stream *entry)
 {
     *entry = (nvs_pace_stream){.stream = entry->stream, .context = entry->context, .gpu = entry->gpu, .used = entry->used,
-                           .due.every = RETRY_EVERY, .refused = true};
+                           .due.every = NVS_PACE_RETRY};
 }
 
 void nvs_pace_stream_choose_every(nvs_pace_stream *entry, const nvs_pace_terms *now)
@@ -294,10 +293,8 @@ static bool pace(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *
     CUresult known = NVS_REAL(cuStreamIsCapturing)(entry->stream, &capture);
     if ((known != CUDA_SUCCESS && known != CUDA_ERROR_NOT_SUPPORTED) || capture != CU_STREAM_CAPTURE_STATUS_NONE)
         return true; /* captured, or the legacy stream beside a capture */
-    if (entry->refused) { /* time to try again */
-        entry->refused = false;
+    if (entry->due.every == NVS_PACE_RETRY)
         entry->due.every = 1;
-    }
     if (now->lone)
         now->budget_ns <<= entry->harm.relief / 2;
     if (!remove_completed(entry, now))

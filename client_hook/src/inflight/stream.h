@@ -16,6 +16,7 @@
 
 enum { NVS_PACE_RING = 16 }; /* events of a stream and thread; one more is the reference for times */
 enum { NVS_PACE_IDLE = 8 };  /* consecutive checks without pending work: the program is bound by launching */
+enum { NVS_PACE_RETRY = 1 << 16 }; /* submissions to a stream that could not be paced, until the next attempt */
 
 typedef struct nvs_pace_event {
     CUevent event;
@@ -32,12 +33,11 @@ typedef struct nvs_pace_stream {
     CUcontext context;  /* of a default stream, of which each context has its own; else NULL */
     CUcontext owner;    /* of another stream, where its events are made; NULL: not known (yet) */
     uint32_t gpu;
-    bool refused;       /* something failed: not paced for many submissions */
     uint64_t used;      /* for replacement */
     struct {            /* until the next event.  pacing.c counts; nvs_pace_stream_choose_every sets the limits */
         bool lone;      /* the limits are for a program that is alone */
         uint32_t since; /* submissions since the last event */
-        uint32_t every; /* most submissions between two events ... */
+        uint32_t every; /* most submissions between two events; NVS_PACE_RETRY: something failed ... */
         uint64_t every_ns; /* ... and most estimated time */
         nvs_pace_stretch stretch; /* since the last event */
     } due;

@@ -26,14 +26,16 @@ typedef struct order {
     struct order *next;
     nvs_move_order as; /* `credit_bytes` under the lock */
     /* Under the lock. */
-    uint64_t moved_bytes, elapsed_ns;
-    uint32_t error;  /* CUresult; 0: none */
-    bool report;     /* `moved_bytes` is to be reported */
+    struct {         /* the mover writes it */
+        uint64_t moved_bytes, elapsed_ns;
+        uint32_t error; /* CUresult; 0: none */
+    } result;
+    bool report;     /* `result` is to be reported */
     bool running, ended;
     bool on_mover;   /* not on the agent thread, which answers questions */
     bool hurried;    /* does not wait for room any more */
     bool abandoned;  /* ends as soon as possible, without an answer */
-    uint64_t began_ns, told_ns, told_bytes;
+    uint64_t began_ns, told_ns, told_bytes; /* the start, and the last report */
 } order;
 
 typedef struct queue {
@@ -53,10 +55,10 @@ static void on_moved(void *argument, uint64_t moved_bytes)
     order *o = argument;
     uint64_t now = nvs_now_ns();
     pthread_mutex_lock(&lock);
-    o->moved_bytes = moved_bytes;
+    o->result.moved_bytes = moved_bytes;
     bool tell = moved_bytes >= o->told_bytes + PROGRESS_BYTES || now >= o->told_ns + PROGRESS_NS;
     if (tell) {
-        o->elapsed_ns = now - o->began_ns;
+        o->result.elapsed_ns = now - o->began_ns;
         o->report = true;
         o->told_bytes = moved_bytes;
         o->told_ns = now;
@@ -118,9 +120,9 @@ static void carry_out(order *o)
             error = status == NVS_NO_MEMORY ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
     }
     pthread_mutex_lock(&lock);
-    o->moved_bytes = moved;
-    o->error = error;
-    o->elapsed_ns = nvs_now_ns() - o->began_ns;
+    o->result.moved_bytes = moved;
+    o->result.error = error;
+    o->result.elapsed_ns = nvs_now_ns() - o->began_ns;
     o->ended = true;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -261,9 +263,9 @@ static void answer(uint32_t gpu, const order *o)
 {
     nvs_report_memory(gpu, nvs_now_ns());
     if (o->as.order_id == 0)
-        o->as.done(gpu, o->moved_bytes, o->error);
+        o->as.done(gpu, o->result.moved_bytes, o->result.error);
     else if (!o->abandoned)
-        NVS_LINK_SEND(move_progress, (uint8_t)gpu, o->as.order_id, o->moved_bytes, o->elapsed_ns, true, o->error);
+        NVS_LINK_SEND(move_progress, (uint8_t)gpu, o->as.order_id, o->result.moved_bytes, o->result.elapsed_ns, true, o->result.error);
 }
 
 void nvs_moves_serve(void)
@@ -274,7 +276,7 @@ void nvs_moves_serve(void)
             order *ended = take_ended(&queues[gpu], &report);
             if (ended == NULL) {
                 if (report.report && report.as.order_id != 0 && !report.abandoned)
-                    NVS_LINK_SEND(move_progress, (uint8_t)gpu, report.as.order_id, report.moved_bytes, report.elapsed_ns, false, 0);
+                    NVS_LINK_SEND(move_progress, (uint8_t)gpu, report.as.order_id, report.result.moved_bytes, report.result.elapsed_ns, false, 0);
                 break;
             }
             answer(gpu, ended);

@@ -24,20 +24,20 @@ static uint64_t smaller_set(uint64_t a, uint64_t b) /* 0 means not set */
 
 static uint64_t limit_of(nvs_ledger *of)
 {
-    uint64_t limit = load(&of->limit);
+    uint64_t limit = load(&of->quota.limit);
     return limit != 0 ? limit : nvs_config.memory_limit;
 }
 
 /* The size of the virtual card, 0 when it is the real one. */
 static uint64_t card_of(nvs_ledger *of)
 {
-    return smaller_set(limit_of(of), load(&of->capacity));
+    return smaller_set(limit_of(of), load(&of->quota.capacity));
 }
 
 /* The most that may be allocated; 0: no limit.  Memory beyond the capacity, less what others have pinned, could never be resident at once. */
 static uint64_t ceiling_of(nvs_ledger *of)
 {
-    return smaller_set(card_of(of), load(&of->room));
+    return smaller_set(card_of(of), load(&of->quota.room));
 }
 
 /* Raises `charged` if the limit allows it.  The new total comes out. */
@@ -61,8 +61,8 @@ static void learn_freely(nvs_ledger *of)
 {
     /* Relaxed: see memory/records/ledger.h. */
     uint64_t most = ceiling_of(of);
-    if (atomic_load_explicit(&of->reserve, memory_order_relaxed) && (most == 0 || load(&of->reserved) < most))
-        most = load(&of->reserved);
+    if (atomic_load_explicit(&of->quota.reserve, memory_order_relaxed) && (most == 0 || load(&of->quota.reserved) < most))
+        most = load(&of->quota.reserved);
     else if (most == 0)
         most = UINT64_MAX / 2;
     atomic_store_explicit(&of->freely, most, memory_order_relaxed);
@@ -70,7 +70,7 @@ static void learn_freely(nvs_ledger *of)
 
 uint64_t nvs_memory_capacity(uint32_t gpu)
 {
-    return load(&nvs_ledgers[gpu].capacity);
+    return load(&nvs_ledgers[gpu].quota.capacity);
 }
 
 uint64_t nvs_memory_ceiling(uint32_t gpu)
@@ -81,7 +81,7 @@ uint64_t nvs_memory_ceiling(uint32_t gpu)
 /* A reservation takes room from other programs, also where it is unused: a step is at most a 64th of the GPU. */
 static uint64_t reserve_step(nvs_ledger *of)
 {
-    uint64_t step = RESERVE_STEP, capacity = load(&of->capacity);
+    uint64_t step = RESERVE_STEP, capacity = load(&of->quota.capacity);
     while (capacity != 0 && step > NVS_CHARGE_GRAIN && step > capacity / 64)
         step /= 2;
     return step;
@@ -92,7 +92,7 @@ static bool reserved_up_to(uint32_t gpu, uint64_t total)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
     /* Relaxed: see memory/records/ledger.h. */
-    if (!atomic_load_explicit(&of->reserve, memory_order_relaxed) || total <= load(&of->reserved))
+    if (!atomic_load_explicit(&of->quota.reserve, memory_order_relaxed) || total <= load(&of->quota.reserved))
         return true;
     uint64_t limit = ceiling_of(of);
     uint64_t grain = reserve_step(of);
@@ -134,21 +134,21 @@ void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
     /* Relaxed: see memory/records/ledger.h. */
-    atomic_store_explicit(&of->limit, limit_bytes, memory_order_relaxed);
-    atomic_store_explicit(&of->capacity, capacity_bytes, memory_order_relaxed);
-    atomic_store_explicit(&of->reserve, reserve, memory_order_relaxed);
+    atomic_store_explicit(&of->quota.limit, limit_bytes, memory_order_relaxed);
+    atomic_store_explicit(&of->quota.capacity, capacity_bytes, memory_order_relaxed);
+    atomic_store_explicit(&of->quota.reserve, reserve, memory_order_relaxed);
     learn_freely(of);
 }
 
 void nvs_memory_set_room(uint32_t gpu, uint64_t bytes)
 {
-    atomic_store_explicit(&nvs_ledgers[gpu].room, bytes, memory_order_relaxed); /* see memory/records/ledger.h */
+    atomic_store_explicit(&nvs_ledgers[gpu].quota.room, bytes, memory_order_relaxed); /* see memory/records/ledger.h */
     learn_freely(&nvs_ledgers[gpu]);
 }
 
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes)
 {
-    atomic_store_explicit(&nvs_ledgers[gpu].reserved, reserved_bytes, memory_order_relaxed); /* see memory/records/ledger.h */
+    atomic_store_explicit(&nvs_ledgers[gpu].quota.reserved, reserved_bytes, memory_order_relaxed); /* see memory/records/ledger.h */
     learn_freely(&nvs_ledgers[gpu]);
 }
 
@@ -159,7 +159,7 @@ void nvs_quota_virtual_info(uint32_t gpu, bool movable, uint64_t *free_bytes, ui
     if (card == 0)
         return;
     uint64_t total = smaller_set(card, *total_bytes), charged = load(&of->charged);
-    uint64_t most = smaller_set(total, load(&of->room));
+    uint64_t most = smaller_set(total, load(&of->quota.room));
     uint64_t left = charged < most ? most - charged : 0;
     /* Managed memory of other programs can be evicted; memory in mode `device` cannot. */
     if (!movable && *free_bytes < left)
@@ -178,12 +178,12 @@ static bool say_limited(uint32_t gpu, uint64_t bytes)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
     /* Relaxed: see memory/records/ledger.h. */
-    const uint64_t told = atomic_load_explicit(&of->limit, memory_order_relaxed), limit = told != 0 ? told : nvs_config.memory_limit;
+    const uint64_t told = atomic_load_explicit(&of->quota.limit, memory_order_relaxed), limit = told != 0 ? told : nvs_config.memory_limit;
     const uint64_t charged = atomic_load_explicit(&of->charged, memory_order_relaxed);
     const bool beyond = charged > limit || bytes > limit - charged;
-    if (limit == 0 || (!beyond && !atomic_load_explicit(&of->limited, memory_order_relaxed)))
+    if (limit == 0 || (!beyond && !atomic_load_explicit(&of->quota.limited, memory_order_relaxed)))
         return false;
-    if (atomic_load_explicit(&of->limit_of_slot, memory_order_relaxed))
+    if (atomic_load_explicit(&of->quota.limit_of_slot, memory_order_relaxed))
         NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this container is %llu MiB, for all of its programs "
                      "together (the pod's memory resource sets it, or its annotation nvshare.com/memory-limit)",
                      whole_mib(bytes), gpu, whole_mib(limit));
@@ -248,6 +248,6 @@ NVS_FORK_CODE void nvs_quota_after_fork(void)
         atomic_store_explicit(&nvs_ledgers[gpu].movable, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].chunked, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].evicted, 0, memory_order_relaxed);
-        atomic_store_explicit(&nvs_ledgers[gpu].reserved, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_ledgers[gpu].quota.reserved, 0, memory_order_relaxed);
     }
 }
