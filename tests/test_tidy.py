@@ -115,6 +115,36 @@ def test_records_are_small() -> None:
     assert not large, large
 
 
+def c_records(path: Path) -> Iterator[tuple[int, str, int]]:
+    """Line, name and number of direct members of every struct of a C file; a nested struct is one member."""
+
+    def lines(found: re.Match[str]) -> str:
+        return "\n" * found[0].count("\n")
+
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", lines, path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    innermost = re.compile(r"\b(struct|union|enum)\b([^{}();=]*)\{([^{}]*)\}\s*(\w*)")
+    while found := innermost.search(text):
+        kind, name, members, declared = found.groups()
+        bracketed = 1
+        while bracketed:
+            members, bracketed = re.subn(r"\([^()]*\)|\[[^][]*\]", "", members)
+        if kind == "struct":
+            yield text.count("\n", 0, found.start()) + 1, declared or name.strip(), len(re.findall("[;,]", members))
+        text = text[: found.start()] + "nested " + lines(found) + declared + text[found.end() :]
+
+
+def test_c_records_are_small() -> None:
+    """The same for C; `uint32_t first, last;` is two members.  Generated files are not checked."""
+    large = [
+        f"{where(path, line)} {name}: {count} members, at most {RECORD_FIELDS}"
+        for path in c_files()
+        if not path.is_relative_to(ROOT / "tests")
+        for line, name, count in c_records(path)
+        if count > RECORD_FIELDS
+    ]
+    assert not large, large
+
+
 def test_functions_are_short() -> None:
     """A function that does not fit a screen is not read."""
     long = [
