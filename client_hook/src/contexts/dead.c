@@ -45,14 +45,14 @@ CUresult nvs_context_error(void)
     return is_sticky(result) ? result : CUDA_SUCCESS;
 }
 
-typedef struct look {
+typedef struct contexts_state {
     CUresult error;
     bool alive;
-} look;
+} contexts_state;
 
 static bool ask(CUcontext context, void *argument)
 {
-    look *found = argument;
+    contexts_state *found = argument;
     CUcontext popped;
     if (!nvs_context_enter(context))
         return true;
@@ -65,9 +65,9 @@ static bool ask(CUcontext context, void *argument)
     return !found->alive;
 }
 
-bool nvs_gpu_look_dead(uint32_t gpu)
+bool nvs_gpu_check_dead(uint32_t gpu)
 {
-    look found = {0};
+    contexts_state found = {0};
     if (nvs_gate_dead(gpu))
         return true;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* does not invalidate the application's captures */

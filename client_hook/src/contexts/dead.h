@@ -7,6 +7,6 @@
 /* The sticky error of the current context; CUDA_SUCCESS: none.  Any thread; during captures only in relaxed mode. */
 CUresult nvs_context_error(void);
 /* True: all contexts of the GPU have a sticky error.  The gate then lets all calls through (nvs_gate_dead). */
-bool nvs_gpu_look_dead(uint32_t gpu);
+bool nvs_gpu_check_dead(uint32_t gpu);
 
 #endif

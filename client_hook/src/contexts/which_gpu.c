@@ -103,7 +103,7 @@ static uint32_t learn(CUcontext context)
     return gpu;
 }
 
-uint32_t nvs_context_told(CUcontext context)
+uint32_t nvs_live_context_gpu(CUcontext context)
 {
     const uint32_t gpu = nvs_context_registered_gpu(context);
     return gpu != NVS_NO_GPU ? gpu : learn(context);

@@ -41,7 +41,7 @@ static inline uint32_t nvs_stream_gpu(CUstream stream)
 /* GPU of a context handle; NVS_NO_GPU: not known. */
 uint32_t nvs_context_gpu(CUcontext context);
 
-uint32_t nvs_context_told(CUcontext context);              /* the same for a context that the driver has just returned */
+uint32_t nvs_live_context_gpu(CUcontext context);          /* the same for a context that surely lives: the driver has just returned it */
 void nvs_current_changed(CUcontext context);                /* the thread's current context is now this one; NULL: unknown.  Not needed
                                                                with one GPU */
 

@@ -38,7 +38,7 @@
 #define GOODBYE_NS 50000000u
 #define LEFT_BEHIND_NS 200000000u       /* wait of a thread that submits work while the process ends */
 
-NVS_FORK_STATE static _Atomic int leaver;     /* thread that called exit() */
+NVS_FORK_STATE static _Atomic int exiting_thread; /* thread that called exit() */
 
 static int thread_id(void)
 {
@@ -137,10 +137,10 @@ static bool describe(uint32_t gpu)
                                                      memory_order_acquire))
             continue;
         say_goodbye_at_exit();
-        nvs_status told = nvs_gpu_describe(gpu, &mail->facts);
-        seen = told == NVS_OK ? NVS_FACTS_KNOWN : NVS_FACTS_FAILED;
+        nvs_status status = nvs_gpu_describe(gpu, &mail->facts);
+        seen = status == NVS_OK ? NVS_FACTS_KNOWN : NVS_FACTS_FAILED;
         if (seen == NVS_FACTS_FAILED) {
-            nvs_log(told == NVS_UNAVAILABLE ? NVS_LOG_INFO : NVS_LOG_WARNING, "GPU %u has no UUID that the driver tells; it is not shared", gpu);
+            nvs_log(status == NVS_UNAVAILABLE ? NVS_LOG_INFO : NVS_LOG_WARNING, "GPU %u has no UUID that the driver tells; it is not shared", gpu);
             nvs_gate_open(gpu, false);
             atomic_store_explicit(&mail->settled, 1, memory_order_release);
         }
@@ -181,7 +181,7 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
                     nvs_agent_poke();
                 continue;
             }
-            if (atomic_load_explicit(&leaver, memory_order_relaxed) != thread_id()) {
+            if (atomic_load_explicit(&exiting_thread, memory_order_relaxed) != thread_id()) {
                 uint64_t until = nvs_now_ns() + LEFT_BEHIND_NS;
                 while (!nvs_gate_wait(gpu, until) && nvs_now_ns() < until) {
                 }
@@ -272,7 +272,7 @@ void nvs_agent_goodbye(void)
     int saved = errno;
     uint32_t seen = atomic_load_explicit(&nvs_agent_phase, memory_order_acquire);
     nvs_log_ending();
-    if ((seen == NVS_AGENT_RUNNING || seen == NVS_AGENT_STARTING) && atomic_exchange_explicit(&leaver, thread_id(), memory_order_relaxed) == 0) {
+    if ((seen == NVS_AGENT_RUNNING || seen == NVS_AGENT_STARTING) && atomic_exchange_explicit(&exiting_thread, thread_id(), memory_order_relaxed) == 0) {
         uint64_t until = nvs_now_ns() + GOODBYE_NS;
         atomic_store_explicit(&nvs_agent_departing, 1, memory_order_release); /* pairs with the acquires of waiters */
         nvs_agent_poke();
@@ -291,5 +291,5 @@ NVS_FORK_CODE void nvs_agent_after_fork(void)
     nvs_transport_abandon();
     nvs_moves_after_fork();
     nvs_budget_after_fork();
-    atomic_store_explicit(&leaver, 0, memory_order_relaxed);
+    atomic_store_explicit(&exiting_thread, 0, memory_order_relaxed);
 }

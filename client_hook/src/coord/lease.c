@@ -205,7 +205,7 @@ void nvs_agent_continue_end(uint32_t gpu)
     uint64_t slice = end < now + SLICE_NS ? end : now + SLICE_NS;
     bool overdue;
     if (nvs_moves_busy(gpu)) { /* the lease was granted while memory moved: the gate is still closed */
-        nvs_moves_cut(gpu);
+        nvs_moves_abandon_own(gpu);
         return;
     }
     if (!mine->closing.closed) {

@@ -154,9 +154,9 @@ static uint64_t serve_gpus(void)
 static uint64_t warn_without_coordinator(void)
 {
     static uint64_t since_ns;
-    static bool said;
+    static bool logged;
     bool waiting = false;
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && !said && !nvs_link_up(); gpu++)
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && !logged && !nvs_link_up(); gpu++)
         waiting = waiting || nvs_gate_waiting(gpu) > 0;
     if (!waiting) {
         since_ns = 0;
@@ -167,7 +167,7 @@ static uint64_t warn_without_coordinator(void)
         since_ns = now;
     if (now < since_ns + WARN_NS)
         return since_ns + WARN_NS;
-    said = true;
+    logged = true;
     nvs_log(NVS_LOG_WARNING, "no coordinator answers at %s; waiting for it (start nvshare-coordinator, or unset "
             "NVSHARE_SOCKET to run without sharing)", nvs_config.socket);
     return UINT64_MAX;
@@ -246,7 +246,7 @@ void *nvs_agent_main(void *nothing)
         nvs_moves_serve();
         uint64_t due = earlier(serve_gpus(), nvs_budget_serve(nvs_now_ns()));
         due = earlier(earlier(due, nvs_link_due()), warn_without_coordinator());
-        sleep_until(nvs_link_restless() ? 0 : due);
+        sleep_until(nvs_link_has_more() ? 0 : due);
     }
     depart();
     return NULL;

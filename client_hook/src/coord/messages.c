@@ -16,7 +16,7 @@
 #include "gate/gate.h"
 #include "memory/memory.h"
 
-#define SAY_AGAIN_NS 60000000000u
+#define LOG_AGAIN_NS 60000000000u
 #define LONGEST_STANDBY_NS 20000000u
 
 uint64_t nvs_awake_until_ns;
@@ -42,7 +42,7 @@ static void on_lost(void)
 {
     atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed); /* a hint */
     nvs_agent_unanswered_count = 0;
-    nvs_moves_void();
+    nvs_moves_abandon();
     nvs_budget_lost();
     nvs_notice_lost();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
@@ -61,7 +61,7 @@ static void on_connected(void)
 
 static void on_rejected(const nvs_rejected *rejected)
 {
-    static uint64_t say_again_ns;
+    static uint64_t log_again_ns;
     uint64_t now = nvs_now_ns();
     if (rejected->code == NVS_REJECTION_UNKNOWN_GPU && nvs_agent_unanswered_count > 0) {
         uint32_t gpu = nvs_agent_unanswered[0]; /* the coordinator answers in order */
@@ -75,10 +75,10 @@ static void on_rejected(const nvs_rejected *rejected)
         return;
     if (rejected->code == NVS_REJECTION_OUT_OF_MEMORY)
         nvs_memory_set_refusal(rejected->text);
-    if (now >= say_again_ns || !rejected->final) {
+    if (now >= log_again_ns || !rejected->final) {
         nvs_log(rejected->final ? NVS_LOG_WARNING : NVS_LOG_INFO, "the coordinator refuses (%u): %s", rejected->code,
                 rejected->text);
-        say_again_ns = rejected->final ? now + SAY_AGAIN_NS : say_again_ns;
+        log_again_ns = rejected->final ? now + LOG_AGAIN_NS : log_again_ns;
     }
     if (rejected->final)
         nvs_link_refused();

@@ -204,7 +204,7 @@ nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
         const bool all = drain_all(&job);
         const bool ended = job.status == NVS_OK && all && !nvs_gate_inside(gpu);
         if (ended)
-            (void)nvs_gpu_look_dead(gpu); /* failed work has ended, too */
+            (void)nvs_gpu_check_dead(gpu); /* failed work has ended, too */
         if (ended || job.status != NVS_OK)
             return job.status;
         /* Waits for threads in the gate, but not for a thread that ends a context inside another GPU's gate. */

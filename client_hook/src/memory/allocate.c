@@ -54,7 +54,7 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     if (result != CUDA_SUCCESS) {
         nvs_memory_drop(entry);
         if (result == CUDA_ERROR_OUT_OF_MEMORY)
-            nvs_memory_say_refused(gpu, bytes, !backend->chunked);
+            nvs_memory_log_refused(gpu, bytes, !backend->chunked);
         return result;
     }
     nvs_memory_keep(entry, pointer, bytes);
@@ -89,7 +89,7 @@ CUresult nvs_memory_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp
     if (result != CUDA_SUCCESS) {
         nvs_memory_drop(entry);
         if (result == CUDA_ERROR_OUT_OF_MEMORY)
-            nvs_memory_say_refused(gpu, bytes, !backend->chunked);
+            nvs_memory_log_refused(gpu, bytes, !backend->chunked);
         return result;
     }
     /* Relaxed: only that no two are the same matters. */

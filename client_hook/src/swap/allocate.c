@@ -175,7 +175,7 @@ static CUresult make(const wanted *as, CUdeviceptr *first, nvs_segment **out)
     if (may)
         nvs_pins_counted(as->gpu, as->bytes);
     else
-        nvs_pins_say_refused("memory that another GPU reaches");
+        nvs_pins_log_refused("memory that another GPU reaches");
     nvs_gate_leave(slot, as->gpu);
     return result;
 }

@@ -268,7 +268,7 @@ nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch
         return NVS_OK;
     if (!nvs_gate_dead(gpu))
         m.status = move(&m, bytes);
-    if (nvs_gate_dead(gpu) || (m.status != NVS_OK && nvs_gpu_look_dead(gpu))) {
+    if (nvs_gate_dead(gpu) || (m.status != NVS_OK && nvs_gpu_check_dead(gpu))) {
         const uint64_t left = discard_all(gpu, true);
         m.moved_bytes += out ? left : 0;
         m.status = NVS_OK;

@@ -141,7 +141,7 @@ CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address
     if (result != CUDA_SUCCESS)
         return result;
     if (!nvs_pins_may(gpu, more)) {
-        nvs_pins_say_refused("memory shared with other processes (cuIpcGetMemHandle)");
+        nvs_pins_log_refused("memory shared with other processes (cuIpcGetMemHandle)");
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     nvs_swap_lock();
@@ -213,7 +213,7 @@ CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *out)
     if (segment->chunk_count != 1)
         return CUDA_ERROR_NOT_SUPPORTED;
     if (!may_pin(segment, &more)) {
-        nvs_pins_say_refused("memory whose handle is exported or bound");
+        nvs_pins_log_refused("memory whose handle is exported or bound");
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     const bool pinned = pin_chunk(segment);

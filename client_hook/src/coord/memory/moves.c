@@ -35,7 +35,7 @@ typedef struct order {
     bool on_mover;   /* not on the agent thread, which answers questions */
     bool hurried;    /* does not wait for room any more */
     bool abandoned;  /* ends as soon as possible, without an answer */
-    uint64_t began_ns, told_ns, told_bytes; /* the start, and the last report */
+    uint64_t began_ns, reported_ns, reported_bytes; /* the start, and the last report */
 } order;
 
 typedef struct queue {
@@ -56,15 +56,15 @@ static void on_moved(void *argument, uint64_t moved_bytes)
     uint64_t now = nvs_now_ns();
     pthread_mutex_lock(&lock);
     o->result.moved_bytes = moved_bytes;
-    bool tell = moved_bytes >= o->told_bytes + PROGRESS_BYTES || now >= o->told_ns + PROGRESS_NS;
-    if (tell) {
+    bool report = moved_bytes >= o->reported_bytes + PROGRESS_BYTES || now >= o->reported_ns + PROGRESS_NS;
+    if (report) {
         o->result.elapsed_ns = now - o->began_ns;
         o->report = true;
-        o->told_bytes = moved_bytes;
-        o->told_ns = now;
+        o->reported_bytes = moved_bytes;
+        o->reported_ns = now;
     }
     pthread_mutex_unlock(&lock);
-    if (tell)
+    if (report)
         nvs_agent_poke();
 }
 
@@ -108,7 +108,7 @@ static void carry_out(order *o)
     uint64_t moved = 0;
     uint32_t error = 0;
     pthread_mutex_lock(&lock);
-    o->began_ns = o->told_ns = nvs_now_ns();
+    o->began_ns = o->reported_ns = nvs_now_ns();
     o->running = true;
     pthread_mutex_unlock(&lock);
     if (!drained(o)) {
@@ -222,7 +222,7 @@ bool nvs_moves_busy(uint32_t gpu)
     return queues[gpu].first != NULL; /* changed by this thread alone */
 }
 
-void nvs_moves_void(void)
+void nvs_moves_abandon(void)
 {
     pthread_mutex_lock(&lock);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
@@ -232,7 +232,7 @@ void nvs_moves_void(void)
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_moves_cut(uint32_t gpu)
+void nvs_moves_abandon_own(uint32_t gpu)
 {
     pthread_mutex_lock(&lock);
     for (order *o = queues[gpu].first; o != NULL; o = o->next)

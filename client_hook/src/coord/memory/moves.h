@@ -30,8 +30,8 @@ void nvs_moves_begin(const nvs_move_order *order);
 void nvs_moves_credit(uint32_t gpu, uint64_t order_id, uint64_t credit_bytes);
 bool nvs_moves_busy(uint32_t gpu);
 void nvs_moves_serve(void); /* each round: reports progress and ends */
-void nvs_moves_void(void);  /* the connection is lost: its orders end without an answer */
-void nvs_moves_cut(uint32_t gpu); /* the agent's own order ends early: the lease must go back */
+void nvs_moves_abandon(void);  /* the connection is lost: its orders end without an answer */
+void nvs_moves_abandon_own(uint32_t gpu); /* the agent's own order ends early: the lease must go back */
 bool nvs_moves_stop(uint64_t patience_ns); /* the process ends: movers make no more calls; false: one still does */
 /* Any thread: moves that wait for room end early.  A context of this GPU (NVS_NO_GPU: not known) is about to end. */
 void nvs_moves_hurry(uint32_t gpu);

@@ -24,12 +24,12 @@
 #define REFUSED_RETRY_NS 5000000000u /* after the coordinator refused us for good */
 enum { FRAMES_A_ROUND = 64 };
 
-static bool open_socket, up, broken, refused, restless;
+static bool open_socket, up, broken, refused, has_more;
 static uint64_t up_since_ns, lost_ns, retry_at_ns, retry_delay_ns;
 
 void nvs_link_start(void)
 {
-    open_socket = up = broken = refused = restless = false;
+    open_socket = up = broken = refused = has_more = false;
     retry_at_ns = 0;
     retry_delay_ns = FIRST_RETRY_NS;
     lost_ns = nvs_now_ns();
@@ -63,9 +63,9 @@ uint64_t nvs_link_due(void)
     return open_socket ? UINT64_MAX : retry_at_ns;
 }
 
-bool nvs_link_restless(void)
+bool nvs_link_has_more(void)
 {
-    return restless || broken;
+    return has_more || broken;
 }
 
 int nvs_link_descriptor(short *events)
@@ -118,7 +118,7 @@ static void drop(const nvs_link_handlers *handlers)
     retry_at_ns = now + (refused ? REFUSED_RETRY_NS : retry_delay_ns);
     retry_delay_ns = retry_delay_ns * 2 < longest ? retry_delay_ns * 2 : longest;
     nvs_transport_close();
-    open_socket = up = broken = refused = restless = false; /* nothing to receive before the next connection */
+    open_socket = up = broken = refused = has_more = false; /* nothing to receive before the next connection */
     if (was_up) {
         nvs_log(NVS_LOG_INFO, "connection to %s lost", nvs_config.socket);
         handlers->lost();
@@ -136,8 +136,8 @@ void nvs_link_serve(const nvs_link_handlers *handlers)
     }
     for (unsigned i = 0; i < FRAMES_A_ROUND && open_socket && !broken; i++) {
         nvs_transport_event event = nvs_transport_next(frame, sizeof frame, &size);
-        restless = event != NVS_TRANSPORT_NOTHING; /* there may be more than one round takes */
-        if (!restless)
+        has_more = event != NVS_TRANSPORT_NOTHING; /* there may be more than one round takes */
+        if (!has_more)
             return;
         if (event == NVS_TRANSPORT_FRAME) {
             handlers->frame(frame, size);

@@ -21,7 +21,7 @@ void nvs_link_send(const uint8_t *frame, size_t size); /* no effect without a co
 void nvs_link_fail(void);                              /* ends the connection: the peer broke the protocol */
 void nvs_link_refused(void);                           /* the coordinator refuses this program: retries are slow */
 uint64_t nvs_link_due(void);                           /* the next time to serve; UINT64_MAX: none */
-bool nvs_link_restless(void);                          /* serve again before sleeping */
+bool nvs_link_has_more(void);                          /* serve again before sleeping */
 int nvs_link_descriptor(short *events);                /* to poll; -1: none */
 
 #define NVS_LINK_SEND(kind, ...)                                                     \

@@ -41,7 +41,7 @@ static const uint8_t ready[] = "\x04\x29"
 
 /* Read in the child of a fork, whose memory is a copy of ours at some moment. */
 NVS_FORK_STATE static atomic_int connection = -1;
-NVS_FORK_STATE static bool greeted, shaken, told, lost;
+NVS_FORK_STATE static bool greeting_read, peer_ready, reported, lost;
 static uint8_t incoming[INCOMING], outgoing[OUTGOING];
 static size_t in_begin, in_end, out_begin, out_end;
 
@@ -142,7 +142,7 @@ nvs_status nvs_transport_connect(const char *socket_path, int32_t coordinator_us
         return NVS_UNAVAILABLE;
     }
     atomic_store_explicit(&connection, fd, memory_order_relaxed); /* read after fork only, by the same thread's copy */
-    greeted = shaken = told = false;
+    greeting_read = peer_ready = reported = false;
     in_begin = in_end = out_begin = out_end = 0;
     /* On a Unix socket there is no "in progress": it is connected now, or nobody listens (yet). */
     lost = connect(fd, (const struct sockaddr *)&address, sizeof address) != 0;
@@ -171,7 +171,7 @@ bool nvs_transport_send(const uint8_t *frame, size_t size)
 {
     uint8_t header[HEADER] = {0, (uint8_t)size};
     size_t header_size = 2;
-    if (descriptor() < 0 || lost || !shaken || size > LARGEST)
+    if (descriptor() < 0 || lost || !peer_ready || size > LARGEST)
         return false;
     if (size > 255) {
         header[0] = FLAG_LONG;
@@ -204,7 +204,7 @@ static bool pull(void)
     return false;
 }
 
-static bool greet(void)
+static bool read_greeting(void)
 {
     const uint8_t *theirs = incoming + in_begin;
     if (in_end - in_begin < GREETING)
@@ -214,14 +214,14 @@ static bool greet(void)
         return false;
     }
     in_begin += GREETING;
-    greeted = true;
+    greeting_read = true;
     return true;
 }
 
-static void obey(const uint8_t *command, size_t size)
+static void handle_command(const uint8_t *command, size_t size)
 {
     if (size >= 6 && memcmp(command, "\x05READY", 6) == 0) {
-        shaken = true;
+        peer_ready = true;
     } else if (size >= 7 && memcmp(command, "\x04PING", 5) == 0) {
         size_t context = size - 7 < 16 ? size - 7 : 16; /* after the time to live, to be sent back */
         uint8_t pong[2 + 5 + 16] = {FLAG_COMMAND, (uint8_t)(5 + context), 4, 'P', 'O', 'N', 'G'};
@@ -250,7 +250,7 @@ static nvs_transport_event take(uint8_t *frame, size_t capacity, size_t *size)
             header = HEADER;
         }
         bool command = (at[0] & FLAG_COMMAND) != 0;
-        if (length > LARGEST || (at[0] & FLAG_MORE) || (!command && !shaken)) {
+        if (length > LARGEST || (at[0] & FLAG_MORE) || (!command && !peer_ready)) {
             lost = true; /* not what a coordinator sends */
             return NVS_TRANSPORT_LOST;
         }
@@ -262,9 +262,9 @@ static nvs_transport_event take(uint8_t *frame, size_t capacity, size_t *size)
             memcpy(frame, at + header, *size < capacity ? *size : capacity);
             return NVS_TRANSPORT_FRAME;
         }
-        obey(at + header, (size_t)length);
-        if (shaken && !told) {
-            told = true;
+        handle_command(at + header, (size_t)length);
+        if (peer_ready && !reported) {
+            reported = true;
             return NVS_TRANSPORT_CONNECTED;
         }
     }
@@ -277,7 +277,7 @@ nvs_transport_event nvs_transport_next(uint8_t *frame, size_t capacity, size_t *
     push();
     /* Frames first: what arrived before the connection was lost still counts. */
     do {
-        if (!greeted && !greet())
+        if (!greeting_read && !read_greeting())
             continue;
         nvs_transport_event event = take(frame, capacity, size);
         if (event != NVS_TRANSPORT_NOTHING)

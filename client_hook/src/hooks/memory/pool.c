@@ -26,7 +26,7 @@
 static _Atomic uint32_t special_pools;
 
 /* GPUs, by bit, where a backend has allocated for a pool.  Relaxed: a thread gets that memory from the call that set the bit. */
-static _Atomic uint32_t gave_other;
+static _Atomic uint32_t backend_gpus;
 
 static bool is_special(CUmemoryPool pool)
 {
@@ -186,8 +186,8 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
         count_in(pool, *dptr, r->bytes);
     if (result == CUDA_ERROR_INVALID_CONTEXT) /* this thread has no context; the driver's pools need only the stream */
         return allocate_in_pool(gpu, dptr, r);
-    if (result == CUDA_SUCCESS && (atomic_load_explicit(&gave_other, memory_order_relaxed) >> gpu & 1) == 0) /* see its declaration */
-        atomic_fetch_or_explicit(&gave_other, UINT32_C(1) << gpu, memory_order_relaxed);
+    if (result == CUDA_SUCCESS && (atomic_load_explicit(&backend_gpus, memory_order_relaxed) >> gpu & 1) == 0) /* see its declaration */
+        atomic_fetch_or_explicit(&backend_gpus, UINT32_C(1) << gpu, memory_order_relaxed);
     return result;
 }
 
@@ -325,7 +325,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
         NVS_LOG_ONCE(NVS_LOG_WARNING, "no memory to remember that other GPUs may reach a pool; they may not reach what it gives from now on");
     for (size_t i = 0; given && i < count && nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled; i++)
         if (map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-            nvs_swap_pool_opened(pool, (uint32_t)map[i].location.id, atomic_load_explicit(&gave_other, memory_order_relaxed)); /* see its declaration */
+            nvs_swap_pool_opened(pool, (uint32_t)map[i].location.id, atomic_load_explicit(&backend_gpus, memory_order_relaxed)); /* see its declaration */
     return result;
 }
 

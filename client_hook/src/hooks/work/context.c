@@ -95,7 +95,7 @@ static void ended(CUcontext context, nvs_slot *held)
     nvs_ipc_context_gone(context);
 }
 
-static void lives_on(CUcontext context, uint32_t gpu, bool withdrawn, nvs_slot *held)
+static void survived(CUcontext context, uint32_t gpu, bool withdrawn, nvs_slot *held)
 {
     if (withdrawn)
         nvs_context_created(context, gpu);
@@ -111,7 +111,7 @@ static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
     if (result == CUDA_SUCCESS)
         ended(context, held);
     else
-        lives_on(context, gpu, known, held);
+        survived(context, gpu, known, held);
     nvs_current_changed(NULL);
     return result;
 }
@@ -136,7 +136,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
     if (result == CUDA_SUCCESS && !nvs_context_lives(ctx))
         ended(ctx, held);
     else
-        lives_on(ctx, gpu, known, held);
+        survived(ctx, gpu, known, held);
     nvs_current_changed(NULL);
     return result;
 }
@@ -200,7 +200,7 @@ static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool re
     if (context != NULL && !lives)
         ended(context, held);
     else
-        lives_on(context, (uint32_t)device, withdrawn, held);
+        survived(context, (uint32_t)device, withdrawn, held);
     if (result != CUDA_SUCCESS && context != NULL && lives)
         nvs_primary_retained((uint32_t)device, context);
     nvs_current_changed(NULL);
@@ -229,10 +229,10 @@ NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
 
 /* ---- Green contexts: their streams have their context handle, and memory that is allocated in them belongs to the primary context ---- */
 
-static void green_seen(CUcontext context)
+static void register_green(CUcontext context)
 {
     CUcontext primary = NULL;
-    const uint32_t gpu = nvs_context_told(context);
+    const uint32_t gpu = nvs_live_context_gpu(context);
     if (gpu == NVS_NO_GPU || NVS_REAL(cuDevicePrimaryCtxRetain)(&primary, (CUdevice)gpu) != CUDA_SUCCESS)
         return;
     nvs_context_is_green(context, primary);
@@ -243,7 +243,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hC
 {
     const CUresult result = NVS_REAL(cuCtxFromGreenCtx)(pContext, hCtx);
     if (result == CUDA_SUCCESS)
-        green_seen(*pContext);
+        register_green(*pContext);
     return result;
 }
 
@@ -259,7 +259,7 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
     if (result == CUDA_SUCCESS && context != NULL)
         ended(context, held);
     else
-        lives_on(context, gpu, known, held);
+        survived(context, gpu, known, held);
     nvs_current_changed(NULL);
     return result;
 }
@@ -291,7 +291,7 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCt
     const CUresult result = NVS_REAL(cuGreenCtxStreamCreate)(phStream, greenCtx, flags, priority);
     CUcontext context = NULL;
     if (result == CUDA_SUCCESS && NVS_REAL(cuCtxFromGreenCtx)(&context, greenCtx) == CUDA_SUCCESS) {
-        green_seen(context);
+        register_green(context);
         nvs_stream_created(*phStream, context);
     }
     return result;

@@ -49,13 +49,13 @@ static bool prepare(uint32_t gpu, const named *what)
  * GPU of the work, every GPU of the program counts. */
 static uint32_t gate_for(const named *what)
 {
-    const uint32_t told = nvs_context_gpu(what->context);
+    const uint32_t known = nvs_context_gpu(what->context);
     uint32_t gate = NVS_NO_GPU;
     if (what->copy == NULL && what->fill == 0 && what->values == NULL && what->targets == NULL)
         return NVS_NO_GPU;
-    if (told != NVS_NO_GPU)
-        gate = prepare(told, what) ? told : NVS_NO_GPU;
-    for (uint32_t gpu = 0; told == NVS_NO_GPU && gpu < NVS_MAX_GPUS; gpu++)
+    if (known != NVS_NO_GPU)
+        gate = prepare(known, what) ? known : NVS_NO_GPU;
+    for (uint32_t gpu = 0; known == NVS_NO_GPU && gpu < NVS_MAX_GPUS; gpu++)
         if (nvs_any_context(gpu) != NULL && prepare(gpu, what))
             gate = gpu;
     return gate != NVS_NO_GPU && nvs_swap_gpu_is_pinned(gate) ? NVS_NO_GPU : gate;
@@ -120,7 +120,7 @@ static void node_added(CUresult result, CUcontext context)
 {
     if (NVS_LIKELY(nvs_only_gpu() != NVS_NO_GPU) || result != CUDA_SUCCESS || !nvs_config.enabled)
         return;
-    const uint32_t told = nvs_context_gpu(context), gpu = told != NVS_NO_GPU ? told : nvs_current_gpu();
+    const uint32_t known = nvs_context_gpu(context), gpu = known != NVS_NO_GPU ? known : nvs_current_gpu();
     if (gpu < NVS_MAX_GPUS)
         nvs_graphs_run_on(1u << gpu);
 }

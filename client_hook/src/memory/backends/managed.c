@@ -283,7 +283,7 @@ static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     free(extents);
     *moved_bytes = m.moved;
-    if (m.failure != CUDA_SUCCESS && nvs_gpu_look_dead(gpu))
+    if (m.failure != CUDA_SUCCESS && nvs_gpu_check_dead(gpu))
         return NVS_OK; /* from now on only page faults of other programs move it */
     if (m.failure != CUDA_SUCCESS)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "moving managed memory %s failed (error %d); page faults will move it instead",

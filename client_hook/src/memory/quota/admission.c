@@ -30,7 +30,7 @@ CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes
         nvs_memory_reap(gpu, false);
     while (!nvs_quota_charge(gpu, *charged_bytes, ask))
         if (!nvs_memory_reap(gpu, true) && !nvs_graph_memory_trim(gpu)) {
-            nvs_memory_say_refused(gpu, *charged_bytes, false);
+            nvs_memory_log_refused(gpu, *charged_bytes, false);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
     return CUDA_SUCCESS;

@@ -39,7 +39,7 @@ void nvs_pins_counted(uint32_t gpu, uint64_t bytes)
         atomic_fetch_sub_explicit(&under_way[gpu], bytes, memory_order_relaxed); /* see its declaration */
 }
 
-void nvs_pins_say_refused(const char *what)
+void nvs_pins_log_refused(const char *what)
 {
     const char *why = nvs_memory_take_refusal();
     if (why != NULL)
@@ -57,7 +57,7 @@ CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uin
     /* The usage counts it as pinned already: it is charged and does not move. */
     if (gpu >= NVS_MAX_GPUS || may_stay(gpu, atomic_load_explicit(&under_way[gpu], memory_order_relaxed))) /* see its declaration */
         return CUDA_SUCCESS;
-    nvs_pins_say_refused("memory of the driver's own (an array, a graph's, or a handle that cannot move)");
+    nvs_pins_log_refused("memory of the driver's own (an array, a graph's, or a handle that cannot move)");
     nvs_memory_drop(*out);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

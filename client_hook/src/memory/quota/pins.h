@@ -13,7 +13,7 @@
 bool nvs_pins_may(uint32_t gpu, uint64_t bytes);
 void nvs_pins_counted(uint32_t gpu, uint64_t bytes);
 /* Logs once that `what` was refused. */
-void nvs_pins_say_refused(const char *what);
+void nvs_pins_log_refused(const char *what);
 
 /* nvs_memory_admit for memory of the driver, which the hook cannot move. */
 CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out);

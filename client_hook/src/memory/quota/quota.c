@@ -178,7 +178,7 @@ static bool say_limited(uint32_t gpu, uint64_t bytes)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
     /* Relaxed: see memory/records/ledger.h. */
-    const uint64_t told = atomic_load_explicit(&of->quota.limit, memory_order_relaxed), limit = told != 0 ? told : nvs_config.memory_limit;
+    const uint64_t set = atomic_load_explicit(&of->quota.limit, memory_order_relaxed), limit = set != 0 ? set : nvs_config.memory_limit;
     const uint64_t charged = atomic_load_explicit(&of->charged, memory_order_relaxed);
     const bool beyond = charged > limit || bytes > limit - charged;
     if (limit == 0 || (!beyond && !atomic_load_explicit(&of->quota.limited, memory_order_relaxed)))
@@ -216,7 +216,7 @@ const char *nvs_memory_take_refusal(void)
                                                                                                                                      : NULL;
 }
 
-void nvs_memory_say_refused(uint32_t gpu, uint64_t bytes, bool full)
+void nvs_memory_log_refused(uint32_t gpu, uint64_t bytes, bool full)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
     if (say_limited(gpu, bytes))

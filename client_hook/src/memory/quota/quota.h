@@ -28,7 +28,7 @@ static inline void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes)
 }
 void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes);
 /* Logs why an allocation is out of memory, each reason once.  `full`: the driver has refused it. */
-void nvs_memory_say_refused(uint32_t gpu, uint64_t bytes, bool full);
+void nvs_memory_log_refused(uint32_t gpu, uint64_t bytes, bool full);
 /* The coordinator's reason for a refusal: the first text is kept until it is taken, and no later one.  NULL: none. */
 void nvs_memory_set_refusal(const char *text);
 const char *nvs_memory_take_refusal(void);

@@ -11,7 +11,7 @@ NVS_FORK_STATE static nvs_allocation *roots[NVS_SPACES]; /* treaps: ordered by k
 NVS_FORK_STATE static nvs_allocation *of_gpu[NVS_MAX_GPUS];
 NVS_FORK_STATE static nvs_allocation *first_deferred[NVS_MAX_GPUS], *last_deferred[NVS_MAX_GPUS];
 static uint64_t last_serial;
-static uint32_t dice = 0x9e3779b9u; /* any non-zero start: it only balances the trees */
+static uint32_t random_state = 0x9e3779b9u; /* any non-zero start: it only balances the trees */
 
 /* Written under the lock; read without it: an old value only delays the end of a free. */
 NVS_FORK_STATE static _Atomic uint32_t deferred_count[NVS_MAX_GPUS];
@@ -195,10 +195,10 @@ nvs_allocation *nvs_registry_insert(nvs_allocation *allocation)
     }
 
     allocation->node.serial = ++last_serial;
-    dice ^= dice << 13; /* xorshift32 */
-    dice ^= dice >> 17;
-    dice ^= dice << 5;
-    allocation->node.priority = dice;
+    random_state ^= random_state << 13; /* xorshift32 */
+    random_state ^= random_state >> 17;
+    random_state ^= random_state << 5;
+    allocation->node.priority = random_state;
     nvs_allocation **link = &roots[space];
     while (*link != NULL && (*link)->node.priority >= allocation->node.priority)
         link = (*link)->key < allocation->key ? &(*link)->node.right : &(*link)->node.left;

@@ -86,7 +86,7 @@ static void test_contexts(void)
     CHECK(cuCtxDetach(second) == CUDA_SUCCESS && memory_gone == second && contexts_of(1) == 0, "what its last user has left is visited");
     CHECK(cuCtxDestroy_v2(second) == CUDA_SUCCESS && !nvs_context_enter(second) && !pushed_late, "what has ended is made current");
     current_device = 1;
-    nvs_context_told(second); /* as by cuCtxFromGreenCtx */
+    nvs_live_context_gpu(second); /* as by cuCtxFromGreenCtx */
     nvs_context_is_green(second, (CUcontext)0x101);
     pushed_late = false;
     CHECK(nvs_context_gpu(second) == 1 && nvs_context_enter(second) && pushed_late, "a green context of which a driver does not say so is not visited");
