@@ -88,7 +88,7 @@ bool nvs_table_extend(void **table, size_t *count, size_t size)
     if (*count % STEP == 0) {
         void *larger = realloc(*table, (*count + STEP) * size);
         if (larger == NULL) {
-            NVS_LOG_ONCE(NVS_LOG_ERROR, "no memory to remember contexts and streams: a hand-over may not wait for all of them");
+            NVS_LOG_ONCE(NVS_LOG_ERROR, "no host memory for the list of contexts and streams: a hand-over may not wait for all of their work");
             return false;
         }
         *table = larger;

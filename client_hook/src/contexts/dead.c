@@ -76,8 +76,8 @@ bool nvs_gpu_check_dead(uint32_t gpu)
     (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     if (!all || found.alive || found.error == CUDA_SUCCESS)
         return false;
-    NVS_LOG_ONCE(NVS_LOG_WARNING, "this program's work on GPU %u has failed with error %d, which stays until the program ends: its memory there is not "
-                 "moved any more", gpu, (int)found.error);
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "all contexts of this program on GPU %u have the CUDA error %d until the program ends: its memory there no longer "
+                                  "moves", gpu, (int)found.error);
     nvs_gate_set_dead(gpu, true);
     nvs_coordinator.memory_changed(gpu);
     return true;

@@ -67,7 +67,7 @@ static void show_memory_v2(nvs_nvml_device device, nvs_nvml_memory_v2 *memory)
 {
     int saved = errno;
     if (memory->version != NVS_NVML_VERSIONED(nvs_nvml_memory_v2, 2)) {
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "nvmlDeviceGetMemoryInfo_v2 was asked for version %#x, which is not known here: it shows the real card",
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "nvmlDeviceGetMemoryInfo_v2: the version %#x is unknown, so the result is the memory of the whole GPU",
                      memory->version);
     } else if (virtual_card(device, &memory->free, &memory->total)) {
         memory->reserved = 0;

@@ -48,9 +48,8 @@ nvs_peer_copy_outcome nvs_peer_copy_try(const nvs_peer_copy *what, CUresult *res
     }
     if (what->waits && nvs_context_enter(only_context(what)))
         return NVS_COPY_CONTEXT_PUSHED;
-    NVS_LOG_ONCE(NVS_LOG_WARNING, "work of one GPU names memory of another, which it cannot be given access to (cuDeviceCanAccessPeer), "
-                                  "in a call that the driver refuses for memory that moves: run this program with --memory device "
-                                  "(NVSHARE_MEMORY=device)");
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "a GPU cannot access the memory of another one (cuDeviceCanAccessPeer), and the driver rejects this call for "
+                                  "memory that moves: run this program with --memory device (NVSHARE_MEMORY=device)");
     return NVS_COPY_DRIVER_ANSWERS;
 }
 

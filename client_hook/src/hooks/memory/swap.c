@@ -120,7 +120,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevice
     nvs_allocation as;
     if (!nvs_in_chunks(dptr, &as))
         return NVS_REAL(cuMemGetHandleForAddressRange)(handle, dptr, size, handleType, flags);
-    NVS_LOG_ONCE(NVS_LOG_WARNING, "memory that moves has no descriptor for other devices (cuMemGetHandleForAddressRange): "
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "memory that moves cannot be exported to other devices (cuMemGetHandleForAddressRange): "
                                   "run this program with --memory device (NVSHARE_MEMORY=device)");
     return CUDA_ERROR_NOT_SUPPORTED;
 }

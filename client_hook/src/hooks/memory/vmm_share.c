@@ -24,7 +24,7 @@ static CUresult pin(const nvs_allocation *handle, CUmemGenericAllocationHandle *
     nvs_gate_leave(slot, gpu);
     nvs_coordinator.memory_changed(gpu);
     if (result == CUDA_ERROR_NOT_SUPPORTED)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "memory made by one cuMemCreate and moved in parts is not shared, bound or put into arrays: "
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "memory of one cuMemCreate that moves in parts cannot be shared, bound, or mapped into an array: "
                                       "run this program with --memory device (NVSHARE_MEMORY=device)");
     return result;
 }

@@ -40,8 +40,8 @@ static bool prepare(uint32_t gpu, const named *what)
     if (what->targets != NULL)
         found |= nvs_operands_prepare_list(gpu, what->targets, what->sources, what->count);
     if (found & NVS_OPERANDS_UNREACHABLE)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "a graph names memory of a GPU that the one it runs on cannot be given access to (cuDeviceCanAccessPeer): run "
-                                      "this program with --memory device (NVSHARE_MEMORY=device)");
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "a graph uses memory of a GPU that its own GPU cannot access (cuDeviceCanAccessPeer): run this "
+                                      "program with --memory device (NVSHARE_MEMORY=device)");
     return (found & NVS_OPERANDS_MOVE) != 0;
 }
 

@@ -18,7 +18,7 @@ void nvs_graphs_run_on(uint32_t gpus)
         return;
     const uint32_t all = atomic_fetch_or_explicit(&nvs_graph_gpus, gpus, memory_order_relaxed) | gpus;
     if ((all & (all - 1)) != 0)
-        nvs_log(NVS_LOG_INFO, "graphs of this program share GPUs (mask %x): each launch waits for the leases of all", all);
+        nvs_log(NVS_LOG_INFO, "graphs of this program use several GPUs (mask %x): each launch waits for the leases of all of them", all);
 }
 
 static uint32_t others_than(uint32_t gpu)
@@ -29,8 +29,8 @@ static uint32_t others_than(uint32_t gpu)
 /* Before a launch with the lease of only one of these GPUs. */
 static void do_without_leases(uint32_t gpus)
 {
-    NVS_LOG_ONCE(NVS_LOG_INFO, "a graph on several GPUs is launched without the leases of all of them: their turns come at different "
-                               "times (start the program with --gang)");
+    NVS_LOG_ONCE(NVS_LOG_INFO, "a graph on several GPUs is launched without the leases of all of them, because the turns on these GPUs differ: "
+                               "start the program with --gang");
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         if (contains(gpus, gpu) && nvs_memory_backend(gpu)->chunked)
             nvs_swap_pin_gpu(gpu);

@@ -45,11 +45,11 @@ void *nvs_thunk_make(const char *name, void *target)
         const bool taken = atomic_compare_exchange_strong_explicit(&thunks[index].target, &seen, target, memory_order_release,
                                                                    memory_order_acquire);
         if (taken)
-            nvs_log(NVS_LOG_INFO, "%s: this build does not know its parameters; gated by a thunk, and not paced", name);
+            nvs_log(NVS_LOG_INFO, "%s: this build does not know its parameters, so a thunk gates it without pacing", name);
         if (taken || seen == target)
             return (void *)(uintptr_t)(nvs_thunk_stubs + 16 * (size_t)index);
     }
-    NVS_LOG_ONCE(NVS_LOG_WARNING, "no thunk is left for %s: it is not gated", name);
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "%s is not gated: all thunks are in use", name);
     return target;
 }
 
