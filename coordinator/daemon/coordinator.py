@@ -15,7 +15,13 @@ from nvshare.coordinator.daemon import settings_file, time_limit
 from nvshare.coordinator.daemon.control.live_settings import NODE_EVENTS, Key, LiveSettings
 from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.control.server import Administration
-from nvshare.coordinator.daemon.core_settings import StartError, check_overrides, configured_events, core_settings
+from nvshare.coordinator.daemon.core_settings import (
+    StartError,
+    capacity_bytes,
+    check_overrides,
+    configured_events,
+    core_settings,
+)
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.loop import Server, Sockets
 from nvshare.coordinator.daemon.peers import Limits
@@ -66,6 +72,7 @@ class Coordinator:
         """Opens the sockets.  The directory must be prepared and locked.  Raises StartError and OSError."""
         self.settings = settings
         self.options = options
+        self._real = options.simulate is None and options.devices is None
         self._keepalive: int | None = None
         directory = options.directory
         check_overrides(settings, devices)
@@ -127,15 +134,14 @@ class Coordinator:
             self.server.watch_slots(SlotWatch(self.options.slots_dir, self._sockets.hooks, self.dispatcher.slots))
         if self._mps is not None:
             self._mps.start()
-        if self.options.devices is None and self.options.simulate is None:
+        if self._real:
             self._unhooked.start()
         if self.options.embedded:
             self.server.leave_when(self._is_unused, self.options.linger_ns)
         self.server.handle_signals(self.reload)
 
     def _add(self, device: Device, now_ns: int) -> None:
-        override = self.settings.gpu.get(device.uuid, settings_file.GpuOverride())
-        capacity = override.capacity_bytes or self.settings.capacity_bytes or device.total_bytes
+        capacity = capacity_bytes(self.settings, device, real=self._real)
         if capacity > device.total_bytes:
             log.warning("%s: capacity limited to its memory, %s", device.uuid, format_size(device.total_bytes))
         holder = self._journal.holder(device.uuid)
@@ -158,7 +164,7 @@ class Coordinator:
                 self.server.watch_holder(device.uuid, holder, started_at, self.settings.recovery_ns)
 
     def _make_mps(self, directory: RuntimeDir, *, all_users: bool) -> Mps:
-        real = self.options.simulate is None and self.options.devices is None
+        real = self._real
         slots = self.options.slots_dir is not None
         off = 'Kubernetes slots are served, whose programs no launcher starts; use mps = "off" here' if slots else None
         daemon = ControlDaemon(directory.mps, dict(os.environ), real_cards=real)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.control.live_settings import Key
@@ -12,6 +13,8 @@ from nvshare.coordinator.model.settings import Settings as CoreSettings
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.host_memory import default_budget_bytes
 from nvshare.scheduler_policies import registry
+
+MIB: Final = 1 << 20
 
 
 class StartError(Exception):
@@ -50,6 +53,14 @@ def core_settings(settings: settings_file.Settings, *, several: bool) -> CoreSet
 def host_budget_bytes(settings: settings_file.Settings) -> int:
     """The configured budget, else a share of the memory of the machine or container."""
     return settings.host_budget_bytes or default_budget_bytes()
+
+
+def capacity_bytes(settings: settings_file.Settings, device: Device, *, real: bool) -> int:
+    """The configured capacity; by default a card's memory without what programs' CUDA contexts need: 1/32 of it, from
+    512 MiB to 3 GiB.  A simulated GPU's contexts need none."""
+    own = settings.gpu.get(device.uuid, settings_file.GpuOverride())
+    contexts = min(max(device.total_bytes // 32, 512 * MIB), 3072 * MIB) if real else 0
+    return own.capacity_bytes or settings.capacity_bytes or max(device.total_bytes // 2, device.total_bytes - contexts)
 
 
 def configured_events(settings: settings_file.Settings, devices: Sequence[Device]) -> dict[Key, events.Event]:

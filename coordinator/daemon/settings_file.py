@@ -119,7 +119,8 @@ class Settings(BaseModel):
     """`auto`: as the policy plans; `exclusive`: one lease at a time; `concurrent`: all programs at once while their
     memory fits together, in turns otherwise."""
     capacity_bytes: Size | None = Field(default=None, alias="capacity")
-    """Bytes of each GPU that all programs together may have resident; by default all that the card has."""
+    """Bytes of each GPU that all programs together may have resident. By default all but what CUDA contexts need:
+    1/32 of the card's memory, from 512 MiB to 3 GiB. A context needs 0.2 to 0.6 GiB."""
     switch_share: Share = 0.05
     """With `quantum = "auto"`: the share of time that switching may cost."""
     longest_wait_ns: Duration = Field(default=5_000_000_000, alias="longest_wait")

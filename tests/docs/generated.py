@@ -27,7 +27,7 @@ from nvshare.scheduler_policies import registry
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 REFERENCE: Final = ROOT / "docs" / "reference"
-ABSENT: Final = {"quantum": "`auto`", "capacity": "the card's", "host_budget": "3/4 of memory"}
+ABSENT: Final = {"quantum": "`auto`", "capacity": "most of the card's", "host_budget": "3/4 of memory"}
 """Texts for None as a default; else "none"."""
 
 

@@ -259,7 +259,8 @@ void nvs_agent_continue_open(uint32_t gpu, uint64_t now)
         return;
     if (mine->opening.patience_ns != 0)
         NVS_LOG_ONCE(NVS_LOG_WARNING,
-                     "GPU %u has no room for this program's memory; waiting until others have made it", gpu);
+                     "GPU %u has no room for this program's memory; waiting until others have made it (if there are none, the driver needs more "
+                     "memory than the coordinator leaves it: lower `capacity`)", gpu);
     if (mine->opening.patience_ns == 0)
         mine->opening.patience_ns = FIRST_NS;
     else

@@ -9,8 +9,10 @@ static CUresult create(CUstream *out, unsigned flags, int priority)
     NVS_SIM_TRY(context->error);
     NVS_SIM_CHECK(out != NULL && (flags & ~(unsigned)CU_STREAM_NON_BLOCKING) == 0, CUDA_ERROR_INVALID_VALUE);
     priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-    NVS_SIM_CHECK(nvs_sim_charge(context->device->gpu, 1), CUDA_ERROR_OUT_OF_MEMORY); /* driver 580 makes no stream on a full card */
-    nvs_sim_uncharge(context->device->gpu, 1);
+    if (nvs_sim_settings.context_bytes != 0) { /* the driver's own memory counts: driver 580 makes no stream on a full card */
+        NVS_SIM_CHECK(nvs_sim_charge(context->device->gpu, 1), CUDA_ERROR_OUT_OF_MEMORY);
+        nvs_sim_uncharge(context->device->gpu, 1);
+    }
     NVS_SIM_TRY(nvs_sim_stream_create(context, flags, priority, &stream));
     *out = (CUstream)(void *)stream;
     return CUDA_SUCCESS;

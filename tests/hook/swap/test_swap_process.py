@@ -354,7 +354,8 @@ def test_the_memory_of_a_full_card_can_leave(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Broken: a program that has filled the card can never be evicted, as the driver makes no stream on a full card."""
-    with start({**environment, "NVSHARE_SIMULATE": "1x256MiB"}, tmp_path) as client:
+    card = {"NVSHARE_SIMULATE": "1x258MiB", "NVSHARE_SIM_CONTEXT_BYTES": str(2 * MIB)}
+    with start(environment | card, tmp_path) as client:
         attached(client, coordinator)
         hold(client, coordinator)
         result, pointer = client.ask("alloc", CAPACITY)

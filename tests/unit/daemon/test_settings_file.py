@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.daemon.core_settings import core_settings
+from nvshare.coordinator.daemon.core_settings import capacity_bytes, core_settings
 from nvshare.coordinator.daemon.settings_file import KEYS, Settings, SettingsError, load
 from nvshare.coordinator.model.settings import OverdueAction
 from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.system.devices import Device
 
 
 def mistakes(
@@ -27,6 +28,15 @@ def test_nothing_given_gives_the_documented_defaults() -> None:
     assert (settings.policy, settings.quantum_ns, settings.sharing) == ("auto", None, Sharing.AUTO)
     assert settings.longest_wait_ns == 5_000_000_000
     assert (settings.capacity_bytes, settings.max_clients, settings.metrics_port) == (None, 1024, None)
+
+
+@pytest.mark.parametrize(("card_gib", "expected_mib"), [(140, 137 << 10), (80, 77 << 10 | 512), (8, 7 << 10 | 512)])
+def test_a_card_has_room_for_contexts(card_gib: int, expected_mib: int) -> None:
+    """Broken: once a program has filled the card, no other can start: its context is out of memory."""
+    card = Device(0, "GPU-a", "card", card_gib << 30)
+    assert capacity_bytes(Settings(), card, real=True) == expected_mib << 20
+    assert capacity_bytes(Settings(), card, real=False) == card_gib << 30
+    assert capacity_bytes(load({}, {"NVSHARE_CAPACITY": "9GiB"}), card, real=True) == 9 << 30
 
 
 def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
