@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t piece = size > 0 ? 1 + (size_t)data[0] * 16 : 1, length;
     MUST(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
     atomic_store(&connection, ends[0]);
-    greeted = shaken = told = lost = false;
+    greeting_read = peer_ready = reported = lost = false;
     in_begin = in_end = out_begin = out_end = 0;
     bool connected = false;
     for (size_t at = 1; at < size && !lost; at += piece) {
@@ -28,13 +28,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         nvs_transport_event event;
         while ((event = nvs_transport_next(frame, sizeof frame, &length)) != NVS_TRANSPORT_NOTHING && event != NVS_TRANSPORT_LOST) {
             connected = connected || event == NVS_TRANSPORT_CONNECTED;
-            MUST(event != NVS_TRANSPORT_FRAME || (greeted && shaken && length <= LARGEST));
+            MUST(event != NVS_TRANSPORT_FRAME || (greeting_read && peer_ready && length <= LARGEST));
         }
         uint8_t sink[4096];
         while (recv(ends[1], sink, sizeof sink, MSG_DONTWAIT) > 0) {
         }
     }
-    MUST(!connected || greeted);
+    MUST(!connected || greeting_read);
     nvs_transport_close();
     close(ends[1]);
     return 0;

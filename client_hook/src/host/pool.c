@@ -1,5 +1,4 @@
 /* See pool.h. */
-#define _GNU_SOURCE /* syscall */
 #include "host/pool.h"
 
 #include "base/clock.h"
@@ -17,10 +16,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { FIRST_GRAINS = 32, AHEAD_GRAINS = 8, HELPERS = 2 };
 enum { REST_FACTOR = 9 };      /* rest per work: a tenth of one thread's time, while the program may run */
@@ -256,12 +252,12 @@ static void grow_ahead(void)
         (void)wait_for(end - now);
 }
 
-/* Thread: makes memory for probable evictions, and frees unused memory. */
+/* Thread: makes memory for probable evictions, and frees unused memory.  Its priority is the program's: on a busy machine a lower one would hold the
+ * lock, and so evictions, for seconds. */
 static void *keep(void *nothing)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19);
     pthread_mutex_lock(&lock);
     for (bool idle = false;;) {
         const uint64_t before = taken_grains, wanted = target();

@@ -40,7 +40,8 @@ def test_two_programs_beyond_the_card(node: Node) -> None:
     each = (160 + 16) * MIB  # what it copies, and its log
     overflow = 2 * each - CARD
     assert gpu["evicted_bytes"] <= 1.05 * overflow * gpu["evict_orders"], gpu
-    assert [event for event in node.events if event["kind"] == "moved" and event["error"]] == []
+    failed = [event for event in node.events if event["kind"] == "moved" and event["error"]]
+    assert failed == [], failed[0]
 
 
 @pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
