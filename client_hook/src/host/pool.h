@@ -9,7 +9,7 @@
  *  - reserved room can be taken, unless the system has no memory;
  *  - a forked child has none of it.
  *
- * One thread at the lowest priority allocates for probable evictions, in pieces of 16 MiB, so that the program is not slowed.  While the program
+ * One thread allocates for probable evictions, in pieces of 16 MiB, so that the program is not slowed.  While the program
  * may submit work, that thread rests nine times as long as a piece took.  Unused memory beyond that is freed after ten seconds.
  *
  * Helper threads block all signals.  The lock is never held during a driver call.
