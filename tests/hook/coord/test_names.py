@@ -12,11 +12,12 @@ from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedCoordinator
 
 CUDA = "import ctypes, sys; ctypes.CDLL('libcuda.so.1').cuInit(0); sys.stdin.read()"
+CHILD = CUDA.replace("sys.stdin.read()", "__import__('threading').Event().wait()")  # it has no standard input
 SPAWN = f"""
 import multiprocessing, sys
 if __name__ == "__main__":
     multiprocessing.set_start_method("spawn")
-    child = multiprocessing.Process(target=exec, args=({CUDA!r},))
+    child = multiprocessing.Process(target=exec, args=({CHILD!r},))
     child.start()
     sys.stdin.read()
     child.kill()
