@@ -10,8 +10,9 @@ Rules:
   wait for the others for one quantum at most.
 - A client that a slot interrupts in the first half of its turn keeps its place in turn order.
 - Between two slots on a GPU its policy has the GPU for a quantum, if other clients wait there.
-- A gang that cannot have all of its GPUs yet is due; the plan goes on without it.  Of two gangs that want the same
-  GPU, the one that is due longer has its slot first, also when the plan names only the other one.
+- A gang that cannot have all of its GPUs yet is due; the plan goes on without it, unless only members of gangs that
+  wait for their slots want the GPU.  Of two gangs that want the same GPU, the one that is due longer has its slot
+  first, also when the plan names only the other one.
 
 Bound of a wait, with Q the longest quantum or drain of the node and k quanta the bound of the policy alone:
 3 (k + 2) Q, since at most one slot follows each turn of the policy, and a member may run for two quanta in it, one of
@@ -103,8 +104,14 @@ def _call_gang(node: Node, gpu: Gpu, plan: Plan, jobs: Sequence[JobView], now_ns
         if gpu.slot is None:
             passed_over.add(gang.name)
             jobs = [job for job in jobs if job.gang != gang.name]
-            plan = _without(node, gpu, gang, plan, jobs, now_ns)
+            others = jobs if any(not _awaits_slot(node, gpu, job) for job in jobs) else ()
+            plan = _without(node, gpu, gang, plan, others, now_ns)
     return plan
+
+
+def _awaits_slot(node: Node, gpu: Gpu, job: JobView) -> bool:
+    gang = node.gangs.get(job.gang)
+    return gang is not None and _needs_slot(gang, gpu)
 
 
 def _first_gang(node: Node, gpu: Gpu, plan: Plan, passed_over: set[str]) -> Gang | None:
@@ -184,7 +191,10 @@ def _is_free(gang: Gang, gpu: Gpu, now_ns: int) -> bool:
 
 
 def _without(node: Node, gpu: Gpu, gang: Gang, plan: Plan, others: Sequence[JobView], now_ns: int) -> Plan:
-    """The gang is due: until it can have its GPUs others run here, and a member only if no other client wants to."""
+    """The gang is due: until it can have its GPUs others run here.
+
+    If all that want to run are members of gangs that wait for a slot, `others` is empty: they run as planned.
+    """
     if gang.due_since_ns is None:
         gang.due_since_ns = now_ns
         node.out.append(Notify("gang_due", {"gang": gang.name, "gpus": len(_wanted(gang))}))

@@ -169,6 +169,18 @@ def test_a_gang_that_is_due_and_runs_already_keeps_no_other_gang_from_its_gpus()
     wait_for(harness, lambda: runs(*second) == (True, True))
 
 
+def test_between_slots_members_of_gangs_have_whole_turns() -> None:
+    """Broken: each plan passes over the member that runs, since its gang waits for its slot, and names the other one:
+    they interrupt each other with every drain."""
+    harness = make_harness("auto", gpus=3, sharing=Sharing.AUTO)
+    members = []
+    for gang, uuid in (("one", A), ("one", B), ("two", A), ("two", C), ("three", B), ("three", C)):
+        members.append(client(harness, uuid, gang=gang))
+        members[-1].report(allocated=600 << 20, resident=600 << 20)
+    pass_time(harness, 5 * QUANTUM_MS)
+    assert sum(member.seat().statistics.leases for member in members) <= 6 + 3 * 5
+
+
 def test_a_slot_does_not_wait_for_a_debt_that_nobody_works_off() -> None:
     """Broken: memory moves for a client outside the slot, which keeps the slot's gang out because switches cost too
     much; the client gets no lease during the slot, so nobody runs and the timer fires without end."""
