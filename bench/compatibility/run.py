@@ -50,9 +50,9 @@ def attempt(run: Run, stand: Fixture, group: Group, command: Sequence[str], rows
     """One worker group works through the rows until all are closed or one breaks it."""
     mode = rows[0].mode
 
-    def member(place: Fixture, kind: str, *, hooked: bool) -> Member:
+    def member(kind: str, *, hooked: bool) -> Member:
         return Member(
-            place,
+            stand,
             command,
             hooked=hooked,
             name=f"{group.name}-{kind}",
@@ -62,12 +62,11 @@ def attempt(run: Run, stand: Fixture, group: Group, command: Sequence[str], rows
         )
 
     with ExitStack() as stack:
-        stands = [stand, *(stack.enter_context(fixture(simulate=run.simulate)) for _ in range(run.processes - 1))]
         workers = WorkerGroup(
             stand,
-            [member(place, f"plain-{number}", hooked=False) for number, place in enumerate(stands)],
-            [member(place, f"hooked-{number}", hooked=True) for number, place in enumerate(stands)],
-            member(stand, "second", hooked=True),
+            [member(f"plain-{number}", hooked=False) for number in range(run.processes)],
+            [member(f"hooked-{number}", hooked=True) for number in range(run.processes)],
+            member("second", hooked=True),
         )
         everybody = [*workers.plain, *workers.hooked, workers.second]
         stack.enter_context(closing(everybody))
@@ -156,7 +155,8 @@ def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[
             emit(row.as_json())
         return rows
     try:
-        with fixture(simulate=run.simulate, quantum="20ms") as stand:
+        # Under `auto` a program whose neighbours are idle is paced as one that is alone.
+        with fixture(simulate=run.simulate, quantum="20ms", more=("--policy", "auto")) as stand:
             run_rows(run, stand, group, command_of(run, group), rows)
     except BenchError as error:
         for row in rows:
