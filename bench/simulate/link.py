@@ -39,8 +39,10 @@ class Link:
         self.moved_bytes = 0
 
     def order(self, program: Program, message: messages.Message) -> None:
-        """An order of the core, or more credit for one."""
-        now_ns = self._world.now_ns
+        """An order of the core, which ends the one before, or more credit for one."""
+        now_ns, replaced = self._world.now_ns, program.move
+        if replaced is not None and isinstance(message, messages.Evict | messages.Restore):
+            self._world.after(0, lambda: self._tell(program, replaced, finished=True))
         if isinstance(message, messages.Evict):
             size = min(message.bytes, program.resident_bytes)
             program.move = Move(message.order_id, True, size, size, now_ns)
@@ -79,7 +81,7 @@ class Link:
             self._next_piece(program, move)
 
     def _tell(self, program: Program, move: Move, *, finished: bool) -> None:
-        if finished:
+        if finished and program.move is move:
             program.move = None
         elapsed_ns = self._world.now_ns - move.begun_ns
         self._world.give(
