@@ -4,7 +4,8 @@ Rules:
 - A rate needs two counts of one lease with the same running set between them.  A lease begins with a count of its own:
   the last one before it.
 - A rate counts as the client's rate alone if no other client had a lease, from `REFILL_NS` after the set began.  Until
-  then a program that is bound by launching fills its queue again.
+  then a program fills its queue again: one that is bound by launching does less, others submit more than they do.
+  Before that a client's first rate alone is a guess.
 - Reports are the client's own.  Figures that are impossible are dropped.
 
 Non-goals: what policies make of it.
@@ -23,6 +24,7 @@ from nvshare.scheduler_policies.api import Measured
 
 REFILL_NS: Final = 50 * MILLISECOND_NS
 SHORTEST_NS: Final = 20 * MILLISECOND_NS
+GUESS_NS: Final = 80 * MILLISECOND_NS
 AT_WORK: Final = frozenset({HOLDING, REVOKING})
 UNLIKELY: Final = 1.2
 """No program stays so much faster beside others than alone: its rate alone is measured again."""
@@ -60,11 +62,12 @@ def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu,
         mine.ahead_ns = max(0.0, mine.ahead_ns + (mine.rate / mine.alone_rate - UNLIKELY) * for_ns)
         if mine.ahead_ns > SURE_NS:  # it was idle when it was measured alone, or does something else now
             mine.alone_rate = mine.busy_alone = mine.ahead_ns = 0.0
-    if alone and (since_ns - gpu.leases.changed_at_ns >= REFILL_NS or mine.alone_rate == 0.0):
+    filled_ns = since_ns - changed_ns
+    if alone and (filled_ns >= REFILL_NS or (mine.alone_rate == 0.0 and for_ns >= GUESS_NS)):
         changed = abs(mine.rate - mine.alone_rate) > NEW_PHASE * mine.alone_rate
-        anew = changed or since_ns - gpu.leases.changed_at_ns >= 10 * REFILL_NS
+        anew = changed or mine.alone_is_guess or filled_ns >= 10 * REFILL_NS
         mine.alone_rate = mine.rate if anew else mine.alone_rate + WEIGHT * (mine.rate - mine.alone_rate)
-        mine.alone_at_ns = at_ns
+        mine.alone_at_ns, mine.alone_is_guess = at_ns, filled_ns < REFILL_NS
     watched_ns = event.watched_ns - last.watched_ns
     if alone and watched_ns >= SHORTEST_NS:
         mine.busy_alone = min(1.0, max(0.0, (event.busy_ns - last.busy_ns) / watched_ns))

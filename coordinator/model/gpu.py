@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nvshare.coordinator.model.gang import Slot
 from nvshare.coordinator.model.memory import GpuMemory, Switch
-from nvshare.coordinator.model.seat import Seat
+from nvshare.coordinator.model.seat import REVOKING, Seat
 from nvshare.coordinator.model.statistics import LeaseStatistics
 from nvshare.coordinator.model.switch_cost import SwitchCost
 from nvshare.coordinator.model.wait_queue import WaitQueue
@@ -208,9 +208,12 @@ class Gpu:
     def view(self) -> GpuView:
         """The GPU as a policy sees it."""
         rules, short = self.rules, self.memory_short or self.schedule.crowded
-        cost_ns = int(self.switching.idle_average_ns)
+        cost_ns, leases = int(self.switching.idle_average_ns), self.leases
+        draining = len(leases.by_client) > len(leases.running) and any(
+            seat.phase is REVOKING for seat in leases.by_client.values()
+        )
         view = rules.view
-        if view is None or view.memory_short is not short or view.switch_cost_ns != cost_ns:
+        if view is None or (short, cost_ns, draining) != (view.memory_short, view.switch_cost_ns, view.draining):
             view = rules.view = GpuView(
                 self.uuid,
                 self.memory.capacity_bytes,
@@ -219,5 +222,6 @@ class Gpu:
                 rules.sharing is Sharing.EXCLUSIVE,
                 cost_ns,
                 short,
+                draining,
             )
         return view

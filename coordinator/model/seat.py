@@ -124,6 +124,8 @@ class SeatProgress:
     measured_for_ns: int = 0
     alone_rate: float = 0.0
     alone_at_ns: int = 0
+    alone_is_guess: bool = False
+    """It was measured while the client filled its queue."""
     busy_alone: float = 0.0
     ahead_ns: float = 0.0
     """Lead of the client over its rate alone."""

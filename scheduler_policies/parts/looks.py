@@ -2,8 +2,9 @@
 
 Rules:
 - A program is looked at when it is new beside others, when it has a new phase, and 2 minutes after the last look.  What
-  it did alone before others came does not count: that was often its start-up.
-- A look lasts until a report has come, `LONGEST_NS` at most.
+  it did alone before others came does not count: that was often its start-up.  For the same reason the first look waits
+  until it has worked for a second without a pause of a second.
+- A look lasts until a report of a time has come in which the program's queue was full, `LONGEST_NS` at most.
 - The first look at a program waits for as long as the look before it lasted.  First looks take `BURST_NS` at once, and
   a tenth of the time after that.
 - Later looks take a hundredth of the time.  Those at one program are 10 s apart, then 20 s, up to 2 minutes.  A look
@@ -23,12 +24,15 @@ from typing import Final
 from nvshare.scheduler_policies.api import JobClass, JobView
 from nvshare.scheduler_policies.parts.rates import CHANGE
 
-LONGEST_NS: Final = 250_000_000
-"""Long enough for a whole report."""
+LONGEST_NS: Final = 350_000_000
+"""Long enough for a drain, `_REFILL_NS` and a whole report."""
 BURST_NS: Final = 1_000_000_000
 _REPORT_NS: Final = 80_000_000
+_REFILL_NS: Final = 50_000_000
+"""From its beginning alone a program fills its queue, and its rate is not what it keeps up."""
 _RETRY_NS: Final = 500_000_000
 _PAUSED_NS: Final = 1_000_000_000
+_STEADY_NS: Final = 1_000_000_000
 _SOONEST_NS: Final = 10_000_000_000
 _LATEST_NS: Final = 120_000_000_000
 _UNKNOWN: Final = -1
@@ -39,6 +43,8 @@ class _Client:
     job_class: JobClass = JobClass.BATCH
     gang: str = ""
     reported_at_ns: int = 0
+    working_since_ns: int = 0
+    """Since then it has reported without a pause."""
     looked_at_ns: int = _UNKNOWN
     """When a look has measured it; -1: not since its phase began."""
     is_new: bool = True
@@ -104,15 +110,18 @@ class Looks:
     def report(self, job: JobView, running: frozenset[int], span_ns: int, now_ns: int) -> bool:
         """Ends a look, or begins one.  Returns whether a look has measured the program alone."""
         client = self._clients.setdefault(job.client, _Client())
-        if client.looked_at_ns == _UNKNOWN and now_ns - client.reported_at_ns > _PAUSED_NS:
-            client.again_ns, client.pause_ns = now_ns, _RETRY_NS
+        if now_ns - client.reported_at_ns > _PAUSED_NS:
+            client.working_since_ns = now_ns
+            if client.looked_at_ns == _UNKNOWN:
+                client.again_ns, client.pause_ns = now_ns, _RETRY_NS
         client.job_class, client.gang, client.reported_at_ns = job.rank.job_class, job.gang, now_ns
         rate, busy = job.progress.rate, job.progress.busy_alone
         beside = running - {job.client}
         if busy != client.busy_alone:
             client.busy_alone, client.busy_rate = busy, rate if busy else 0.0
             client.looked_at_ns = client.looked_at_ns if busy else _UNKNOWN
-        if span_ns >= _REPORT_NS and all(self._is_interactive(other) for other in beside) and (beside or busy):
+        is_whole = span_ns >= _REPORT_NS and job.progress.measured_for_ns - span_ns >= _REFILL_NS
+        if is_whole and all(self._is_interactive(other) for other in beside) and (beside or busy):
             return self._alone(job.client, client, beside, rate, now_ns)
         if job.rank.job_class is JobClass.BATCH and not job.gang:
             self._begin(job.client, client, now_ns)
@@ -127,6 +136,7 @@ class Looks:
         looking = seen == number and now_ns < until_ns
         if looking:
             self._window = (seen, since_ns, now_ns)
+            self._first_ns -= (until_ns - now_ns) if client.is_new else 0
         if beside:
             client.beside, client.beside_rate = beside, rate
             return False
@@ -152,6 +162,8 @@ class Looks:
             return
         _, since_ns, until_ns = self._window
         first = client.is_new
+        if first and now_ns - client.working_since_ns < _STEADY_NS:
+            return
         self._first_ns = max(0, self._first_ns - (now_ns - self._first_at_ns) // 10)
         self._first_at_ns = now_ns
         pause_ns = (until_ns - since_ns) * (1 if first else 99)

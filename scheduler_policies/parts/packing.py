@@ -10,8 +10,10 @@ Rules:
 - Turns that could gain are tried until all rates are known; also where side by side seems to lose nothing, since a
   short look may have seen less of a program alone than it does.
 - Turns must gain `MARGIN`, and must leave no program with less than it has side by side, or than its equal part.
-- They need not gain where a program has less than `STARVED` of its equal part side by side: under MPS, beside long
-  kernels.
+- Where a program has less than `STARVED` of its equal part side by side (under MPS, beside long kernels), they need not
+  gain, and must leave everybody with that much.
+- A program that is `UNLIKELY` times as fast beside others as alone was idle when it was measured alone, or does
+  something else now: nothing follows from its figures.
 - A member of a gang always runs: it computes only while its other GPUs do, so its progress here says nothing of this
   GPU.
 """
@@ -27,9 +29,10 @@ from nvshare.scheduler_policies.parts.rates import Rates
 
 SATURATING: Final = 0.95
 """Busy share from which a program gains by turns."""
-MARGIN: Final = 0.02
+MARGIN: Final = 0.01
 TOLERANCE: Final = 0.03
 STARVED: Final = 2 / 3
+UNLIKELY: Final = 1.2
 MOST_TOGETHER: Final = 8
 """Members of a group: its turn lasts so many quanta."""
 
@@ -69,6 +72,7 @@ class Packing:
         self._rates = Rates()
         self.looks = Looks()
         self._reported_ns: dict[int, int] = {}
+        self._last = Verdict()
 
     def observe(self, happened: Happened) -> None:
         """Notes a report, or forgets a client."""
@@ -91,7 +95,16 @@ class Packing:
                 self._rates.forget(client)
 
     def arrange(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Verdict:
-        """The best arrangement of these jobs."""
+        """The best arrangement of these jobs.  The last one stays while others drain, which are not among the jobs."""
+        if not gpu.draining:
+            self._last = self._best(gpu, jobs, now_ns)
+            return self._last
+        here = {job.client: job for job in jobs}
+        groups = [tuple(here[job.client] for job in group if job.client in here) for group in self._last.groups]
+        groups = [group for group in groups if group]
+        return self._last._replace(groups=tuple(groups) if len(groups) > 1 else ())
+
+    def _best(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Verdict:
         batch = [job for job in jobs if job.rank.job_class is JobClass.BATCH and not job.gang]
         batch.sort(key=lambda job: job.client)
         heavy = [job for job in batch if self._may_saturate(job)]
@@ -115,7 +128,7 @@ class Packing:
         takers = [job for group in groups for job in group]
         beside = everybody.difference(job.client for job in takers)
         together = [self._progress(everybody, job, now_ns) for job in takers]
-        if not all(together):
+        if not all(together) or max(together) > UNLIKELY:
             return Verdict(considered=groups)
         equal = 1.0 / len(everybody)
         least = min(together)
@@ -130,7 +143,8 @@ class Packing:
             turns += [part * self._progress(setting, job, now_ns) for job in group]
         if not all(turns):
             return Verdict(groups, sum(together), 0.0, groups, starved)
-        fair = all(turn >= (1.0 - TOLERANCE) * min(now, equal) for turn, now in zip(turns, together, strict=True))
+        floor = STARVED if starved else 1.0 - TOLERANCE
+        fair = all(turn >= floor * min(now, equal) for turn, now in zip(turns, together, strict=True))
         better = starved or sum(turns) > sum(together) * (1.0 + MARGIN)
         return Verdict(groups if fair and better else (), sum(together), sum(turns), groups, starved)
 

@@ -33,6 +33,8 @@ def divide(wants: dict[int, float]) -> dict[int, float]:
 class Card(VirtualGpu):
     """Programs have a busy share, and report."""
 
+    hides_drains = True
+
     def __init__(self, policy: Policy, gpu: Any = GPU) -> None:
         super().__init__(policy, gpu)
         self.busy: dict[int, float] = {}
@@ -43,8 +45,8 @@ class Card(VirtualGpu):
         """Programs whose progress cannot be measured."""
         self.noise: dict[int, float] = {}
         """Relative standard deviation of a program's reports, as of a server or of a loop of long steps."""
-        self.hasty = 1.0
-        """What a solo window of less than a second says of a program's rate, over the truth."""
+        self.hasty: dict[int, float] = {}
+        """What early solo windows say of a program's rate, over the truth."""
         self._chance = random.Random(1)
         self.work: dict[int, float] = {}
         self.alone_ns = 0
@@ -110,7 +112,7 @@ class Card(VirtualGpu):
         if len(self._setting) == 1 and span_ns >= 90 * MS:
             watched = any(one.watch for one in self.plan.running)
             busy = self.busy[job.client]
-            alone = busy * (self.hasty if self.now_ns < 3 * SECOND else 1.0)
+            alone = busy * (self.hasty.get(job.client, 1.0) if self.now_ns < 3 * SECOND else 1.0)
             seen = busy if watched else old.busy_alone
             new = replace(new, alone_rate=alone, alone_at_ns=self.now_ns, busy_alone=seen)
         self.has(job=job, progress=new)

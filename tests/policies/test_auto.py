@@ -58,6 +58,22 @@ def test_saturating_programs_take_turns_beside_a_server() -> None:
     assert len(world.plan.running) == 2
 
 
+def test_drains_do_not_change_the_arrangement() -> None:
+    """Broken: a job that drains is not seen, so those that are left run side by side until it is seen again: four jobs
+    interrupt one another with every drain."""
+    world = Card(Auto())
+    for _ in range(4):
+        world.program(*GEMM, drain_ns=MS)
+    world.play(10_000)
+    first, second, *_ = world.views()
+    few = (first, second)
+    together = world.policy.decide(GPU, few, world.now_ns)
+    assert len(together.running) == 2, "the two have not been measured without the others"
+    world.policy.decide(GPU, world.views(), world.now_ns)
+    drained = world.policy.decide(replace(GPU, draining=True), few, world.now_ns)
+    assert len(drained.running) == 1
+
+
 def test_turns_never_leave_a_program_with_less() -> None:
     """Broken: two saturating jobs that take turns beside a launch-bound one have less than side by side with it."""
     world, progress = settled(GEMM, GEMM, SMALL)
@@ -69,10 +85,10 @@ def test_turns_are_decided_within_two_seconds() -> None:
     """Broken: short jobs are over before it is known how to share."""
     world = Card(Auto())
     world.program(*GEMM, drain_ns=MS), world.program(*GEMM, drain_ns=MS)
-    world.play(600)
-    assert 0 < world.alone_ns <= 300 * MS
+    world.play(1700)
+    assert 0 < world.alone_ns <= 500 * MS
     assert not any(world.policy._packing.looks.wants(client) for client in (1, 2))  # type: ignore[attr-defined]
-    world.play(1400)
+    world.play(300)
     assert len(world.plan.running) == 1
     assert sum(world.rates(2 * SECOND).values()) >= 0.98
 
@@ -143,6 +159,17 @@ def test_a_program_is_not_judged_by_its_start_up() -> None:
     assert "take turns" in world.plan.why
 
 
+def test_a_program_that_starts_up_beside_another_is_not_looked_at() -> None:
+    """Broken: the look falls into its start-up, and it counts as one that leaves the GPU idle."""
+    world = Card(Auto())
+    world.program(*GEMM), world.program(0.1)
+    world.play(800)
+    assert world.alone_ns == 0
+    world.busy[2] = 1.0
+    world.play(3_000)
+    assert "take turns" in world.plan.why
+
+
 def test_a_program_that_paused_is_looked_at_again() -> None:
     """Broken: a notebook that was idle during looks shares for two minutes as the card would once it computes."""
     world = Card(Auto())
@@ -157,10 +184,11 @@ def test_a_program_that_paused_is_looked_at_again() -> None:
     assert "take turns" in world.plan.why
 
 
-@pytest.mark.parametrize("busy", [1.0, 0.45])
-def test_nobody_starves_beside_long_kernels(busy: float) -> None:
-    """Broken: under MPS a program gets a hundredth of the GPU beside long kernels, since turns would gain nothing."""
-    world = Card(Auto())
+@pytest.mark.parametrize(("busy", "switch_ms"), [(1.0, 0), (1.0, 8), (0.45, 0)])
+def test_nobody_starves_beside_long_kernels(busy: float, switch_ms: int) -> None:
+    """Broken: under MPS a program gets a hundredth of the GPU beside long kernels, since turns would gain nothing, or
+    would leave the other one a little less than half."""
+    world = Card(Auto(), replace(GPU, switch_cost_ns=switch_ms * MS))
     world.program(*GEMM, drain_ns=MS // 5)
     starved = world.program(busy, 5, drain_ns=MS // 5)
     world.stalls[starved.client] = 0.02
@@ -181,10 +209,21 @@ def test_a_drain_is_no_loss() -> None:
 def test_turns_are_tried_where_a_short_look_said_too_little() -> None:
     """Broken: two saturating jobs stay side by side for ever, since a short look saw no more of each than they have."""
     world = Card(Auto())
-    world.hasty = 0.945
+    world.hasty |= {1: 0.945, 2: 0.945}
     world.program(*GEMM, drain_ns=MS // 5), world.program(*GEMM, drain_ns=MS // 5)
     world.play(10_000)
     assert sum(world.rates(10 * SECOND).values()) >= 0.98
+
+
+def test_a_program_that_seems_faster_than_alone_proves_nothing() -> None:
+    """Broken: a look at a program that happened to be idle makes the other one seem to starve, and both take turns in
+    which the GPU idles."""
+    world = Card(Auto())
+    world.hasty |= {1: 1.55, 2: 0.5}
+    world.program(0.99, drain_ns=MS // 5), world.program(0.5, drain_ns=MS // 5)
+    world.play(2_500)
+    assert len(world.plan.running) == 2
+    assert "take turns" not in world.plan.why
 
 
 def test_unmeasured_programs_share_as_the_card_would() -> None:

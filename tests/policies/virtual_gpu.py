@@ -63,6 +63,9 @@ def check(plan: Plan, jobs: Sequence[JobView], now_ns: int) -> None:
 class VirtualGpu:
     """The engine and a card, as far as a policy sees them."""
 
+    hides_drains = False
+    """As in the engine: a job that drains is not seen until it asks again.  Then plans change with each drain."""
+
     def __init__(self, policy: Policy, gpu: GpuView = GPU) -> None:
         self.policy, self.gpu, self.now_ns = policy, gpu, 0
         self.jobs: dict[int, Job] = {}
@@ -132,7 +135,8 @@ class VirtualGpu:
 
     def views(self) -> list[JobView]:
         """Jobs that the policy sees: running and coming ones, then waiting ones in turn order."""
-        shown = [job.view for job in self.jobs.values() if job.wanted or job.view.state]
+        hidden = [job for job in self.jobs.values() if self.hides_drains and job.drains_at_ns is not None]
+        shown = [job.view for job in self.jobs.values() if job not in hidden and (job.wanted or job.view.state)]
         return sorted(shown, key=lambda view: (not view.state, view.turn.number))
 
     def ask(self) -> None:
@@ -141,15 +145,21 @@ class VirtualGpu:
         if not views:
             self.plan = Plan()
             return
-        plan = self.policy.decide(self.gpu, views, self.now_ns)
-        assert plan == self.policy.decide(self.gpu, views, self.now_ns), "decide is not pure"
+        plan = self.policy.decide(self._view(), views, self.now_ns)
+        assert plan == self.policy.decide(self._view(), views, self.now_ns), "decide is not pure"
         check(plan, views, self.now_ns)
         self.plan = plan
         self._apply()
-        again = self.policy.decide(self.gpu, self.views(), self.now_ns)
+        if self.hides_drains:
+            return
+        again = self.policy.decide(self._view(), self.views(), self.now_ns)
         assert {one.client for one in again.running} == {one.client for one in plan.running}, (
             "the plan does not stay once it is carried out"
         )
+
+    def _view(self) -> GpuView:
+        drains = self.hides_drains and any(job.drains_at_ns is not None for job in self.jobs.values())
+        return replace(self.gpu, draining=drains)
 
     def fitting(self) -> list[int]:
         """The members whose memory fits."""
@@ -241,7 +251,9 @@ class VirtualGpu:
             ]
             for job in drained:
                 self._release(job)
-            self.ask()
+                self.ask()
+            if not drained:
+                self.ask()
 
     def _pass(self, to_ns: int) -> None:
         if not self.running():

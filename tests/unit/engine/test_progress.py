@@ -88,6 +88,14 @@ def test_bursts_beside_others_keep_the_rate_alone() -> None:
     assert reporter.works(900).alone_rate == 0.0
 
 
+def test_a_first_rate_alone_is_replaced_by_one_with_a_full_queue() -> None:
+    """Broken: what a program submitted while it filled its queue stays part of its rate alone."""
+    _, reporter = alone()
+    assert reporter.works(115).alone_rate == 1150.0
+    assert reporter.works(100).alone_rate == 1000.0
+    assert reporter.works(110).alone_rate == pytest.approx(1030.0), "from then on it is a mean"
+
+
 def test_a_change_of_the_running_set_begins_a_new_rate() -> None:
     """Broken: work done beside another program would count as done alone."""
     harness, reporter = alone(sharing=Sharing.CONCURRENT)

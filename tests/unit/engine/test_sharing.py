@@ -10,6 +10,7 @@ from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobClass, JobView, Plan, PolicyBase, Rank, State
 from nvshare.scheduler_policies.registry import create
+from nvshare.scheduler_policies.round_robin import RoundRobin
 from tests.harness import one_gpu
 
 
@@ -261,3 +262,23 @@ def test_concurrent_sharing_grants_everybody() -> None:
     for client in clients:
         client.release(idle=True)
     assert harness.gpu_snapshot().leases.holders == ()
+
+
+def test_policies_know_that_clients_drain() -> None:
+    """Broken: a policy takes those that are left for all, and changes its mind with the end of each drain."""
+    seen: list[tuple[bool, int]] = []
+
+    class Turns(RoundRobin):
+        def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+            seen.append((gpu.draining, len(jobs)))
+            return super().decide(gpu, jobs, now_ns)
+
+    harness = Harness(lambda name, uuid: Turns())
+    harness.gpu()
+    a, *_ = (harness.client(wanted=True) for _ in range(3))
+    harness.until(lambda: a.seat().phase == "revoking")
+    assert seen[-1] == (False, 3)
+    harness.client(wanted=True)
+    assert seen[-1] == (True, 3)
+    a.release(wanted=True)
+    assert seen[-1] == (False, 4)
