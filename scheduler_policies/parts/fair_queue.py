@@ -5,6 +5,8 @@ Each owner has a *tag*, the lease time of its programs by its weight; each progr
   it, a returning job at it or later.
 - Debt is bounded: a tag is at most `DEBT` turns ahead of virtual time.
 - Tags within half a turn count as equal: the oldest turn goes first, and the running job does not renew.
+- A turn in a gang's slot counts for its owner only while the owner has no other program, as in parts/turns.py: else the
+  gang would take the turns of the others.
 """
 
 from __future__ import annotations
@@ -101,11 +103,11 @@ class FairQueue:
             self._owner_of[job.client] = job.owner
             self._most_turn_ns = max(self._most_turn_ns, self._turn_ns)
             level = self._levels.setdefault(job.owner, _Level())
-            for one, key, weight in (
-                (self._top, job.owner, _owner_weight(job)),
-                (level, job.client, job.rank.weight),
-            ):
-                one.charge(key, weight, job, (renewed_ns, last_ns), self._turn_ns, happened.now_ns)
+            lease = renewed_ns, last_ns
+            if not (happened.called and level.tags.keys() - {job.client}):
+                weight = _owner_weight(job)
+                self._top.charge(job.owner, weight, job, lease, self._turn_ns, happened.now_ns)
+            level.charge(job.client, job.rank.weight, job, lease, self._turn_ns, happened.now_ns)
             self._programs_weights.add(job.rank.weight)
             self._owners_weights.add(_owner_weight(job))
             self._most_programs = max(self._most_programs, len(level.tags))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nvshare.scheduler_policies.api import TurnEnded
 from nvshare.scheduler_policies.fair_share import FairShare
 from nvshare.scheduler_policies.parts.fair_queue import DEBT
 from tests.policies.virtual_gpu import GPU, MS, Job, VirtualGpu
@@ -183,3 +184,19 @@ def test_the_lightest_runs_within_the_bound_under_full_load() -> None:
     bound_ns = world.policy.wait_bound_ns(4, GPU)  # type: ignore[attr-defined]
     assert all(job.max_wait_ns <= bound_ns for job in jobs)
     assert bound_ns == 3 * (2 + 8 * (2 * DEBT + 3)) * QUANTUM_NS // 2
+
+
+def test_a_gang_does_not_take_the_turns_of_its_owners_other_programs() -> None:
+    """Broken: a user's second program waits for minutes, since the user's gang has the user's share in its slots."""
+    policy = FairShare()
+    world = VirtualGpu(policy)
+    member, second, *others = [world.job(owner=owner) for owner in ("a", "a", "b", "c", "d")]
+    world.play(1_000)
+    world.idle(member)
+    had = [world.used_ns(job) for job in (second, *others)]
+    for _ in range(40):
+        world.play(100)
+        member.turn(used_ns=member.view.turn.used_ns + QUANTUM_NS)
+        policy.observe(TurnEnded(member.view, world.now_ns, called=True))
+    for job, before in zip((second, *others), had, strict=True):
+        assert world.used_ns(job) - before >= 8 * QUANTUM_NS
