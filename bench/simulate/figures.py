@@ -64,6 +64,7 @@ def figures(world: World) -> dict[str, Any]:
         "utilisation": round(busy_ns / sum(card.wanted_ns for card in cards), 4),
         "moved_gib": round(sum(card.link.moved_bytes for card in cards) / (1 << 30), 1),
         "handovers": world.handovers,
+        "interrupted": world.interrupted,
         "events": world.handled,
         "replaced": world.replaced(),
     }

@@ -38,6 +38,8 @@ RESTART_NS: Final = 10 * MILLISECOND_NS
 SHARED_REPORT_NS: Final = 5 * SECOND_NS
 LONE_REPORT_NS: Final = 60 * SECOND_NS
 SILENT_NS: Final = LeaseSettings().silent_ns
+INTERRUPTED_NS: Final = 50 * MILLISECOND_NS
+"""A lease that ends sooner is hardly worth its switch."""
 
 Segment = tuple[int, int, int, float]
 """Job, from, to, speed."""
@@ -56,6 +58,8 @@ class World:
         self.programs: dict[int, Program] = {}
         self.entitled: dict[int, float] = {}
         self.handled = self.handovers = self.left = 0
+        self.interrupted = 0
+        """Leases that were taken back within `INTERRUPTED_NS`."""
         self.segments: list[Segment] | None = None
         """Filled if it is a list."""
         self.shared_report_ns = SHARED_REPORT_NS
@@ -259,6 +263,7 @@ class World:
             if program.lease_id != lease_id:
                 return
         program.lease_id = 0
+        self.interrupted += not idle and self.now_ns - program.granted_ns < INTERRUPTED_NS
         wanted = not program.task.thinking
         del program.card.holders[program.client]
         self._changed(program.card)

@@ -49,6 +49,17 @@ pod-4,8000,32768,1,1000,,Burstable,Pending,1300,1500,
 """
 
 
+@pytest.mark.parametrize("policy", ["auto", "round_robin"])
+def test_leases_are_not_taken_back_at_once(policy: str) -> None:
+    """Broken: two rules of the core or of a policy undo each other's decision, and programs interrupt one another with
+    every drain, although each wait ends."""
+    jobs = fitted(synthetic(200, 2, 3.0, 0.9, 2), 2, 80 * GIB)
+    world = World(jobs, 2, 80 * GIB, Settings(policy=policy, quantum=QuantumSettings(quantum_ns=5 * SECOND_NS)))
+    world.run()
+    found = figures(world)
+    assert found["interrupted"] <= found["handovers"] // 50
+
+
 def small_mix() -> list[Job]:
     """Two GPUs of 80 GiB with more memory than fits, a gang, a notebook, best-effort work and a deadline."""
     return [
