@@ -153,8 +153,8 @@ class GpuView:
     """Average time from the end of a job's last work to the next job's first: memory, messages."""
     memory_short: bool = False
     """The jobs' memory does not fit beside each other."""
-    draining: bool = False
-    """Clients end their work because the plan does not name them any more.  They are no jobs until they ask again."""
+    draining: tuple[JobView, ...] = ()
+    """Those that end their work because the plan named them no longer.  They cannot be named before they ask again."""
 
 
 @dataclass(frozen=True, slots=True)

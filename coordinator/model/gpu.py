@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from nvshare.coordinator.model.gang import Slot
@@ -209,11 +209,8 @@ class Gpu:
         """The GPU as a policy sees it."""
         rules, short = self.rules, self.memory_short or self.schedule.crowded
         cost_ns, leases = int(self.switching.idle_average_ns), self.leases
-        draining = len(leases.by_client) > len(leases.running) and any(
-            seat.phase is REVOKING for seat in leases.by_client.values()
-        )
         view = rules.view
-        if view is None or (short, cost_ns, draining) != (view.memory_short, view.switch_cost_ns, view.draining):
+        if view is None or view.memory_short is not short or view.switch_cost_ns != cost_ns:
             view = rules.view = GpuView(
                 self.uuid,
                 self.memory.capacity_bytes,
@@ -222,6 +219,8 @@ class Gpu:
                 rules.sharing is Sharing.EXCLUSIVE,
                 cost_ns,
                 short,
-                draining,
             )
-        return view
+        if len(leases.by_client) == len(leases.running):
+            return view
+        draining = tuple(seat.view() for seat in leases.by_client.values() if seat.phase is REVOKING)
+        return replace(view, draining=draining) if draining else view

@@ -72,7 +72,6 @@ class Packing:
         self._rates = Rates()
         self.looks = Looks()
         self._reported_ns: dict[int, int] = {}
-        self._last = Verdict()
 
     def observe(self, happened: Happened) -> None:
         """Notes a report, or forgets a client."""
@@ -95,14 +94,14 @@ class Packing:
                 self._rates.forget(client)
 
     def arrange(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Verdict:
-        """The best arrangement of these jobs.  The last one stays while others drain, which are not among the jobs."""
+        """The best arrangement of these jobs and those that drain: these soon want the GPU again."""
+        verdict = self._best(gpu, (*jobs, *gpu.draining), now_ns)
         if not gpu.draining:
-            self._last = self._best(gpu, jobs, now_ns)
-            return self._last
-        here = {job.client: job for job in jobs}
-        groups = [tuple(here[job.client] for job in group if job.client in here) for group in self._last.groups]
+            return verdict
+        gone = {job.client for job in gpu.draining}
+        groups = [tuple(job for job in group if job.client not in gone) for group in verdict.groups]
         groups = [group for group in groups if group]
-        return self._last._replace(groups=tuple(groups) if len(groups) > 1 else ())
+        return verdict._replace(groups=tuple(groups) if len(groups) > 1 else ())
 
     def _best(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Verdict:
         batch = [job for job in jobs if job.rank.job_class is JobClass.BATCH and not job.gang]

@@ -158,8 +158,8 @@ class VirtualGpu:
         )
 
     def _view(self) -> GpuView:
-        drains = self.hides_drains and any(job.drains_at_ns is not None for job in self.jobs.values())
-        return replace(self.gpu, draining=drains)
+        drains = [job.view for job in self.jobs.values() if self.hides_drains and job.drains_at_ns is not None]
+        return replace(self.gpu, draining=tuple(drains))
 
     def fitting(self) -> list[int]:
         """The members whose memory fits."""

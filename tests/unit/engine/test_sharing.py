@@ -266,19 +266,19 @@ def test_concurrent_sharing_grants_everybody() -> None:
 
 def test_policies_know_that_clients_drain() -> None:
     """Broken: a policy takes those that are left for all, and changes its mind with the end of each drain."""
-    seen: list[tuple[bool, int]] = []
+    seen: list[tuple[int, int]] = []
 
     class Turns(RoundRobin):
         def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
-            seen.append((gpu.draining, len(jobs)))
+            seen.append((len(gpu.draining), len(jobs)))
             return super().decide(gpu, jobs, now_ns)
 
     harness = Harness(lambda name, uuid: Turns())
     harness.gpu()
     a, *_ = (harness.client(wanted=True) for _ in range(3))
     harness.until(lambda: a.seat().phase == "revoking")
-    assert seen[-1] == (False, 3)
+    assert seen[-1] == (0, 3)
     harness.client(wanted=True)
-    assert seen[-1] == (True, 3)
+    assert seen[-1] == (1, 3)
     a.release(wanted=True)
-    assert seen[-1] == (False, 4)
+    assert seen[-1] == (0, 4)
