@@ -81,7 +81,7 @@ class Opportunistic(LevelPolicy):
         """Jobs whose turn goes on, then those that wait, then those whose turn is over."""
         active, waiting = split(jobs)
         here = [job for job in active if not job.turn.granted_at_ns or now_ns < job.turn.began_ns + gpu.quantum_ns]
-        following = self.turns.following(waiting, next(iter(active), None))
+        following = self.turns.following(waiting, next(iter((*active, *gpu.draining)), None))
         return list({job.client: job for job in (*here, *following, *active)}.values())[:MOST]
 
 

@@ -23,7 +23,7 @@ class RoundRobin(TurnPolicy):
         """The job whose turn goes on, else the next one of those that wait, else the one that runs."""
         active, waiting = split(jobs)
         running = going_on(active, gpu.quantum_ns, now_ns)
-        following = self.turns.following(waiting, running or next(iter(active), None))
+        following = self.turns.following(waiting, running or next(iter((*active, *gpu.draining)), None))
         return one_turn(running or (following or active)[0], gpu.quantum_ns, following, len(waiting))
 
     def wait_bound_ns(self, clients: int, gpu: GpuView) -> int:

@@ -42,7 +42,9 @@ class LevelPolicy(TurnPolicy):
         if running is not None and (mine := held[active.index(running)]) > end:
             before_ns = [at_ns for key, at_ns in zip(keys, since_ns, strict=True) if self.last_key(key) < mine]
             running = None if _is_preempted(gpu, running, before_ns, now_ns) else running
-        following = self.turns.following(top, running or next(iter(active), None)) if top else waiting[:AHEAD]
+        following = (
+            self.turns.following(top, running or next(iter((*active, *gpu.draining)), None)) if top else waiting[:AHEAD]
+        )
         job = running or (
             following[0] if top else next(job for job, key in zip(active, held, strict=True) if key <= end)
         )

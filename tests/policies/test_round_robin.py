@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nvshare.scheduler_policies.api import TurnEnded
+from nvshare.scheduler_policies.api import State, TurnEnded
 from nvshare.scheduler_policies.round_robin import RoundRobin
 from tests.policies.virtual_gpu import GPU, MS, VirtualGpu
 
@@ -64,3 +64,17 @@ def test_co_scheduled_turns_do_not_take_the_turns_of_the_owner() -> None:
     policy.observe(TurnEnded(other.view, world.now_ns + 3))
     policy.observe(TurnEnded(member.view, world.now_ns + 4, called=True))
     assert policy.decide(GPU, views[1:] + views[:1], world.now_ns + 5).running[0].client == member.client
+
+
+def test_the_owner_whose_job_drains_is_last() -> None:
+    """Broken: a turn that the operator ends early does not count yet, and its owner has the next one, too."""
+    policy = RoundRobin()
+    world = VirtualGpu(policy)
+    a, mate, b = world.job(owner="a"), world.job(owner="a"), world.job(owner="b")
+    world.play(150)
+    assert world.turns == [a.client, b.client]
+    world.play(100)
+    assert world.turns[2] == mate.client
+    waiting = [replace(job.view, state=State.WAITING) for job in (a, b)]
+    drained = replace(GPU, draining=(mate.view,))
+    assert policy.decide(drained, waiting, world.now_ns).running[0].client == b.client
