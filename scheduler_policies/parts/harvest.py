@@ -1,13 +1,14 @@
 """The rate of work that runs in what production jobs leave, such that they keep `KEPT` of what they have without it.
 
-Source: the feedback of TGS (Wu et al., NSDI 2023) and AntMan (Xiao et al., OSDI 2020); slow start, additive
-increase and multiplicative decrease as in TCP (RFC 5681).
+Source: the feedback of TGS (Wu et al., NSDI 2023) and AntMan (Xiao et al., OSDI 2020); slow start as in TCP (RFC 5681);
+batch means (Law, Kelton: "Simulation Modeling and Analysis").
 Rules:
 - A production job's rate beside harvesting jobs is compared with its rate in the same company without them, which is
-  measured for `BARE_NS` now and then, at first longer where reports differ.
-- A loss counts only beyond the standard error of both: reports of a server or of a loop of long steps are noisy.
-- The rate grows while no job loses: by a quarter until the first loss, then by `_MORE`.  After a loss it falls, and
-  stays for `_HOLD_NS`.
+  measured for `BARE_NS` now and then, until it is known well or `_MANY` blocks are over.
+- Reports are joined to *blocks* of `_BLOCK_NS`.  Steps straddle reports, so that single ones differ by more than a job
+  can lose, in both directions.  A loss counts only beyond two standard errors.
+- The rate doubles until the first loss.  A loss cuts it by a tenth to a third, the more the larger the loss, and it
+  stays for `_HOLD_NS`.  Otherwise it grows by `_MORE` once the reports show that no job loses.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
-from typing import Final
+from typing import Final, NamedTuple
 
 from nvshare.scheduler_policies.api import Happened, JobLeft, JobView, Measured
 
@@ -24,35 +25,64 @@ LEAST: Final = 0.01
 FIRST: Final = 0.1
 BARE_NS: Final = 300_000_000
 REFRESH_NS: Final = 30_000_000_000
-_HOLD_NS: Final = 5_000_000_000
-_MORE: Final = 0.02
-_FASTER: Final = 1.25
-_LESS: Final = 0.9
-_SLACK: Final = 0.01
-_FEW, _SOME, _MANY = 3, 5, 40
-"""Reports that can show a loss, that allow a faster start, and that decide in any case."""
+_BLOCK_NS: Final = 500_000_000
+_HOLD_NS: Final = 3_000_000_000
+_MORE: Final = 1.1
+_FASTER: Final = 2.0
+_LEAST_CUT, _MOST_CUT = 0.9, 0.7
+_SLACK: Final = 0.005
+"""Standard error of a rate that is known well; a job that keeps `KEPT` less this is not known to lose."""
+_MANY: Final = 16
+"""Blocks that decide in any case."""
 _SETTINGS: Final = 256
 
 
 @dataclass(slots=True)
 class _Mean:
-    """Mean and variance of the last `_MANY` reports or so (Welford)."""
+    """Mean and variance of the last `_MANY` blocks or so (Welford)."""
 
-    count: int = 0
+    blocks: int = 0
     mean: float = 0.0
     variance: float = 0.0
     at_ns: int = 0
+    work: float = 0.0
+    span_ns: int = 0
+    """The unfinished block."""
 
-    def add(self, value: float, now_ns: int) -> None:
+    def add(self, rate: float, span_ns: int, now_ns: int) -> bool:
+        """A report.  Whether it ends a block."""
         self.at_ns = now_ns
-        self.count = min(self.count + 1, _MANY)
-        off = value - self.mean
-        self.mean += off / self.count
-        self.variance += (off * (value - self.mean) - self.variance) / self.count
+        self.work += rate * span_ns
+        self.span_ns += span_ns
+        if self.span_ns < _BLOCK_NS:
+            return False
+        self.blocks = min(self.blocks + 1, _MANY)
+        off = self.work / self.span_ns - self.mean
+        self.mean += off / self.blocks
+        self.variance += (off * (self.work / self.span_ns - self.mean) - self.variance) / self.blocks
+        self.work, self.span_ns = 0.0, 0
+        return True
 
-    def error(self) -> float:
-        """Standard error of the mean, as a part of it."""
-        return sqrt(self.variance / self.count) / self.mean if self.count and self.mean > 0.0 else 0.0
+    def deviation(self) -> float:
+        """Standard deviation of a block, as a part of the mean."""
+        if self.blocks < 2 or self.mean <= 0.0:
+            return 0.0
+        return sqrt(self.variance * self.blocks / (self.blocks - 1)) / self.mean
+
+    @property
+    def known_well(self) -> bool:
+        """Whether another mean can be compared with it."""
+        return self.blocks >= _MANY or (self.blocks >= 2 and self.deviation() <= _SLACK * sqrt(self.blocks))
+
+
+class _Kept(NamedTuple):
+    """What a job keeps beside harvesting jobs, and its bounds by the standard error."""
+
+    least: float
+    mean: float
+    most: float
+    decides: bool
+    """There are so many blocks that the bounds do not matter."""
 
 
 class Harvest:
@@ -60,6 +90,7 @@ class Harvest:
 
     def __init__(self) -> None:
         self._harvesting: set[int] = set()
+        self._reported_ns: dict[int, int] = {}
         self._base: dict[tuple[int, frozenset[int]], _Mean] = {}
         self._beside: dict[int, tuple[_Mean, _Mean]] = {}
         """At the present rate: without harvesting jobs, and beside them."""
@@ -77,6 +108,7 @@ class Harvest:
         if isinstance(happened, JobLeft):
             self._harvesting.discard(happened.client)
             self._beside.pop(happened.client, None)
+            self._reported_ns.pop(happened.client, None)
             for key in [key for key in self._base if happened.client in key[1]]:
                 del self._base[key]
         elif isinstance(happened, Measured):
@@ -88,48 +120,51 @@ class Harvest:
                 self._production(job, frozenset(happened.running), happened.now_ns)
 
     def _production(self, job: JobView, running: frozenset[int], now_ns: int) -> None:
-        key, rate = (job.client, running - self._harvesting), job.progress.rate
+        key, progress = (job.client, running - self._harvesting), job.progress
+        span_ns = min(progress.measured_for_ns, progress.measured_at_ns - self._reported_ns.get(job.client, 0))
+        self._reported_ns[job.client] = progress.measured_at_ns
         base = self._base.get(key)
         if not running & self._harvesting:
             base = self._base.setdefault(key, _Mean())
-            base.add(rate, now_ns)
-            if self._harvesting and base.count < _MANY // 2 and base.error() > _SLACK:
+            base.add(progress.rate, span_ns, now_ns)
+            if now_ns < self._bare_until_ns and not base.known_well:
                 self._bare_until_ns = now_ns + BARE_NS
             while len(self._base) > _SETTINGS:
                 del self._base[next(iter(self._base))]
             self._beside.pop(job.client, None)
             return
-        if base is None or now_ns - base.at_ns > REFRESH_NS:
+        if base is None or not base.known_well or now_ns - base.at_ns > REFRESH_NS:
             if now_ns >= self._bare_until_ns + 10 * BARE_NS or self._bare_until_ns == 0:
                 self._bare_until_ns = now_ns + BARE_NS
+                if base is not None and not base.known_well:
+                    del self._base[key]
             return
         known, beside = self._beside.get(job.client, (None, _Mean()))
         beside = beside if known is base else _Mean()
         self._beside[job.client] = (base, beside)
-        beside.add(rate, now_ns)
-        self._step(now_ns)
+        if beside.add(progress.rate, span_ns, now_ns):
+            self._step(now_ns)
 
     def _step(self, now_ns: int) -> None:
-        """Changes the rate once the reports at the present one suffice."""
-        verdicts = [_loses(base, beside, self._starting) for base, beside in self._beside.values()]
-        if any(verdicts):
-            self.rate = max(LEAST, self.rate * (1.0 / _FASTER if self._starting else _LESS))
+        """Changes the rate once the blocks at the present one suffice."""
+        jobs = [_kept(base, beside) for base, beside in self._beside.values() if beside.blocks]
+        losses = [1.0 - kept.mean for kept in jobs if kept.most < KEPT]
+        if losses:
+            cut = (1.0 - KEPT) / max(losses)
+            self.rate = max(LEAST, self.rate * min(_LEAST_CUT, max(_MOST_CUT, cut)))
             self._hold_until_ns = now_ns + _HOLD_NS
             self._starting = False
-        elif None in verdicts or now_ns < self._hold_until_ns:
-            return
+        elif self._starting:
+            self.rate = min(1.0, self.rate * _FASTER)
+        elif now_ns >= self._hold_until_ns and all(kept.least >= KEPT - _SLACK or kept.decides for kept in jobs):
+            self.rate = min(1.0, self.rate * _MORE)
         else:
-            self.rate = min(1.0, self.rate * _FASTER if self._starting else self.rate + _MORE)
+            return
         self._beside.clear()
 
 
-def _loses(base: _Mean, beside: _Mean, starting: bool) -> bool | None:
-    """Whether a job has lost more than it may.  None: not known yet."""
-    kept, error = beside.mean / base.mean, base.error() + beside.error()
-    if beside.count < _FEW:
-        return None
-    if kept + 3.0 * error < KEPT:
-        return True
-    if kept - error >= KEPT - _SLACK or (starting and beside.count >= _SOME):
-        return False
-    return kept + error < KEPT if beside.count >= _MANY else None
+def _kept(base: _Mean, beside: _Mean) -> _Kept:
+    """Two standard errors, four where there is only one block, tell that a job loses."""
+    kept = beside.mean / base.mean if base.mean > 0.0 else 1.0
+    error = max(base.deviation(), beside.deviation()) * sqrt(1.0 / base.blocks + 1.0 / beside.blocks)
+    return _Kept(kept - error, kept, kept + (2.0 if beside.blocks > 1 else 4.0) * error, beside.blocks >= _MANY)

@@ -35,6 +35,19 @@ def test_noise_is_no_loss(busy: float) -> None:
     assert other >= 0.8 * (1.0 - busy)
 
 
+def test_what_a_start_up_reported_is_measured_again() -> None:
+    """Broken: rates from a program's start-up count as its rate alone, and no loss beside others shows."""
+    world = Card(Opportunistic())
+    production = world.program(0.6, priority=5)
+    world.noise[production.client] = 0.6
+    world.until(SECOND // 2)
+    world.noise.clear()
+    world.program(1.0)
+    world.until(10 * SECOND)
+    kept, _ = world.rates(15 * SECOND).values()
+    assert kept >= 0.985
+
+
 def test_the_others_have_the_gpu_while_production_is_idle() -> None:
     """Broken: the GPU idles for jobs that want nothing."""
     world = Card(Opportunistic())
