@@ -18,13 +18,18 @@ import logging
 from nvshare.coordinator.engine import standby
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import forecast, orders, pinning, switching
-from nvshare.coordinator.memory.client_settings import send_allotment, send_settings, send_settings_to_all
+from nvshare.coordinator.memory.client_settings import (
+    send_allotment,
+    send_pacing,
+    send_settings,
+    send_settings_to_all,
+)
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns, moving_average
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Kill, Log, Notify, RecordLease, Send
 from nvshare.coordinator.model.events import Released
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, REVOKING, WAITING, WITH_LEASE, Seat
+from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, REVOKING, WAITING, WITH_LEASE, Contention, Seat
 from nvshare.coordinator.model.settings import OverdueAction
 from nvshare.coordinator.protocol.messages import Grant, MemoryMode, RemoteProtocolError, Revoke
 from nvshare.scheduler_policies.api import JobLeft, TurnEnded
@@ -118,9 +123,10 @@ def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int
     _set_running(gpu, seat, True, now_ns)
     orders.claim(seat)
     waiters = len(gpu.wait_queue) if quantum_ns is not None else 0
-    lease.waiters_sent = waiters > 0
+    lease.contention = Contention.WAITERS if waiters else Contention.QUIET
     send_settings(node, seat)
     send_allotment(node, seat)
+    send_pacing(node, seat)
     record(node, gpu)
     told_ns = gpu.rules.quantum_ns if quantum_ns is None else quantum_ns
     node.out.append(Send(client, Grant(seat.ordinal, lease_id, told_ns, waiters)))
@@ -209,7 +215,6 @@ def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     if not lease.interrupted:
         place.turn = leases.next_turn
         leases.next_turn += 1
-    lease.waiters_sent = False
     lease.stray = False
     lease.lease_id = 0
     gpu.schedule.stale = True

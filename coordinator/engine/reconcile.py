@@ -19,7 +19,7 @@ from nvshare.coordinator.memory import client_settings, orders, pinning, prefetc
 from nvshare.coordinator.model.commands import Log, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import NEXT, REVOKING, WAITING, Seat
+from nvshare.coordinator.model.seat import NEXT, REVOKING, WAITING, Contention, Seat
 from nvshare.coordinator.protocol.messages import Waiters
 from nvshare.scheduler_policies.api import Allotment
 
@@ -37,7 +37,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         cancel_switch(gpu, now_ns)
     if not gpu.recovering:
         _bring_in(node, gpu, now_ns)
-    _inform(node, gpu)
+    _inform(node, gpu, now_ns)
     standby.alert_before_end(node, gpu, now_ns)
     prefetch.advance(node, gpu, now_ns)
 
@@ -106,16 +106,19 @@ def _may_begin(gpu: Gpu, seat: Seat, allotment: Allotment) -> bool:
     return gpu.switching.switch is None and not orders.is_complete(seat)
 
 
-def _inform(node: Node, gpu: Gpu) -> None:
+def _inform(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Members hear what they get, and when contention for their turn begins and ends."""
     waiters = len(gpu.wait_queue)
     for client, seat in gpu.leases.running.items():
+        lease = seat.lease
+        contended = waiters > 0 and lease.ends_ns is not None
+        if contended is not (lease.contention is Contention.WAITERS):
+            lease.contention = Contention.WAITERS if contended else Contention.QUIET
+            node.out.append(Send(client, Waiters(seat.ordinal, lease.lease_id, waiters if contended else 0)))
+        elif lease.contention is Contention.QUIET and lease.ends_ns is not None and now_ns >= lease.ends_ns:
+            lease.contention = Contention.NONE
         client_settings.send_allotment(node, seat)
-        contended = waiters > 0 and seat.lease.ends_ns is not None
-        if seat.lease.waiters_sent is not contended:
-            seat.lease.waiters_sent = contended
-            count = waiters if contended else 0
-            node.out.append(Send(client, Waiters(seat.ordinal, seat.lease.lease_id, count)))
+        client_settings.send_pacing(node, seat)
 
 
 def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
@@ -135,6 +138,8 @@ def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
         due.append(switch.deadline_ns)
     if switch is not None or growing:
         due += [recovery.reconnected_at_ns if recovery.survivors else None, orders.stall_deadline_ns(node, gpu)]
+    if gpu.leases.active_seats >= 2:
+        due += [seat.lease.ends_ns for seat in gpu.leases.running.values() if seat.lease.contention is Contention.QUIET]
     if len(gpu.wait_queue):
         due += [standby.next_due_ns(seat) for seat in gpu.leases.running.values()]
     return min((at_ns for at_ns in due if at_ns is not None and at_ns > now_ns), default=None)

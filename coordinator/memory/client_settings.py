@@ -12,7 +12,7 @@ from nvshare.coordinator.memory.quantum import idle_release_ns
 from nvshare.coordinator.model.commands import Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import Seat
+from nvshare.coordinator.model.seat import Contention, Seat
 from nvshare.coordinator.protocol.messages import Allot, GpuSettings, MemoryMode, Sharing
 
 TIMES_FOR_MATES: Final = 8
@@ -34,7 +34,10 @@ def _idle_release_ns(node: Node, seat: Seat) -> int:
 
 
 def _pacing_budget_ns(node: Node, seat: Seat) -> int:
-    """0: only the coarse bound of a program that is alone.  A member without a turn need not end its work in time."""
+    """0: only the coarse bound of a program that is alone, or whose last turn nobody wanted.
+
+    A member without a turn need not end its work in time.
+    """
     gpu, budget_ns = seat.gpu, node.settings.leases.pacing_budget_ns
     if gpu.leases.active_seats < 2:
         return 0
@@ -43,7 +46,7 @@ def _pacing_budget_ns(node: Node, seat: Seat) -> int:
         return 0 if gpu.rules.sharing is Sharing.CONCURRENT else budget_ns
     if allotment.pacing_ns is not None:
         return min(allotment.pacing_ns, budget_ns)
-    return 0 if allotment.quantum_ns is None else budget_ns
+    return 0 if allotment.quantum_ns is None or seat.lease.contention is Contention.NONE else budget_ns
 
 
 def settings_for(node: Node, seat: Seat) -> GpuSettings:
@@ -91,6 +94,11 @@ def send_allotment(node: Node, seat: Seat) -> None:
     if message != sent.message:
         sent.message = message
         node.out.append(Send(seat.client.client_id, message))
+
+
+def send_pacing(node: Node, seat: Seat) -> None:
+    """Sends the settings if the plan or contention has changed how the client is paced."""
+    sent = seat.sent
     if sent.settings is not None and sent.settings.pacing_budget_ns != _pacing_budget_ns(node, seat):
         sent.epoch = -1
         send_settings(node, seat)

@@ -37,6 +37,14 @@ class Phase(enum.Enum):
     OVERDUE = "overdue"
 
 
+class Contention(enum.Enum):
+    """What a holder knows of others that want its turn."""
+
+    WAITERS = "others wait"
+    QUIET = "nobody waits"
+    NONE = "nobody waited when its turn ended"
+
+
 IDLE, WAITING, NEXT, HOLDING, REVOKING, OVERDUE = Phase
 _STATES: Final = {
     IDLE: State.WAITING,
@@ -94,8 +102,7 @@ class Lease:
     drain_deadline_ns: int | None = None
     stray: bool = False
     """The client claimed a lease that is not its own.  It is revoked, and never counts as the holder's."""
-    waiters_sent: bool = False
-    """The holder knows that others wait."""
+    contention: Contention = Contention.QUIET
     alerted: bool = False
     """The holder and the next client know that the turn ends; see engine/standby.py."""
 
