@@ -3,7 +3,7 @@
 Source: introspection and packing of Gandiva (Xiao et al., OSDI 2018); control of best-effort work as in TGS and AntMan.
 Rule: everybody who wants the GPU runs, as on the card without a coordinator, until measurements say that turns are
 better (parts/packing.py).  Looks measure programs alone (parts/looks.py).
-- An interactive job is named first.  While it is active, others have little unfinished work.
+- An interactive job is named first.  In turns and under MPS, others have little unfinished work while it is active.
 - Best-effort jobs have the rate of parts/harvest.py beside others.
 - Where memory is short, or more than `MOST` jobs want the GPU, jobs take turns; interactive and small ones stay.
 - A limit is a rate.  A request of more than an equal part caps the rates of the others.
@@ -22,7 +22,7 @@ from nvshare.scheduler_policies.parts.harvest import Harvest
 from nvshare.scheduler_policies.parts.looks import LONGEST_NS
 from nvshare.scheduler_policies.parts.members import MOST, allot, is_active
 from nvshare.scheduler_policies.parts.packing import SATURATING, Packing, why_together
-from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, split
+from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, has_waited, split
 
 SMALL: Final = 8
 """A job with at most capacity / 8 may stay where memory is short, for 1 / 4 of the capacity in all."""
@@ -65,21 +65,23 @@ class Auto(PolicyBase):
         first, look = [job for job in jobs if job.rank.job_class is _INTERACTIVE], self._packing.looks.window(now_ns)
         seen = next((job for job in jobs if look is not None and job.client == look[0]), None)
         if look is not None and seen is not None:
-            return self._look([job for job in first if is_active(job, now_ns)], seen, jobs, look[1], now_ns)
+            return self._look(gpu, [job for job in first if is_active(job, now_ns)], seen, jobs, look[1], now_ns)
         spare = [job for job in jobs if job.rank.job_class is _BEST_EFFORT]
         verdict = self._packing.arrange(gpu, jobs, now_ns)
         turn = next_turn(verdict.groups, self._turns, gpu.quantum_ns, now_ns)
         out = turn.waiting.union(job.client for job in (*first, *spare))
         members = [*first, *(job for job in jobs if job.client not in out)]
-        plan = allot(members, spare, turn.quanta, self._harvest, now_ns)
+        plan = allot(gpu, members, spare, turn.quanta, self._harvest, now_ns)
         if verdict.groups:
             plan = self._watched(plan)
         why = verdict.why(gpu.quantum_ns) if verdict.considered else why_together(jobs)
         return replace(plan, order=turn.order, why=why)
 
-    def _look(self, urgent: list[JobView], seen: JobView, jobs: Sequence[JobView], end_ns: int, now_ns: int) -> Plan:
+    def _look(
+        self, gpu: GpuView, urgent: list[JobView], seen: JobView, jobs: Sequence[JobView], end_ns: int, now_ns: int
+    ) -> Plan:
         """One program without other batch programs; alone, its busy share is measured."""
-        plan = allot([*urgent, seen], [], {}, self._harvest, now_ns)
+        plan = allot(gpu, [*urgent, seen], [], {}, self._harvest, now_ns)
         if not urgent:
             plan = replace(plan, running=(replace(plan.running[0], watch=True),))
         others = tuple(job.client for job in jobs if job is not seen and job not in urgent)[:AHEAD]
@@ -109,7 +111,9 @@ class Auto(PolicyBase):
                 if needs * SMALL <= gpu.capacity_bytes and needs <= free and not is_heavy:
                     free -= needs
                     small.append(job)
-        turning = [job for job in here if job.rank.job_class is not _BEST_EFFORT or _has_waited(job, now_ns)]
+        turning = [
+            job for job in here if job.rank.job_class is not _BEST_EFFORT or has_waited(job, PATIENCE_NS, now_ns)
+        ]
         later = {job.client for job in back}
         queue = [job for job in waiting if job.client not in later] if later else waiting
         following = self._turns.following(queue, next(iter((*turning, *active, *gpu.draining)), None))
@@ -125,7 +129,7 @@ class Auto(PolicyBase):
         patient = [job for job in back if job.rank.job_class is _BEST_EFFORT and job.turn.waiting_since_ns is not None]
         again_ns = min([(job.turn.waiting_since_ns or 0) + PATIENCE_NS + 1 for job in patient], default=None)
         why = f"{what}: {len(jobs)} programs take turns of {quantum_ns / 1e6:g} ms, now {members[0].name}"
-        plan = allot(members, [], quanta, self._harvest, now_ns)
+        plan = allot(gpu, members, [], quanta, self._harvest, now_ns)
         due_ns = [at_ns for at_ns in (plan.ask_again_ns, again_ns) if at_ns is not None]
         return replace(plan, order=order, ask_again_ns=min(due_ns, default=None), why=why)
 
@@ -134,11 +138,4 @@ def _waits_its_turn(job: JobView, now_ns: int) -> bool:
     """An interactive job whose turn has just ended, or a best-effort job that has waited long."""
     if job.rank.job_class is _INTERACTIVE:
         return (job.turn.waiting_since_ns or now_ns) == job.turn.last_released_ns
-    return _has_waited(job, now_ns)
-
-
-def _has_waited(job: JobView, now_ns: int) -> bool:
-    """A best-effort job that waits, or waited before its present turn, for longer than its patience."""
-    turn = job.turn
-    since_ns = turn.waiting_since_ns or turn.last_released_ns or turn.attached_at_ns
-    return (turn.granted_at_ns or now_ns) - since_ns > PATIENCE_NS
+    return has_waited(job, PATIENCE_NS, now_ns)

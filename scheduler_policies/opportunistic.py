@@ -3,7 +3,8 @@
 Source: TGS (Wu et al., NSDI 2023), AntMan (Xiao et al., OSDI 2020), MuxFlow (Zhao et al., 2023).
 Rule: the jobs of the highest priority that are not best-effort are production jobs: they always run.  The others run
 beside them at a rate that leaves production jobs 99 % of their progress (parts/harvest.py), and at full rate while none
-is active.  Where memory is short, each of the two groups takes turns, production first.
+is active.  Where memory is short, each of the two groups takes turns, production first; one that has waited for the
+limit of parts/levels.py has a turn.
 - A gang that is not best-effort is production on each of its GPUs.  It is as fast as its slowest member: in what is
   left on one GPU it would keep its other GPUs for nothing.
 - Where one job runs at a time, production jobs preempt the others (parts/levels.py).
@@ -18,9 +19,9 @@ from typing import Final
 
 from nvshare.scheduler_policies.api import GpuView, Happened, JobClass, JobLeft, JobView, Measured, Plan
 from nvshare.scheduler_policies.parts.harvest import Harvest
-from nvshare.scheduler_policies.parts.levels import LevelPolicy
+from nvshare.scheduler_policies.parts.levels import LevelPolicy, waiting_limit_ns
 from nvshare.scheduler_policies.parts.members import MOST, allot
-from nvshare.scheduler_policies.parts.turns import split
+from nvshare.scheduler_policies.parts.turns import has_waited, split
 
 _BEST_EFFORT: Final = JobClass.BEST_EFFORT
 _LOWER: Final = 1 << 40
@@ -56,8 +57,12 @@ class Opportunistic(LevelPolicy):
         if gpu.memory_short or len(jobs) > MOST:
             production = self._ordered(gpu, production, now_ns)
             others = self._ordered(gpu, others, now_ns)
+            limit_ns = waiting_limit_ns(gpu)
+            starved = [job for job in others if not _is_over(gpu, job, now_ns) and has_waited(job, limit_ns, now_ns)]
+            production = [*starved, *production]
+            others = [job for job in others if job not in starved]
             quanta = {job.client: gpu.quantum_ns for job in (*production, *others)}
-        plan = allot(production, others[: max(0, MOST - len(production))], quanta, self._harvest, now_ns)
+        plan = allot(gpu, production, others[: max(0, MOST - len(production))], quanta, self._harvest, now_ns)
         why = f"production programs: {len(production)} of {len(jobs)}, {production[0].name} first"
         if others:
             why += f"; the others run at a rate of {plan.running[-1].rate:.2f}"
@@ -80,9 +85,13 @@ class Opportunistic(LevelPolicy):
     def _ordered(self, gpu: GpuView, jobs: list[JobView], now_ns: int) -> list[JobView]:
         """Jobs whose turn goes on, then those that wait, then those whose turn is over."""
         active, waiting = split(jobs)
-        here = [job for job in active if not job.turn.granted_at_ns or now_ns < job.turn.began_ns + gpu.quantum_ns]
+        here = [job for job in active if not _is_over(gpu, job, now_ns)]
         following = self.turns.following(waiting, next(iter((*active, *gpu.draining)), None))
         return list({job.client: job for job in (*here, *following, *active)}.values())[:MOST]
+
+
+def _is_over(gpu: GpuView, job: JobView, now_ns: int) -> bool:
+    return bool(job.turn.granted_at_ns) and now_ns >= job.turn.began_ns + gpu.quantum_ns
 
 
 def _is_production(job: JobView, key: int, first: int) -> bool:

@@ -326,7 +326,7 @@ class World:
         if number != card.reports:
             return
         if self.now_ns - card.changed_ns > 2 * FIRST_REPORT_NS:
-            longest_ns = self.shared_report_ns if len(card.holders) > 1 else LONE_REPORT_NS
+            longest_ns = self.shared_report_ns if len(card.tasks) > 1 else LONE_REPORT_NS
             card.pause_ns = min(3 * card.pause_ns, longest_ns)
         self._arm_report(card)
         for program in list(card.holders.values()):

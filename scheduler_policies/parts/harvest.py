@@ -4,7 +4,7 @@ Source: the feedback of TGS (Wu et al., NSDI 2023) and AntMan (Xiao et al., OSDI
 batch means (Law, Kelton: "Simulation Modeling and Analysis").
 Rules:
 - A production job's rate beside harvesting jobs is compared with its rate in the same company without them, which is
-  measured for `BARE_NS` now and then, until it is known well or `_MANY` blocks are over.
+  measured for `BARE_NS` now and then, at first until it is known well or for half of `_MANY` blocks.
 - Reports are joined to *blocks* of `_BLOCK_NS`.  Steps straddle reports, so that single ones differ by more than a job
   can lose, in both directions.  A loss counts only beyond two standard errors.
 - The rate doubles until the first loss.  A loss cuts it by a tenth to a third, the more the larger the loss, and it
@@ -34,6 +34,8 @@ _SLACK: Final = 0.005
 """Standard error of a rate that is known well; a job that keeps `KEPT` less this is not known to lose."""
 _MANY: Final = 16
 """Blocks that decide in any case."""
+_LEAST_DEVIATION: Final = 0.005
+"""A block that differs by so little tells nothing: it may have one request of a server more, or one less."""
 _SETTINGS: Final = 256
 
 
@@ -66,13 +68,13 @@ class _Mean:
     def deviation(self) -> float:
         """Standard deviation of a block, as a part of the mean."""
         if self.blocks < 2 or self.mean <= 0.0:
-            return 0.0
-        return sqrt(self.variance * self.blocks / (self.blocks - 1)) / self.mean
+            return _LEAST_DEVIATION
+        return max(_LEAST_DEVIATION, sqrt(self.variance * self.blocks / (self.blocks - 1)) / self.mean)
 
     @property
     def known_well(self) -> bool:
         """Whether another mean can be compared with it."""
-        return self.blocks >= _MANY or (self.blocks >= 2 and self.deviation() <= _SLACK * sqrt(self.blocks))
+        return self.blocks >= _MANY // 2 or (self.blocks >= 2 and self.deviation() <= _SLACK * sqrt(self.blocks))
 
 
 class _Kept(NamedTuple):
@@ -128,7 +130,7 @@ class Harvest:
             base = self._base.setdefault(key, _Mean())
             base.add(progress.rate, span_ns, now_ns)
             if now_ns < self._bare_until_ns and not base.known_well:
-                self._bare_until_ns = now_ns + BARE_NS
+                self._bare_until_ns = now_ns + max(BARE_NS, 4 * span_ns)  # so that the next report comes in time
             while len(self._base) > _SETTINGS:
                 del self._base[next(iter(self._base))]
             self._beside.pop(job.client, None)
@@ -148,7 +150,7 @@ class Harvest:
     def _step(self, now_ns: int) -> None:
         """Changes the rate once the blocks at the present one suffice."""
         jobs = [_kept(base, beside) for base, beside in self._beside.values() if beside.blocks]
-        losses = [1.0 - kept.mean for kept in jobs if kept.most < KEPT]
+        losses = [1.0 - kept.mean for kept in jobs if (kept.mean if kept.decides else kept.most) < KEPT]
         if losses:
             cut = (1.0 - KEPT) / max(losses)
             self.rate = max(LEAST, self.rate * min(_LEAST_CUT, max(_MOST_CUT, cut)))

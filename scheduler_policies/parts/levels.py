@@ -48,13 +48,13 @@ class LevelPolicy(TurnPolicy):
         job = running or (
             following[0] if top else next(job for job, key in zip(active, held, strict=True) if key <= end)
         )
-        if running is None and since_ns and now_ns - min(since_ns) >= _limit_ns(gpu):
+        if running is None and since_ns and now_ns - min(since_ns) >= waiting_limit_ns(gpu):
             job = waiting[since_ns.index(min(since_ns))]
         return one_turn(job, gpu.quantum_ns, following, len(waiting))
 
     def wait_bound_ns(self, clients: int, gpu: GpuView) -> int | None:
         """The bound of the module's docstring."""
-        return _limit_ns(gpu) + clients * gpu.quantum_ns
+        return waiting_limit_ns(gpu) + clients * gpu.quantum_ns
 
 
 def _is_preempted(gpu: GpuView, running: JobView, before_ns: Sequence[int], now_ns: int) -> bool:
@@ -65,9 +65,9 @@ def _is_preempted(gpu: GpuView, running: JobView, before_ns: Sequence[int], now_
     turn = running.turn
     named_at_ns = now_ns if turn.granted_at_ns is None else turn.granted_at_ns
     since_ns = turn.attached_at_ns if turn.last_released_ns is None else turn.last_released_ns
-    return bool(before_ns) and (min(before_ns) > named_at_ns or named_at_ns - since_ns < _limit_ns(gpu))
+    return bool(before_ns) and (min(before_ns) > named_at_ns or named_at_ns - since_ns < waiting_limit_ns(gpu))
 
 
-def _limit_ns(gpu: GpuView) -> int:
+def waiting_limit_ns(gpu: GpuView) -> int:
     """The longest wait before a job counts as starved."""
     return max(PATIENCE_NS, QUANTA * gpu.quantum_ns)

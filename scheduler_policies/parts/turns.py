@@ -43,6 +43,13 @@ def going_on(active: Sequence[JobView], quantum_ns: int, now_ns: int) -> JobView
     return None
 
 
+def has_waited(job: JobView, limit_ns: int, now_ns: int) -> bool:
+    """Whether the job waits, or waited before its present turn, for longer than the limit."""
+    turn = job.turn
+    since_ns = turn.waiting_since_ns or turn.last_released_ns or turn.attached_at_ns
+    return (turn.granted_at_ns or now_ns) - since_ns > limit_ns
+
+
 def one_turn(job: JobView, quantum_ns: int, following: Iterable[JobView], waiting: int) -> Plan:
     """The plan that one job has a turn."""
     order = tuple(other.client for other in following if other.client != job.client)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nvshare.scheduler_policies.api import JobClass, Memory, State
+from nvshare.scheduler_policies.api import Domain, JobClass, Memory, State
 from nvshare.scheduler_policies.auto import Auto
 from tests.policies.card import Card
 from tests.policies.virtual_gpu import GPU, MS, SECOND, VirtualGpu
@@ -235,16 +235,19 @@ def test_unmeasured_programs_share_as_the_card_would() -> None:
     assert world.alone_ns == 0
 
 
-def test_an_interactive_job_is_there_at_once_and_others_shrink() -> None:
-    """Broken: a server waits for a turn, for a measurement, or behind a long queue of batch work."""
-    world = Card(Auto())
+@pytest.mark.parametrize(("domain", "pacing_ns"), [(Domain.SPATIAL, MS), (Domain.TIME_SLICED, None)])
+def test_an_interactive_job_is_there_at_once_and_others_shrink(domain: Domain, pacing_ns: int | None) -> None:
+    """Broken: a server waits for a turn, for a measurement, or under MPS behind a long queue of batch work.
+
+    Slices of the card's own are no shorter for a shorter queue."""
+    world = Card(Auto(), replace(GPU, domain=domain))
     world.program(*GEMM), world.program(*GEMM)
     world.until(20 * SECOND)
     server = world.program(*INFER, job_class=JobClass.INTERACTIVE)
     world.play(0)
     assert world.plan.running[0].client == server.client
     assert server.max_wait_ns == 0
-    assert [one.pacing_ns for one in world.plan.running] == [None] + [MS] * (len(world.plan.running) - 1)
+    assert [one.pacing_ns for one in world.plan.running] == [None, pacing_ns, pacing_ns]
     world.idle(server)
     world.play(500)
     assert all(one.pacing_ns is None for one in world.plan.running)

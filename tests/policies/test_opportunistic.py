@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from nvshare.scheduler_policies.api import JobClass
+from nvshare.scheduler_policies.api import JobClass, Memory
 from nvshare.scheduler_policies.opportunistic import Opportunistic
 from tests.policies.card import Card
-from tests.policies.virtual_gpu import SECOND
+from tests.policies.virtual_gpu import GPU, SECOND, VirtualGpu
 
 
 @pytest.mark.parametrize("busy", [0.3, 0.6, 0.8])
@@ -57,3 +59,18 @@ def test_the_others_have_the_gpu_while_production_is_idle() -> None:
     world.leave(production)
     assert world.plan.running[0].client == spare.client
     assert world.plan.running[0].rate == 1.0
+
+
+def test_a_job_that_does_not_fit_beside_production_has_turns() -> None:
+    """Broken: it starves, so the engine replaces the policy."""
+    world = VirtualGpu(Opportunistic(), replace(GPU, memory_short=True))
+    production = world.job(wanted=False)
+    spare = world.job(job_class=JobClass.BEST_EFFORT, wanted=False)
+    for job in (production, spare):
+        world.has(job=job, memory=Memory(60, 60))
+    world.want(production)
+    world.want(spare)
+    world.play(200_000)
+    assert spare.leases >= 3
+    assert spare.max_wait_ns <= 61 * SECOND
+    assert world.used_ns(production) >= 0.99 * world.now_ns
