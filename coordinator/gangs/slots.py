@@ -6,8 +6,9 @@ GPUs as in Gandiva (Xiao et al., OSDI 2018).
 Rules:
 - When the plan of any GPU gives a member a turn while other clients want one of the gang's GPUs, the gang gets a
   *slot*: all GPUs that its members want, for one quantum.  It gets all of them or none.
-- In a slot the member has the GPU, beside the clients that the policy plans without a turn.  Members that are ready
-  wait for the others for one quantum at most.
+- In a slot the member has the GPU, beside the clients that the policy plans without a turn.  Whoever runs without one
+  stays, whatever the policy plans for it later in the slot.  Members that are ready wait for the others for one quantum
+  at most.
 - A client that a slot interrupts in the first half of its turn keeps its place in turn order.
 - Between two slots on a GPU its policy has the GPU for a quantum, if other clients wait there.
 - A gang that cannot have all of its GPUs yet is due; the plan goes on without it, unless only members of gangs that
@@ -84,9 +85,15 @@ def apply(node: Node, gpu: Gpu, plan: Plan, jobs: Sequence[JobView], now_ns: int
     ends_ns = slot.gather_by_ns + slot.quantum_ns if slot.ends_ns is None else slot.ends_ns
     since_ns = member.lease.began_ns if member.phase is HOLDING else now_ns
     mine = Allotment(client, max(1, ends_ns - since_ns))
-    rest = tuple(a for a in plan.running if a.quantum_ns is None and a.client != client)
+    rest = tuple(replace(a, quantum_ns=None) for a in plan.running if a.client != client and _stays(gpu, a))
     due_ns = slot.gather_by_ns if slot.ends_ns is None else slot.ends_ns
     return replace(plan, running=(mine, *rest), ask_again_ns=due_ns, why=f"gang {slot.gang.name} has its slot")
+
+
+def _stays(gpu: Gpu, allotment: Allotment) -> bool:
+    """A client without a turn, or one that runs without: else two that take turns would interrupt each other."""
+    seat = gpu.seats[allotment.client]
+    return allotment.quantum_ns is None or (seat.phase is HOLDING and seat.lease.ends_ns is None)
 
 
 def _call_gang(node: Node, gpu: Gpu, plan: Plan, jobs: Sequence[JobView], now_ns: int) -> Plan:

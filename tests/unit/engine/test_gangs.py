@@ -11,6 +11,7 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
+from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 QUANTUM_MS = 100
@@ -276,6 +277,23 @@ def test_memory_comes_before_the_common_grant() -> None:
         two.moved(restore.order_id, restore.bytes)
     wait_for(harness, lambda: any(runs(one, two)))
     assert runs(one, two) == (True, True)
+
+
+def test_programs_that_stay_in_a_slot_do_not_interrupt_each_other() -> None:
+    """Broken: `auto` gives one of two interactive programs a turn, and the slot would keep only the other one, in turns
+    of a few milliseconds."""
+    harness = make_harness("auto", capacity=100, sharing=Sharing.AUTO)
+    small = [client(harness, A) for _ in range(2)]
+    large = client(harness, A), client(harness, B)
+    pair = client(harness, A, gang="pair"), client(harness, B, gang="pair")
+    for each in (*small, *large, *pair):
+        size = 6 if each in small else 60
+        each.report(allocated=size, resident=size)
+    for each in small:
+        harness.handle(events.ClassSet(each.client, JobClass.INTERACTIVE))
+    pass_time(harness, 3000)
+    assert all(each.seat().statistics.leases >= 3 for each in (*large, *pair))
+    assert all(each.seat().statistics.leases <= 100 for each in small)
 
 
 def test_members_on_one_gpu_take_turns() -> None:
