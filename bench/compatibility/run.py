@@ -155,7 +155,7 @@ def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[
             emit(row.as_json())
         return rows
     try:
-        # Under `auto` a program whose neighbours are idle is paced as one that is alone.
+        # The turns of a program with idle neighbours: nobody else wants them.
         with fixture(simulate=run.simulate, quantum="20ms", more=("--policy", "auto")) as stand:
             run_rows(run, stand, group, command_of(run, group), rows)
     except BenchError as error:

@@ -101,7 +101,7 @@ def test_a_program_joins_with_the_values_of_its_class(nvshare_run: Run, runtime:
     pipe = str(runtime.mps / "pipe")
     assert joined == dict(zip(JOINED, ("1", pipe, "0", "100"), strict=True))
     lower = variables(nvshare_run("--", "env", NVSHARE_CLASS="best-effort"))
-    assert lower == dict(zip(JOINED, ("1", pipe, "1", "80"), strict=True))
+    assert lower == dict(zip(JOINED, ("1", pipe, "1", "90"), strict=True))
     inner = ["env", "NVSHARE_CLASS=batch", *run_command("--", "env")]
     assert variables(nvshare_run("--", *inner, NVSHARE_CLASS="best-effort")) == joined
 
