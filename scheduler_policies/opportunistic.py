@@ -41,7 +41,8 @@ class Opportunistic(LevelPolicy):
 
     def keys(self, jobs: Sequence[JobView], now_ns: int) -> list[int]:
         """The highest priority is first; best-effort jobs are last."""
-        return [_LOWER * ((rank := job.rank).job_class is _BEST_EFFORT) - rank.priority for job in jobs]
+        ranks = [job.rank for job in jobs]
+        return [(_LOWER if rank.job_class is _BEST_EFFORT else 0) - rank.priority for rank in ranks]
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """Production jobs, and the others beside them."""
