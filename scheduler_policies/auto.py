@@ -16,19 +16,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from nvshare.scheduler_policies.api import Allotment, GpuView, Happened, JobClass, JobView, Plan, PolicyBase, State
+from nvshare.scheduler_policies.api import Allotment, GpuView, Happened, JobClass, JobView, Plan, PolicyBase
 from nvshare.scheduler_policies.parts.group_turns import next_turn
 from nvshare.scheduler_policies.parts.harvest import Harvest
 from nvshare.scheduler_policies.parts.looks import LONGEST_NS
 from nvshare.scheduler_policies.parts.members import MOST, allot, is_active
 from nvshare.scheduler_policies.parts.packing import SATURATING, Packing, why_together
-from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, has_waited, split
+from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, has_waited, is_over, split
 
 SMALL: Final = 8
 """A job with at most capacity / 8 may stay where memory is short, for 1 / 4 of the capacity in all."""
 PATIENCE_NS: Final = 30_000_000_000
 """A best-effort job gets a turn after this time, if jobs take turns."""
-_COMING: Final = State.COMING
 _INTERACTIVE: Final = JobClass.INTERACTIVE
 _BEST_EFFORT: Final = JobClass.BEST_EFFORT
 
@@ -100,7 +99,7 @@ class Auto(PolicyBase):
         """Turns, the most important first; members that do not fit are left out by the engine."""
         quantum_ns = gpu.quantum_ns
         active, waiting = split(jobs)
-        here = [job for job in active if job.state is _COMING or now_ns < job.turn.began_ns + quantum_ns]
+        here = [job for job in active if not is_over(job, quantum_ns, now_ns)]
         back = [job for job in waiting if job.rank.job_class and not _waits_its_turn(job, now_ns)]
         urgent = [job for job in (*here, *back) if job.rank.job_class is _INTERACTIVE]
         small: list[JobView] = []

@@ -21,7 +21,7 @@ from nvshare.scheduler_policies.api import GpuView, Happened, JobClass, JobLeft,
 from nvshare.scheduler_policies.parts.harvest import Harvest
 from nvshare.scheduler_policies.parts.levels import LevelPolicy, waiting_limit_ns
 from nvshare.scheduler_policies.parts.members import MOST, allot
-from nvshare.scheduler_policies.parts.turns import has_waited, split
+from nvshare.scheduler_policies.parts.turns import has_waited, is_over, split
 
 _BEST_EFFORT: Final = JobClass.BEST_EFFORT
 _LOWER: Final = 1 << 40
@@ -58,11 +58,12 @@ class Opportunistic(LevelPolicy):
         if gpu.memory_short or len(jobs) > MOST:
             production = self._ordered(gpu, production, now_ns)
             others = self._ordered(gpu, others, now_ns)
-            limit_ns = waiting_limit_ns(gpu)
-            starved = [job for job in others if not _is_over(gpu, job, now_ns) and has_waited(job, limit_ns, now_ns)]
+            limit_ns, quantum_ns = waiting_limit_ns(gpu), gpu.quantum_ns
+            waited = [job for job in others if has_waited(job, limit_ns, now_ns)]
+            starved = [job for job in waited if not is_over(job, quantum_ns, now_ns)]
             production = [*starved, *production]
             others = [job for job in others if job not in starved]
-            quanta = {job.client: gpu.quantum_ns for job in (*production, *others)}
+            quanta = {job.client: quantum_ns for job in (*production, *others)}
         plan = allot(gpu, production, others[: max(0, MOST - len(production))], quanta, self._harvest, now_ns)
         why = f"production programs: {len(production)} of {len(jobs)}, {production[0].name} first"
         if others:
@@ -86,13 +87,9 @@ class Opportunistic(LevelPolicy):
     def _ordered(self, gpu: GpuView, jobs: list[JobView], now_ns: int) -> list[JobView]:
         """Jobs whose turn goes on, then those that wait, then those whose turn is over."""
         active, waiting = split(jobs)
-        here = [job for job in active if not _is_over(gpu, job, now_ns)]
+        here = [job for job in active if not is_over(job, gpu.quantum_ns, now_ns)]
         following = self.turns.following(waiting, next(iter((*active, *gpu.draining)), None))
         return list({job.client: job for job in (*here, *following, *active)}.values())[:MOST]
-
-
-def _is_over(gpu: GpuView, job: JobView, now_ns: int) -> bool:
-    return bool(job.turn.granted_at_ns) and now_ns >= job.turn.began_ns + gpu.quantum_ns
 
 
 def _is_production(job: JobView, key: int, first: int) -> bool:

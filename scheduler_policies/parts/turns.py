@@ -32,15 +32,17 @@ def split(jobs: Sequence[JobView]) -> tuple[Sequence[JobView], Sequence[JobView]
     return jobs[:active], jobs[active:]
 
 
+def is_over(job: JobView, quantum_ns: int, now_ns: int) -> bool:
+    """Whether the job runs and its turn has ended."""
+    return job.state is State.RUNNING and now_ns >= job.turn.began_ns + quantum_ns
+
+
 def going_on(active: Sequence[JobView], quantum_ns: int, now_ns: int) -> JobView | None:
     """The job whose turn goes on: the one on its way, else the one that runs and has time left."""
     for job in active:
         if job.state is _COMING:
             return job
-    for job in active:
-        if now_ns < job.turn.began_ns + quantum_ns:
-            return job
-    return None
+    return next((job for job in active if not is_over(job, quantum_ns, now_ns)), None)
 
 
 def has_waited(job: JobView, limit_ns: int, now_ns: int) -> bool:
