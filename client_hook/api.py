@@ -11,6 +11,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from nvshare.client_hook import autoload
+
 _DECLARATIONS = """
 struct nvshare_gpu {
     uint32_t size;
@@ -34,10 +36,10 @@ class HookNotLoadedError(RuntimeError):
     """This process does not run under the hook."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "this process does not run under the nvshare hook: start it with `nvshare-run -- COMMAND`, "
-            "or set NVSHARE_ENABLE=1 before Python starts"
+        reason = autoload.refusal or (
+            "start it with `nvshare-run -- COMMAND`, or set NVSHARE_ENABLE=1 before Python starts"
         )
+        super().__init__(f"this process does not run under the nvshare hook: {reason}")
 
 
 class Lease(enum.IntEnum):

@@ -15,6 +15,8 @@ import os
 import sys
 
 MARKER = "NVSHARE_REEXEC"
+refusal = ""
+"""Why this interpreter runs without the hook though NVSHARE_ENABLE asked for it."""
 _HOOK = "libnvshare_hook.so"
 _OWN_TOOLS = ("nvshare-run", "nvshare-coordinator", "nvshare-ctl", "nvshare-demo")
 _OWN_MODULES = (
@@ -77,8 +79,10 @@ def _is_own_tool(arguments: list[bytes]) -> bool:
 
 
 def _continue_without(reason: str) -> None:
+    global refusal
     os.environ["NVSHARE_ENABLE"] = "0"
-    _say(f"{' '.join(reason.split())}; continuing without the hook")
+    refusal = " ".join(reason.split())
+    _say(f"{refusal}; continuing without the hook")
 
 
 def _say(text: str) -> None:

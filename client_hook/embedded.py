@@ -348,7 +348,8 @@ def end_of_log(log_path: Path, start: int = 0) -> str:
     with log_path.open("rb") as log:
         log.seek(start)
         lines = log.read().decode(errors="replace").strip().splitlines()
-    shown = lines[-_LOG_LINES_SHOWN:] or ["(empty log)"]
+    full = "; its file system is full" if os.statvfs(log_path).f_bavail == 0 else ""
+    shown = lines[-_LOG_LINES_SHOWN:] or [f"{log_path} is empty{full}"]
     return "\n".join(f"  {line}" for line in shown)
 
 

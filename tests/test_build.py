@@ -104,8 +104,9 @@ def test_the_sdist_has_sources_and_no_results(tmp_path: Path) -> None:
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
-    wanted = {"CMakeLists.txt", "client_hook/src/init.c", "nvshare/coordinator/daemon/main.py", "tests/conftest.py"}
+    wanted = {"CMakeLists.txt", "client_hook/src/init.c", "coordinator/daemon/main.py", "tests/conftest.py"}
     assert not wanted - names
+    assert [name for name in names if name.startswith("nvshare/")] == ["nvshare/__init__.py"], "every source twice"
     assert not [name for name in names if "/results/" in name or name.startswith((".github", "build/"))]
 
 

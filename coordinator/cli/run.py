@@ -15,6 +15,10 @@ import os
 import re
 import shutil
 import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process without a traceback, also during imports
+
 import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -44,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ours, command = split_command(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
     options = _parse(parser, ours)
-    if not command:
+    if not command or not command[0]:
         parser.error("no command; write: nvshare-run [options] -- COMMAND [argument...]")
     if options.simulate == "" and re.fullmatch(r"[0-9]+(x[0-9.]+[A-Za-z]*)?", command[0]):
         parser.error(f"write --simulate={command[0]}, with an equals sign")

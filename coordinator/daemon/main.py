@@ -61,7 +61,10 @@ def find_devices(options: Options) -> list[Device]:
             state.unlink(missing_ok=True)
             return discover() if options.devices is None else list(options.devices)
         load_simulated_nvml(state, options.simulate or None)
-        devices = discover()
+        try:
+            devices = discover()
+        except NoGpuError:  # the library has said why
+            raise StartError(f"--simulate: simulated GPUs cannot be made in {options.directory.path}") from None
         if options.directory.path == runtime_dir.SYSTEM_DIRECTORY:
             state.chmod(0o666)  # programs of all users share these GPUs
     except ValueError as error:

@@ -165,9 +165,11 @@ def why_together(jobs: Sequence[JobView]) -> str:
     gang = next((job for job in batch if job.gang), None)
     if gang is not None:
         return f"{count} {what}: {gang.name} is in gang {gang.gang}, whose members are not measured alone"
+    if len(batch) < 2:
+        return f"{count} {what}: at most one is of class batch, and others take no turns"
     unknown = [job.name for job in batch if not job.progress.busy_alone]
-    if unknown and len(batch) > 1:
+    if unknown:
         return f"{count} {what}, as without a coordinator: {unknown[0]} has not been measured alone"
     known = [job for job in jobs if job.progress.busy_alone]
-    busy = ", ".join(f"{job.name} {job.progress.busy_alone:.2f}" for job in known[:4]) or "not measured"
+    busy = ", ".join(f"{job.name} {job.progress.busy_alone:.2f}" for job in known[:4])
     return f"{count} {what}: fewer than two keep the GPU busy alone (busy shares: {busy})"

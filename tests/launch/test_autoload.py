@@ -171,11 +171,15 @@ def test_multiprocessing_children_are_hooked(python: Path, enabled: dict[str, st
 
 def test_a_failure_is_one_line_and_the_program_runs(python: Path, enabled: dict[str, str], place: Path) -> None:
     """Else a mistake in the set-up would keep people from working, or stay unnoticed."""
-    child = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'print(1)']))"
+    child = (
+        "import subprocess, sys; from nvshare.client_hook.api import HookNotLoadedError\n"
+        "print('banana' in str(HookNotLoadedError()), flush=True)\n"
+        "sys.exit(subprocess.call([sys.executable, '-c', 'print(1)']))"
+    )
     with runtime_directory() as unused:
         own = enabled | {"NVSHARE_RUNTIME_DIR": str(unused.path), "NVSHARE_QUANTUM": "banana"}
         done = call([python, "-c", child], own, place)
-    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert (done.returncode, done.stdout) == (0, "True\n1\n"), "the reason is also known to the program"
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("nvshare: ")
     assert done.stderr.endswith("continuing without the hook\n")

@@ -126,6 +126,16 @@ def test_a_coordinator_that_cannot_start_is_quoted(nvshare_run: Run) -> None:
     assert "banana" in done.stderr
 
 
+def test_a_full_disk_is_said_and_leaves_nothing(environ: dict[str, str], runtime: RuntimeDir) -> None:
+    """Broken: the coordinator and later programs die of SIGBUS, since the simulated GPUs' state has no blocks."""
+    script = 'ulimit -f 1000; exec "$@"'
+    command = ["sh", "-c", script, "sh", *run_command("--", "true")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "cannot create the state of simulated GPUs" in done.stderr
+    assert not list(runtime.path.glob("simulated_gpu*"))
+
+
 def test_real_and_simulated_programs_do_not_meet(nvshare_run: Run, held: subprocess.Popen[bytes]) -> None:
     """Else a program on a real card would wait for leases of a simulated one."""
     done = nvshare_run("--", "true", simulate=False)

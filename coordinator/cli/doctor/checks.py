@@ -40,7 +40,7 @@ def _libraries(facts: Facts) -> Iterator[Finding]:
         yield Finding("problem", "glibc", "this system's C library is not glibc, which hook and CUDA need", remedy)
     elif machine.hook_glibc is not None and machine.glibc < machine.hook_glibc:
         has, needs = (".".join(map(str, version)) for version in (machine.glibc, machine.hook_glibc))
-        remedy = "build the hook on this system: `pip install --no-binary nvshare nvshare`"
+        remedy = "build the hook on this system: `pip install .` in a checkout"
         yield Finding("problem", "glibc", f"glibc is {has}, and the hook needs {needs}", remedy)
     else:
         yield Finding("ok", "glibc", f"glibc {'.'.join(map(str, machine.glibc))}")
@@ -116,7 +116,7 @@ def _shell(facts: Facts) -> Iterator[Finding]:
     if _is_set(environ, "NVSHARE_ENABLE") and facts.shell.python_without_nvshare:
         text = f"NVSHARE_ENABLE is set, but nvshare is not installed in {facts.shell.python_without_nvshare}"
         yield Finding(
-            "problem", "environment", text, "run `pip install nvshare` there, or start programs with nvshare-run"
+            "problem", "environment", text, "install nvshare there, or start programs with nvshare-run"
         )
     yield from _preloads(environ, "this environment")
 
@@ -176,7 +176,7 @@ def _unhooked_program(facts: Facts, process: ProcessFacts) -> Finding:
         where = facts.process_without_nvshare
         reason = f"nvshare is not installed in {where}" if where else "NVSHARE_ENABLE works in Python programs alone"
         remedy = (
-            "run `pip install nvshare` there, or start it with nvshare-run" if where else "start it with nvshare-run"
+            "install nvshare there, or start it with nvshare-run" if where else "start it with nvshare-run"
         )
     elif HOOK_NAME in process.environ.get("LD_PRELOAD", ""):
         reason, remedy = "the loader ignored LD_PRELOAD", "look at its first lines on standard error; see nvshare-run"

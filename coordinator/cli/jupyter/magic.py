@@ -101,7 +101,7 @@ def _line(client: Mapping[str, Any], seat: Mapping[str, Any], card: Mapping[str,
     parts.append(
         f"memory {format_size(seat['allocated_bytes'])}{limit}, on the card {format_size(seat['resident_bytes'])}"
     )
-    if seat["progress_normalised"]:
+    if seat["phase"] == "holding" and seat["progress_normalised"] >= 0.01:  # of an idle program it says nothing
         parts.append(f"speed {seat['progress_normalised']:.0%} of alone")
     parts.append(f"class {class_name(client)}")
     return f"GPU {card['index']} ({card['name']}): {'; '.join(parts)}"

@@ -6,6 +6,8 @@ another user's program.
 
 from __future__ import annotations
 
+import shlex
+
 from nvshare.coordinator.engine.snapshot.waits import RefusalSnapshot, WaitSnapshot
 from nvshare.coordinator.model.client import Identity
 from nvshare.coordinator.system.users import known_name
@@ -16,7 +18,7 @@ def wait(wait: WaitSnapshot, *, hide_names: bool) -> str:
     """For example `waiting for GPU 0, held by train.py (alice); 2nd in line`."""
     begin = f"waiting for GPU {wait.index}"
     if wait.paused:
-        return f"{begin}: this program is paused; `nvshare-ctl resume` continues it"
+        return f"{begin}: this program is paused; `nvshare-ctl resume {shlex.quote(wait.identity.name)}` continues it"
     if wait.recovering:
         return f"{begin}: the coordinator has restarted, and an earlier holder has not come back yet"
     if wait.moving:

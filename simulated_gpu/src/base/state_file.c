@@ -109,12 +109,15 @@ static nvs_sim_shared *map(int file)
     return place != MAP_FAILED ? place : NULL;
 }
 
-/* Sizes and fills a new file, and closes it.  NULL after a message. */
+/* Sizes and fills a new file, and closes it.  NULL after a message.  Its blocks exist from now on: a full disk is an error here, and no
+ * SIGBUS later. */
 static nvs_sim_shared *map_new(int file)
 {
-    nvs_sim_shared *shared = file >= 0 && ftruncate(file, (off_t)FILE_BYTES) == 0 ? map(file) : NULL;
+    const int error = file < 0 ? errno : posix_fallocate(file, 0, (off_t)FILE_BYTES);
+    nvs_sim_shared *shared = error == 0 ? map(file) : NULL;
     if (shared == NULL) {
-        nvs_sim_say("cannot create the state of simulated GPUs: %s", strerror(errno));
+        nvs_sim_say("cannot create the state of simulated GPUs (%llu MiB): %s", (unsigned long long)FILE_BYTES >> 20,
+                    strerror(error != 0 ? error : errno));
     } else if (!fill(shared)) {
         munmap(shared, FILE_BYTES);
         shared = NULL;

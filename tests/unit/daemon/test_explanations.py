@@ -26,7 +26,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
         (WAIT, "waiting for GPU 0, held by train.py (alice); 2nd in line"),
         (replace(WAIT, place=0, holders=(THEIRS, MINE)), "held by train.py (alice) and 1 other program; next in line"),
         (replace(WAIT, holders=()), "waiting for GPU 0, which no program holds now; 2nd in line"),
-        (replace(WAIT, paused=True), "this program is paused; `nvshare-ctl resume` continues it"),
+        (replace(WAIT, paused=True), "this program is paused; `nvshare-ctl resume mine.py` continues it"),
         (replace(WAIT, lacking_bytes=1 << 30), "1GiB of this program's memory does not fit"),
         (replace(WAIT, recovering=True), "the coordinator has restarted"),
         (replace(WAIT, moving=True), "memory is being moved for it"),
