@@ -135,7 +135,7 @@ def test_a_healthy_machine_has_no_remedies() -> None:
             program(BARE, NVSHARE_ENABLE="1") | {"process_without_nvshare": "/env"},
             "problem",
             "not installed in /env",
-            "pip install",
+            "install nvshare there",
         ),
         (program(BARE, NVSHARE_ENABLE="1"), "problem", "works in Python programs alone", "nvshare-run"),
         (program(BARE, LD_PRELOAD="/a/libnvshare_hook.so"), "problem", "ignored LD_PRELOAD", "standard error"),
