@@ -40,6 +40,10 @@ extern _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT] __attribute__((visibility("
 
 nvs_function nvs_real_resolve(nvs_id id);
 
+/* Resolves every row, before a thread of the hook is made: dlsym takes the loader's lock, and an application's thread waits at a gate with that lock
+ * in a library's constructor. */
+void nvs_reals_resolve(void);
+
 /* The place of the pointer to the real function; NULL in it: not resolved yet. */
 static inline _Atomic(nvs_function) *nvs_real_at(nvs_id id)
 {
