@@ -193,6 +193,9 @@ def client_environment(
     """
     environ = dict(base)
     environ["LD_PRELOAD"] = with_preload(base.get("LD_PRELOAD", ""), preloadable(hook, runtime_dir))
+    sanitizer = base.get("ASAN_OPTIONS", "")
+    if "verify_asan_link_order" not in sanitizer:  # AddressSanitizer may come after the hook
+        environ["ASAN_OPTIONS"] = f"{sanitizer}:verify_asan_link_order=0".lstrip(":")
     environ["NVSHARE_RUNTIME_DIR"] = str(runtime_dir)
     environ["NVSHARE_SOCKET"] = str(runtime_dir / "hooks.sock")
     chosen = {

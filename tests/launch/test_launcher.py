@@ -56,6 +56,7 @@ def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tm
     assert made == {
         "PATH": "/bin",
         "LD_PRELOAD": str(HOOK),
+        "ASAN_OPTIONS": "verify_asan_link_order=0",
         "NVSHARE_RUNTIME_DIR": str(tmp_path),
         "NVSHARE_SOCKET": f"{tmp_path}/hooks.sock",
         "NVSHARE_MEMORY": "device",

@@ -242,7 +242,8 @@ static nvs_status ask(uint32_t gpu, nvs_question *of, uint64_t total_bytes)
     int saved = errno;
     nvs_status status = NVS_UNAVAILABLE;
     nvs_agent_attach(gpu);
-    if (atomic_load_explicit(&nvs_agent_phase, memory_order_acquire) == NVS_AGENT_RUNNING) /* the mutexes were made before */
+    if (atomic_load_explicit(&nvs_agent_phase, memory_order_acquire) == NVS_AGENT_RUNNING && /* the mutexes were made before */
+        atomic_load_explicit(&nvs_mail[gpu].facts_state, memory_order_acquire) == NVS_FACTS_KNOWN) /* else the agent cannot ask about it */
         status = nvs_question_ask(of, total_bytes);
     errno = saved;
     return status;
