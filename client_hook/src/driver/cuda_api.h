@@ -1,7 +1,7 @@
 /* Expansions of cuda_api.def: ids, names, wrappers, real pointers, lookup.  The table itself is the only list of functions.
  *
  * Everything here works before cuInit, on any thread, without locks or allocation: a real pointer is resolved on first
- * use, perhaps by several threads, which all store the same value.
+ * use, perhaps by several threads, which all store the same value, and at the latest when the agent starts.
  */
 #ifndef NVS_CUDA_API_H
 #define NVS_CUDA_API_H
