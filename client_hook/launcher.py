@@ -15,7 +15,6 @@ from pathlib import Path
 HOOK_NAME = "libnvshare_hook.so"
 MEMORY_MODES = ("managed", "device", "swap")
 JOB_CLASSES = ("batch", "interactive", "best-effort")
-_SANITIZERS = ("libasan", "libtsan", "libubsan", "liblsan")
 _CLIENT_ONLY = frozenset(
     f"NVSHARE_{name}"
     for name in (
@@ -124,12 +123,8 @@ def names_hook_for_glibc_alone(environ: Mapping[str, str]) -> bool:
 
 
 def with_preload(value: str, hook: Path) -> str:
-    """`value` with the hook in it once: first, except after sanitizer runtimes, which must be first."""
-    entries = [entry for entry in preload_entries(value) if not _is_hook(entry)]
-    front = 0
-    while front < len(entries) and entries[front].rpartition("/")[2].startswith(_SANITIZERS):
-        front += 1
-    return ":".join([*entries[:front], str(hook), *entries[front:]])
+    """`value` with the hook in it once: last, since it calls the driver itself, where others call the next library."""
+    return ":".join([*(entry for entry in preload_entries(value) if not _is_hook(entry)), str(hook)])
 
 
 def preloadable(path: Path, runtime_dir: Path) -> Path:
@@ -198,6 +193,9 @@ def client_environment(
     """
     environ = dict(base)
     environ["LD_PRELOAD"] = with_preload(base.get("LD_PRELOAD", ""), preloadable(hook, runtime_dir))
+    sanitizer = base.get("ASAN_OPTIONS", "")
+    if "verify_asan_link_order" not in sanitizer:  # AddressSanitizer may come after the hook
+        environ["ASAN_OPTIONS"] = f"{sanitizer}:verify_asan_link_order=0".lstrip(":")
     environ["NVSHARE_RUNTIME_DIR"] = str(runtime_dir)
     environ["NVSHARE_SOCKET"] = str(runtime_dir / "hooks.sock")
     chosen = {

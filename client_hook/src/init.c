@@ -12,8 +12,9 @@
  *    real functions only and passes no gate.
  *  Signals: the hook's threads block all of them, so no handler of the application runs there.
  *  errno: the hook's functions preserve it on an application's thread.
- *  Teardown: exit() waits at most 50 ms for the agent to release its leases.  After that the hook calls no CUDA, and a thread that still submits
- *    work passes the gates.  _exit, exec and death need no handler: the connection closes with the process.
+ *  Teardown: exit() runs the application's handlers and destructors that were registered after cuInit as at any time, then the hook's, which waits at
+ *    most 50 ms for the agent to release its leases, then the driver's.  From then on each call gets the driver's CUDA_ERROR_DEINITIALIZED without a
+ *    lease.  _exit, quick_exit, exec and death need no handler: the connection closes with the process.
  */
 #include "base/port.h"
 #include "base/process/fork.h"
@@ -64,9 +65,4 @@ void (*const nvs_fork_handlers[])(void) = {
 __attribute__((constructor)) static void at_load(void)
 {
     nvs_start();
-}
-
-__attribute__((destructor)) static void at_exit(void)
-{
-    nvs_agent_goodbye();
 }

@@ -4,6 +4,7 @@ Reasons against libzmq's ROUTER are in docs/decisions/zmtp-framing.md.
 
 Invariants:
 - A peer's identity comes from the kernel (SO_PEERCRED), never from its messages.
+- A greeted connection ends with the process that made it, whichever children have inherited its descriptor.
 - Connection ids are never reused.  The end of each reported connection is reported once, except after a refusal.
 - Calls never block.  A peer is cut for a full queue, too high a rate, a protocol error, or silence after connecting.
 """
@@ -59,6 +60,8 @@ class _Connection:
     heard: bool = False
     """The caller has received a frame of this connection and must learn of its end."""
     greeted: bool = False
+    process: int = -1
+    """The pidfd of the peer, once it is greeted."""
     window_end_ns: int = 0
     count: int = 0
 
@@ -143,6 +146,9 @@ class PeerListener:
                 listener = self._listeners.get(descriptor)
                 if listener is not None:
                     self._accept(listener)
+                continue
+            if descriptor == connection.process:
+                self._process_ended(connection)
                 continue
             if ready & select.EPOLLOUT:
                 connection.blocked = False
@@ -302,8 +308,24 @@ class PeerListener:
 
     def greeted(self, connection: int) -> None:
         target = self._connections.get(connection)
-        if target is not None:
-            target.greeted = True
+        if target is None:
+            return
+        target.greeted = True
+        with contextlib.suppress(OSError):  # it has ended, which its socket tells, or cannot be watched
+            target.process = os.pidfd_open(target.peer.process_id)
+            self._by_descriptor[target.process] = target
+            self._epoll.register(target.process, select.EPOLLIN)
+
+    def _process_ended(self, connection: _Connection) -> None:
+        """What the process has sent is still read; its end follows, even if a child keeps the descriptor."""
+        self._unwatch(connection)
+        connection.socket.shutdown(socket.SHUT_RD)
+
+    def _unwatch(self, connection: _Connection) -> None:
+        if connection.process >= 0:
+            del self._by_descriptor[connection.process]
+            os.close(connection.process)  # leaves the epoll set, too
+            connection.process = -1
 
     def refuse(self, connection: int, frame: bytes, text: str) -> None:
         target = self._connections.get(connection)
@@ -326,6 +348,7 @@ class PeerListener:
             if not self._users[connection.peer.user_id]:
                 del self._users[connection.peer.user_id]
         self._pending.pop(connection.number, None)
+        self._unwatch(connection)
         del self._by_descriptor[connection.socket.fileno()]
         self._epoll.unregister(connection.socket)
         with contextlib.suppress(OSError):

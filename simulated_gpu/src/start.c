@@ -20,6 +20,14 @@ static void in_child(void)
     nvs_sim_done = fresh_condition;
 }
 
+/* As measured on driver 580: handlers that were registered before cuInit, and destructors, find the driver ended. */
+static void at_exit(void)
+{
+    pthread_mutex_lock(&nvs_sim_lock);
+    nvs_sim_ended = true;
+    pthread_mutex_unlock(&nvs_sim_lock);
+}
+
 SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 {
     NVS_SIM_ENTER_RAW();
@@ -31,6 +39,7 @@ SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
         nvs_sim_shared_state = nvs_sim_shared_open();
         NVS_SIM_CHECK(nvs_sim_shared_state != NULL, CUDA_ERROR_SYSTEM_NOT_READY);
         pthread_atfork(before_fork, in_parent, in_child);
+        (void)atexit(at_exit);
     }
     if (nvs_sim_self() == NULL) {
         nvs_sim_say("more than %u processes use this state file", NVS_SIM_MAX_PROCESSES);

@@ -57,5 +57,6 @@ def hold() -> Iterator[Callable[..., Holder]]:
     for holder in made:
         if holder.process.poll() is None:
             holder.kill()
-        if holder.process.stdout is not None:
-            holder.process.stdout.close()
+        for stream in (holder.process.stdin, holder.process.stdout):
+            if stream is not None:
+                stream.close()

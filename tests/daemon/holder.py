@@ -1,6 +1,7 @@
 """A client in a process of its own, to be killed: `python holder.py SOCKET UUID [LEASE_ID]`.
 
 Wants the lease, or claims one; prints a line for each message that it gets.  Gives a lease back when it is revoked.
+Has a child that inherits the connection and lives until its standard input ends.
 """
 
 import os
@@ -14,6 +15,10 @@ from nvshare.coordinator.protocol import messages
 def main(path: str, uuid: str, claimed: int) -> None:
     link = Link(Path(path))
     link.socket.settimeout(60)
+    if os.fork() == 0:
+        os.close(1)
+        sys.stdin.read()
+        os._exit(0)
     link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "holder", "test", os.getpid(), 0, 1, 0, "0")))
     link.send(messages.encode(messages.AttachGpu(0, uuid, 8 << 30, claimed, not claimed, 0, 0, 0)))
     while True:

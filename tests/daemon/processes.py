@@ -218,7 +218,7 @@ class Holder:
     def __init__(self, running: Running, lease_id: int = 0, gpu: int = 0) -> None:
         program = str(Path(__file__).parent / "holder.py")
         words = [sys.executable, program, str(running.directory.hooks_socket), uuid_of(gpu), str(lease_id)]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
         self.lines: list[str] = []
         self._unread = b""
 

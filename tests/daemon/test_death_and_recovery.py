@@ -44,6 +44,19 @@ def test_a_goodbye_frees_the_lease(coordinators: Coordinators, connect: Connect)
     assert second.next(messages.Grant)
 
 
+def test_a_death_frees_the_lease_though_a_child_has_the_connection(
+    coordinators: Coordinators, hold: Hold, connect: Connect
+) -> None:
+    """Broken if a process that a dead holder has left behind kept the GPU (invariant 6)."""
+    running = coordinators.start("--quantum", LONG)
+    holder = hold(running)
+    holder.next("Grant")
+    waiting = connect(running).hello().attach(wanted=True)
+    waiting.next(messages.GpuSettings)
+    holder.kill()
+    assert waiting.next(messages.Grant)
+
+
 def test_a_holder_keeps_its_lease_over_a_restart(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
     """Broken if a killed coordinator's successor gave the lease to a second holder (invariant 7)."""
     before = coordinators.start("--quantum", LONG)

@@ -51,6 +51,16 @@ def test_a_script_without_an_interpreter_line_runs(nvshare_run: Run, tmp_path: P
     assert (done.returncode, done.stdout) == (3, "word\n")
 
 
+@pytest.mark.sanitizer
+def test_a_sanitized_program_starts(nvshare_run: Run, tmp_path: Path) -> None:
+    """Broken: AddressSanitizer refuses to start, since it does not come first in the list of libraries."""
+    source, program = tmp_path / "seven.c", tmp_path / "seven"
+    source.write_text("int main(void) { return 7; }\n", encoding="utf-8")
+    subprocess.run([os.environ.get("CC", "cc"), "-fsanitize=address", source, "-o", program], check=True)
+    done = nvshare_run("--", str(program))
+    assert (done.returncode, done.stderr) == (7, "")
+
+
 def test_standard_input_goes_to_the_command(nvshare_run: Run) -> None:
     """Else `generate | nvshare-run -- train` would lose its data."""
     text = "line\n" * 10_000

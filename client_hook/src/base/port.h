@@ -5,9 +5,8 @@
 #include "base/base.h"
 
 typedef struct nvs_port {
-    /* Blocks the calling thread until the gate of this GPU is not closed.  False: the process ends, and the call passes the closed gate, so that exit()
-     * does not hang. */
-    bool (*wait_for_lease)(uint32_t gpu);
+    /* Blocks the calling thread until calls pass the gate of this GPU, or the wait is stopped. */
+    void (*wait_for_lease)(uint32_t gpu);
 
     /* Attaches the GPU; returns when its settings have come, or after a bounded wait.  Before the first allocation or memory figure; idempotent, and quick
      * afterwards. */

@@ -5,14 +5,13 @@
  *
  * Non-goals: messages, leases; anything that runs on the agent thread.
  */
-#define _GNU_SOURCE /* syscall numbers, gettid */
+#define _GNU_SOURCE /* syscall */
 #include "coord/agent.h"
 
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "base/process/cancel.h"
-#include "base/process/descriptor.h"
 #include "base/process/fork.h"
 #include "base/process/futex.h"
 #include "base/process/thread.h"
@@ -23,27 +22,20 @@
 #include "coord/memory/moves.h"
 #include "coord/protocol/transport.h"
 #include "coord/waiting/python.h"
+#include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/memory.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define GOODBYE_NS 50000000u
-#define LEFT_BEHIND_NS 200000000u       /* wait of a thread that submits work while the process ends */
-
-NVS_FORK_STATE static _Atomic int exiting_thread; /* thread that called exit() */
-
-static int thread_id(void)
-{
-    return (int)syscall(SYS_gettid);
-}
 
 /* Without an agent nothing is shared: all gates open for good. */
 static void fail(const char *what, int error)
@@ -60,13 +52,6 @@ static void fail(const char *what, int error)
     }
 }
 
-/* A high descriptor makes the kernel grow the table of descriptors.  In a process with several threads that takes 7 to 19 ms
- * (docs/decisions/connect-at-cuinit.md), and no thread of the application may wait for it. */
-static void make_eventfd(void)
-{
-    atomic_store_explicit(&nvs_agent_eventfd, nvs_descriptor_aside(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), memory_order_relaxed);
-}
-
 static bool one_thread(void)
 {
     struct stat tasks; /* as the kernel has it on both architectures; stat() is too new (base/process/glibc_floor.h) */
@@ -75,9 +60,7 @@ static bool one_thread(void)
 
 static void *begin(void *nothing)
 {
-    if (atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed) < 0) /* else it was made before this thread */
-        make_eventfd();
-    if (atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed) < 0) {
+    if (nvs_agent_eventfd(true) < 0) {
         fail("cannot make an eventfd", errno);
         return NULL;
     }
@@ -95,6 +78,7 @@ static bool start(void)
     if (seen == NVS_AGENT_FAILED || !nvs_config.enabled)
         return false;
     nvs_fork_prepare();
+    nvs_reals_resolve();
     if (!atomic_compare_exchange_strong_explicit(&nvs_agent_phase, &none, NVS_AGENT_STARTING, memory_order_acquire,
                                                  memory_order_acquire))
         return none != NVS_AGENT_FAILED;
@@ -104,20 +88,12 @@ static bool start(void)
     }
     const int cancel = nvs_cancel_defer(); /* other threads wait for the end of the start */
     if (one_thread())
-        make_eventfd();
+        (void)nvs_agent_eventfd(true); /* see there */
     int failed = nvs_thread_start(NULL, begin, NULL);
     nvs_cancel_allow(cancel);
     if (failed != 0)
         fail("cannot make a thread", failed);
     return failed == 0;
-}
-
-/* Registered after cuInit, so that it runs before the driver's own handlers. */
-static void say_goodbye_at_exit(void)
-{
-    static atomic_flag registered = ATOMIC_FLAG_INIT; /* a fork's child inherits both */
-    if (!atomic_flag_test_and_set_explicit(&registered, memory_order_relaxed)) /* only the first thread matters */
-        (void)atexit(nvs_agent_goodbye);
 }
 
 /* Asks the driver for the GPU's identity, once, on an application's thread. */
@@ -136,7 +112,6 @@ static bool describe(uint32_t gpu)
         if (!atomic_compare_exchange_strong_explicit(&mail->facts_state, &seen, NVS_FACTS_ASKING, memory_order_acquire,
                                                      memory_order_acquire))
             continue;
-        say_goodbye_at_exit();
         nvs_status status = nvs_gpu_describe(gpu, &mail->facts);
         seen = status == NVS_OK ? NVS_FACTS_KNOWN : NVS_FACTS_FAILED;
         if (seen == NVS_FACTS_FAILED) {
@@ -160,10 +135,10 @@ static bool stop(void)
     return true;
 }
 
-bool nvs_agent_wait_for_lease(uint32_t gpu)
+void nvs_agent_wait_for_lease(uint32_t gpu)
 {
     int saved = errno;
-    bool look_again = true, stopped = false;
+    bool stopped = false;
     const bool started = start(); /* first: it registers the fork handlers */
     bool first = nvs_gate_wait_begin(gpu); /* before the agent learns of the GPU, so that AttachGpu requests the lease */
     if (started && describe(gpu)) {
@@ -175,19 +150,8 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
                 stopped = true;
                 break;
             }
-            /* acquire: pairs with the release in nvs_agent_goodbye */
-            if (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire)) {
-                if (nvs_gate_wait_begin(gpu)) /* again, if a signal handler waited meanwhile and ended the count */
-                    nvs_agent_poke();
-                continue;
-            }
-            if (atomic_load_explicit(&exiting_thread, memory_order_relaxed) != thread_id()) {
-                uint64_t until = nvs_now_ns() + LEFT_BEHIND_NS;
-                while (!nvs_gate_wait(gpu, until) && nvs_now_ns() < until) {
-                }
-            }
-            look_again = false;
-            break;
+            if (nvs_gate_wait_begin(gpu)) /* again, if a signal handler waited meanwhile and ended the count */
+                nvs_agent_poke();
         }
     }
     nvs_gate_wait_end(gpu);
@@ -196,12 +160,51 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
         nvs_agent_poke();
     }
     errno = saved;
-    return look_again;
+}
+
+/* The end of the process, before the driver's own handler: the leases go back, and the agent makes no more calls. */
+static void at_exit(void)
+{
+    int saved = errno;
+    const uint32_t seen = atomic_load_explicit(&nvs_agent_phase, memory_order_acquire); /* a fork's child may have no agent */
+    nvs_log_ending();
+    if (seen == NVS_AGENT_RUNNING || seen == NVS_AGENT_STARTING) {
+        uint64_t until = nvs_now_ns() + GOODBYE_NS;
+        atomic_store_explicit(&nvs_agent_departing, 1, memory_order_release); /* pairs with the acquire of the agent */
+        nvs_agent_poke();
+        while (atomic_load_explicit(&nvs_agent_departed, memory_order_acquire) == 0 && nvs_now_ns() < until)
+            nvs_futex_wait(&nvs_agent_departed, 0, until);
+    }
+    errno = saved;
+}
+
+/* After the driver's own handler: each call says CUDA_ERROR_DEINITIALIZED and needs no lease. */
+static void after_driver(void)
+{
+    int saved = errno;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        nvs_gate_set_dead(gpu, true);
+    errno = saved;
+}
+
+/* exit() runs the handlers backwards, and the driver registers its own in cuInit.  A fork's child inherits them. */
+static void register_once(atomic_flag *done, void (*handler)(void))
+{
+    if (!atomic_flag_test_and_set_explicit(done, memory_order_relaxed)) /* publishes nothing */
+        (void)atexit(handler);
+}
+
+void nvs_agent_driver_begun(void)
+{
+    static atomic_flag registered = ATOMIC_FLAG_INIT;
+    register_once(&registered, at_exit);
 }
 
 void nvs_agent_begin(void)
 {
+    static atomic_flag registered = ATOMIC_FLAG_INIT;
     int saved = errno;
+    register_once(&registered, after_driver);
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (visible == NULL || (visible[0] != 0 && visible[0] != '-')) /* else the driver finds no GPU */
         (void)start();
@@ -239,7 +242,8 @@ static nvs_status ask(uint32_t gpu, nvs_question *of, uint64_t total_bytes)
     int saved = errno;
     nvs_status status = NVS_UNAVAILABLE;
     nvs_agent_attach(gpu);
-    if (atomic_load_explicit(&nvs_agent_phase, memory_order_acquire) == NVS_AGENT_RUNNING) /* the mutexes were made before */
+    if (atomic_load_explicit(&nvs_agent_phase, memory_order_acquire) == NVS_AGENT_RUNNING && /* the mutexes were made before */
+        atomic_load_explicit(&nvs_mail[gpu].facts_state, memory_order_acquire) == NVS_FACTS_KNOWN) /* else the agent cannot ask about it */
         status = nvs_question_ask(of, total_bytes);
     errno = saved;
     return status;
@@ -267,23 +271,6 @@ void nvs_agent_memory_changed(uint32_t gpu)
     }
 }
 
-void nvs_agent_goodbye(void)
-{
-    int saved = errno;
-    uint32_t seen = atomic_load_explicit(&nvs_agent_phase, memory_order_acquire);
-    nvs_log_ending();
-    if ((seen == NVS_AGENT_RUNNING || seen == NVS_AGENT_STARTING) && atomic_exchange_explicit(&exiting_thread, thread_id(), memory_order_relaxed) == 0) {
-        uint64_t until = nvs_now_ns() + GOODBYE_NS;
-        atomic_store_explicit(&nvs_agent_departing, 1, memory_order_release); /* pairs with the acquires of waiters */
-        nvs_agent_poke();
-        while (atomic_load_explicit(&nvs_agent_departed, memory_order_acquire) == 0 && nvs_now_ns() < until)
-            nvs_futex_wait(&nvs_agent_departed, 0, until);
-        for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-            nvs_gate_kick(gpu);
-    }
-    errno = saved;
-}
-
 NVS_FORK_CODE void nvs_agent_after_fork(void)
 {
     /* One thread: nothing here may take a lock, which another thread of the parent may hold. */
@@ -291,5 +278,4 @@ NVS_FORK_CODE void nvs_agent_after_fork(void)
     nvs_transport_abandon();
     nvs_moves_after_fork();
     nvs_budget_after_fork();
-    atomic_store_explicit(&exiting_thread, 0, memory_order_relaxed);
 }

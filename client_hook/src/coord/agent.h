@@ -10,18 +10,19 @@
 
 /* Before cuInit: starts the agent, which connects while the driver initialises. */
 void nvs_agent_begin(void);
+/* After cuInit: at exit() the agent ends before the driver does. */
+void nvs_agent_driver_begun(void);
 
 /* Before the first use of a GPU, after cuInit: attaches in the background, so that nvs_agent_attach waits less. */
 void nvs_agent_expect(uint32_t gpu);
 
 /* Behind base/port.h. */
-bool nvs_agent_wait_for_lease(uint32_t gpu); /* starts the agent if need be */
+void nvs_agent_wait_for_lease(uint32_t gpu); /* starts the agent if need be */
 void nvs_agent_attach(uint32_t gpu);
 void nvs_agent_memory_changed(uint32_t gpu);
 nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes);
 nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes);
 
-void nvs_agent_goodbye(void);      /* at exit: bounded, best effort */
-void nvs_agent_after_fork(void);   /* in the child: no thread, no socket, gates as at start */
+void nvs_agent_after_fork(void); /* in the child: no thread, no socket, gates as at start */
 
 #endif

@@ -1,8 +1,8 @@
 /* The agent thread: joins transport, lease, gate, memory and pacing.
  *
- * It sleeps in ppoll() on the eventfd of the application's threads and the connection, with a time-out only while something is due: a drain, a phase of
- * a limited rate, the detection of idleness while other programs wait, a report of memory or progress, a new connection.  Each round reads all mailboxes,
- * so several pokes may cause one round.
+ * It sleeps in ppoll() on the eventfd of the application's threads and the connection, for a second unless something is due earlier: a drain, a phase
+ * of a limited rate, the detection of idleness while other programs wait, a report of memory or progress, a new connection.  Each round reads all
+ * mailboxes, so several pokes may cause one round.
  *
  * A drain is done in slices, so that the other GPUs of the process, the connection and exit() are served meanwhile.  Memory is
  * moved by other threads (moves.h).
@@ -32,6 +32,7 @@
 #include "memory/memory.h"
 #include "nvshare.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -40,9 +41,7 @@
 
 #define WARN_NS 3000000000u     /* without a coordinator, with threads waiting for one */
 #define NAP_NS 25000u               /* on standby */
-#define POLL_NS 10000000u           /* between two looks at the mailboxes, without the eventfd */
-
-static bool eventfd_closed;               /* the program has closed the eventfd */
+#define LOOK_NS 1000000000u         /* between two looks at the descriptors: a program that closes them wakes no poll */
 
 static bool becomes_known(uint32_t gpu)
 {
@@ -168,8 +167,12 @@ static uint64_t warn_without_coordinator(void)
     if (now < since_ns + WARN_NS)
         return since_ns + WARN_NS;
     logged = true;
-    nvs_log(NVS_LOG_WARNING, "no coordinator answers at %s; waiting for it (start nvshare-coordinator, or unset "
-            "NVSHARE_SOCKET to run without sharing)", nvs_config.socket);
+    if (nvs_transport_connect_error() == EACCES)
+        nvs_log(NVS_LOG_WARNING, "this user may not connect to the coordinator at %s; waiting for permission (use a coordinator of this user's or the "
+                "system's, or unset NVSHARE_SOCKET to run without sharing)", nvs_config.socket);
+    else
+        nvs_log(NVS_LOG_WARNING, "no coordinator answers at %s; waiting for it (start nvshare-coordinator, or unset "
+                "NVSHARE_SOCKET to run without sharing)", nvs_config.socket);
     return UINT64_MAX;
 }
 
@@ -178,24 +181,15 @@ static void sleep_until(uint64_t due)
     uint64_t now = nvs_now_ns();
     if (now < nvs_awake_until_ns)
         due = earlier(due, now + NAP_NS);
-    if (eventfd_closed)
-        due = earlier(due, now + POLL_NS);
-    const int events = atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed); /* this thread wrote it */
-    struct pollfd watched[2] = {{.fd = eventfd_closed ? -1 : events, .events = POLLIN}};
+    due = earlier(due, now + LOOK_NS);
+    struct pollfd watched[2] = {{.fd = nvs_agent_eventfd(true), .events = POLLIN}};
     watched[1].fd = nvs_link_descriptor(&watched[1].events); /* poll() passes over -1 */
-    struct timespec wait = {0, 0};
-    if (due != UINT64_MAX) {
-        uint64_t left = due > now ? due - now : 0;
-        wait.tv_sec = (time_t)(left / 1000000000u);
-        wait.tv_nsec = (long)(left % 1000000000u);
-    }
-    (void)ppoll(watched, 2, due == UINT64_MAX ? NULL : &wait, NULL);
-    if ((watched[0].revents & POLLNVAL) != 0) {
-        eventfd_closed = true; /* the program has closed it, and may reuse the number */
-        nvs_log(NVS_LOG_WARNING, "this program closes descriptors that it has not opened; it will answer a little later");
-    } else if (watched[0].revents != 0) {
+    const uint64_t left = due > now ? due - now : 0;
+    const struct timespec wait = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
+    (void)ppoll(watched, 2, &wait, NULL);
+    if (watched[0].revents != 0) {
         uint64_t pokes;
-        ssize_t taken = read(events, &pokes, sizeof pokes);
+        ssize_t taken = read(nvs_agent_eventfd(false), &pokes, sizeof pokes);
         (void)taken; /* empty: a round for nothing */
     }
     /* After the read and before the mailboxes are looked at: pairs with the exchange in nvs_agent_poke. */
@@ -220,7 +214,7 @@ static void depart(void)
         nvs_link_send(frame, nvs_encode_goodbye(&message, frame, sizeof frame));
         nvs_transport_finish(10);
     }
-    atomic_store_explicit(&nvs_agent_departed, 1, memory_order_release); /* pairs with nvs_agent_goodbye */
+    atomic_store_explicit(&nvs_agent_departed, 1, memory_order_release); /* pairs with at_exit */
     nvs_futex_wake(&nvs_agent_departed, INT32_MAX);
 }
 
@@ -233,14 +227,13 @@ void *nvs_agent_main(void *nothing)
     nvs_progress_start();
     nvs_notice_start();
     nvs_awake_until_ns = 0;
-    eventfd_closed = false;
     nvs_link_start();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_lease_init(&nvs_agent_gpus[gpu].lease, nvs_config.on_loss.run, nvs_config.on_loss.timeout_ns);
         nvs_duty_init(&nvs_agent_gpus[gpu].duty);
         nvs_agent_gpus[gpu].tick_at_ns = UINT64_MAX;
     }
-    /* acquire: pairs with the release in nvs_agent_goodbye */
+    /* acquire: pairs with the release in at_exit (agent.c) */
     while (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire)) {
         nvs_link_serve(&nvs_message_handlers);
         nvs_moves_serve();

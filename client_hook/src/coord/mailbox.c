@@ -1,18 +1,23 @@
 /* See mailbox.h. */
+#define _GNU_SOURCE /* syscall */
 #include "coord/mailbox.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/process/cancel.h"
+#include "base/process/descriptor.h"
 #include "base/process/futex.h"
 
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #define ANSWER_NS 10000000000u /* how long a connected coordinator may take for an answer */
 
 NVS_FORK_STATE nvs_mailbox nvs_mail[NVS_MAX_GPUS];
 _Atomic uint64_t nvs_steps;
-NVS_FORK_STATE _Atomic int nvs_agent_eventfd = -1;
+NVS_FORK_STATE static _Atomic int eventfd_number = -1; /* relaxed: read after the agent was seen running, and in a fork's child */
+static _Atomic uint64_t eventfd_file;                  /* relaxed: the same for all eventfds */
 NVS_FORK_STATE _Atomic uint32_t nvs_agent_poked;
 NVS_FORK_STATE _Atomic uint32_t nvs_agent_connected;
 NVS_FORK_STATE _Atomic uint32_t nvs_agent_departing;
@@ -31,15 +36,33 @@ void nvs_agent_poke(void)
     if (atomic_exchange_explicit(&nvs_agent_poked, 1, memory_order_seq_cst) == 0) {
         uint64_t one = 1;
         const int cancel = nvs_cancel_defer(); /* the caller may hold a lock */
-        ssize_t written = write(atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed), &one, sizeof one);
+        ssize_t written = write(nvs_agent_eventfd(false), &one, sizeof one);
         nvs_cancel_allow(cancel);
-        (void)written; /* fails only when the counter is full, and then the agent is awake */
+        (void)written; /* fails when the counter is full, and then the agent is awake; without an eventfd the agent looks later (loop.c) */
     }
+}
+
+/* A high descriptor makes the kernel grow the table of descriptors.  In a process with several threads that takes 7 to 19 ms
+ * (docs/decisions/connect-at-cuinit.md), and no thread of the application may wait for it. */
+int nvs_agent_eventfd(bool make)
+{
+    int events = atomic_load_explicit(&eventfd_number, memory_order_relaxed); /* see its declaration */
+    if (events >= 0 && nvs_descriptor_file(events) == atomic_load_explicit(&eventfd_file, memory_order_relaxed))
+        return events;
+    if (!make)
+        return -1;
+    if (events >= 0)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "this program closes descriptors that it has not opened; it will answer a little later");
+    events = nvs_descriptor_aside(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    atomic_store_explicit(&eventfd_file, nvs_descriptor_file(events), memory_order_relaxed);
+    atomic_store_explicit(&eventfd_number, events, memory_order_relaxed);
+    return events;
 }
 
 void nvs_agent_close_eventfd(void)
 {
-    const int events = atomic_exchange_explicit(&nvs_agent_eventfd, -1, memory_order_relaxed); /* no other thread uses it */
+    const int events = nvs_agent_eventfd(false);
+    atomic_store_explicit(&eventfd_number, -1, memory_order_relaxed); /* no other thread uses it */
     if (events >= 0)
         close(events);
 }
@@ -67,6 +90,8 @@ static nvs_status ask(nvs_question *of, uint64_t total_bytes)
 
 nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes)
 {
+    if (atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed) != 0) /* else behind a thread that still waits for an answer */
+        return NVS_UNAVAILABLE;
     pthread_mutex_lock(&of->asking);
     const nvs_status status = ask(of, total_bytes);
     pthread_mutex_unlock(&of->asking);

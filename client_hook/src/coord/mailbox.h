@@ -45,7 +45,6 @@ typedef struct nvs_mailbox {
 
 extern nvs_mailbox nvs_mail[NVS_MAX_GPUS];
 extern _Atomic uint64_t nvs_steps;           /* calls of nvshare_step.  Relaxed: a count */
-extern _Atomic int nvs_agent_eventfd;        /* relaxed: read after the agent was seen running, and in a fork's child */
 extern _Atomic uint32_t nvs_agent_poked;     /* 1: the eventfd was written since the agent last looked */
 extern _Atomic uint32_t nvs_agent_connected; /* the coordinator has accepted the connection */
 extern _Atomic uint32_t nvs_agent_departing; /* exit() was called */
@@ -55,6 +54,7 @@ enum { NVS_AGENT_NONE, NVS_AGENT_STARTING, NVS_AGENT_RUNNING, NVS_AGENT_FAILED }
 extern _Atomic uint32_t nvs_agent_phase; /* RUNNING is released after what the agent needs, acquired by pokers */
 
 void nvs_agent_poke(void);
+int nvs_agent_eventfd(bool make);  /* -1: none, or the program has closed it */
 void nvs_agent_close_eventfd(void);
 /* An application's thread.  OK: the coordinator grants so many bytes in all; UNAVAILABLE: no answer in time. */
 nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes);

@@ -42,6 +42,12 @@ nvs_function nvs_real_resolve(nvs_id id)
     return real;
 }
 
+void nvs_reals_resolve(void)
+{
+    for (unsigned id = 0; id < NVS_ID_COUNT; id++)
+        (void)nvs_real((nvs_id)id);
+}
+
 bool nvs_real_exists(nvs_id id)
 {
     return nvs_real(id) != (nvs_function)nvs_missing;

@@ -1,7 +1,7 @@
 /* Expansions of cuda_api.def: ids, names, wrappers, real pointers, lookup.  The table itself is the only list of functions.
  *
  * Everything here works before cuInit, on any thread, without locks or allocation: a real pointer is resolved on first
- * use, perhaps by several threads, which all store the same value.
+ * use, perhaps by several threads, which all store the same value, and at the latest when the agent starts.
  */
 #ifndef NVS_CUDA_API_H
 #define NVS_CUDA_API_H
@@ -39,6 +39,10 @@ extern const nvs_entry nvs_entries[NVS_ID_COUNT] __attribute__((visibility("hidd
 extern _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT] __attribute__((visibility("hidden"))); /* all but the hottest: see nvs_real_at */
 
 nvs_function nvs_real_resolve(nvs_id id);
+
+/* Resolves every row, before a thread of the hook is made: dlsym takes the loader's lock, and an application's thread waits at a gate with that lock
+ * in a library's constructor. */
+void nvs_reals_resolve(void);
 
 /* The place of the pointer to the real function; NULL in it: not resolved yet. */
 static inline _Atomic(nvs_function) *nvs_real_at(nvs_id id)

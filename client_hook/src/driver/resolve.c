@@ -67,13 +67,14 @@ static nvs_answer answer(void *handle, const char *name, const char *version)
         return undecided;
 
     const bool wrapped = id != NVS_ID_COUNT && nvs_entries[id].wrapper != NULL;
-    if (handle == RTLD_DEFAULT || handle == RTLD_NEXT) {
-        /* A search of the whole process would find the hook's own symbol, or the driver's. */
+    void *address = NULL; /* RTLD_NEXT: of a library before the hook, so it would find the hook's own symbol, or the driver's */
+    if (handle != RTLD_NEXT)
+        address = version != NULL ? real_versioned(handle, name, version) : real(handle, name);
+    if (address == NULL && (handle == RTLD_DEFAULT || handle == RTLD_NEXT)) {
         if (wrapped || nvs_driver_loaded())
             return answer_by_driver(id, name);
         return undecided;
     }
-    void *address = version != NULL ? real_versioned(handle, name, version) : real(handle, name);
     if (address == NULL)
         return (nvs_answer){NULL, 1};
     if (wrapped && address == nvs_as_address(nvs_entries[id].wrapper))

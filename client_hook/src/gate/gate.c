@@ -176,13 +176,13 @@ static bool enter_slow(nvs_slot *slot, uint32_t gpu, uint32_t stop)
         if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED)
             wake_closer(gate);
         slot->stop = stop;
-        bool look_again = nvs_coordinator.wait_for_lease(gpu);
+        nvs_coordinator.wait_for_lease(gpu);
         stopped = slot->stop == NVS_STOPPED;
         if (stopped)
             break;
         atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst);
         /* Pairs with the closer's store and membarrier, as in nvs_gate_enter. */
-        if (!look_again || nvs_gate_passes(gpu))
+        if (nvs_gate_passes(gpu))
             break;
     }
     slot->stop = outer;

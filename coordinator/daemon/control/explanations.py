@@ -7,11 +7,14 @@ another user's program.
 from __future__ import annotations
 
 import shlex
+from typing import Final
 
 from nvshare.coordinator.engine.snapshot.waits import RefusalSnapshot, WaitSnapshot
 from nvshare.coordinator.model.client import Identity
 from nvshare.coordinator.system.users import known_name
 from nvshare.coordinator.units import format_size
+
+_STOPPED: Final = "stopped: continue it (kill -CONT) or end it"
 
 
 def wait(wait: WaitSnapshot, *, hide_names: bool) -> str:
@@ -20,13 +23,18 @@ def wait(wait: WaitSnapshot, *, hide_names: bool) -> str:
     if wait.paused:
         return f"{begin}: this program is paused; `nvshare-ctl resume {shlex.quote(wait.identity.name)}` continues it"
     if wait.recovering:
-        return f"{begin}: the coordinator has restarted, and an earlier holder has not come back yet"
+        missing = f"the program that held it is {_STOPPED}" if wait.stopped else "an earlier holder is not back yet"
+        return f"{begin}: the coordinator has restarted, and {missing}"
     if wait.moving:
         return f"{begin}: this program is next, and memory is being moved for it"
     place = "next in line" if wait.place == 0 else f"{ordinal(wait.place + 1)} in line"
     if wait.lacking_bytes:
         lacking = format_size(wait.lacking_bytes)
         place = f"{lacking} of this program's memory does not fit beside memory that cannot move"
+    elif wait.stuck is not None:
+        place = (
+            f"the memory of {_holder(wait.stuck, wait.identity, hide_names)} does not move; perhaps it is {_STOPPED}"
+        )
     if not wait.holders:
         return f"{begin}, which no program holds now; {place}"
     holder = _holder(wait.holders[0], wait.identity, hide_names)

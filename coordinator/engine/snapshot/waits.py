@@ -23,7 +23,11 @@ class WaitSnapshot:
     paused: bool
     lacking_bytes: int
     """Room that its memory lacks beside immovable memory; 0: it fits."""
+    stuck: Identity | None
+    """Its memory was to make room for this program's, and does not move."""
     recovering: bool
+    stopped: bool
+    """Recovering, and the earlier holder is stopped."""
     moving: bool
     """It was chosen, and memory moves."""
 
@@ -52,9 +56,19 @@ def take_wait(node: Node, seat: Seat) -> WaitSnapshot | None:
         place=order.index(client.client_id) if client.client_id in order else 0,
         paused=client.paused,
         lacking_bytes=seat.room.lacking_bytes if seat.room.unschedulable else 0,
+        stuck=_stuck(seat) if seat.room.unschedulable else None,
         recovering=gpu.recovering,
+        stopped=gpu.recovery.holder_stopped,
         moving=seat.phase is NEXT,
     )
+
+
+def _stuck(waiting: Seat) -> Identity | None:
+    for seat in waiting.gpu.seats.values():
+        order = seat.moves.order
+        if seat is not waiting and order is not None and order.evict and order.stalled:
+            return seat.client.identity
+    return None
 
 
 def take_refusal(node: Node, client: Client, uuid: str) -> RefusalSnapshot:

@@ -6,7 +6,7 @@
 #include "faults/observe.h"
 
 _Thread_local sim_thread nvs_sim_thread;
-bool nvs_sim_initialised, nvs_sim_forked;
+bool nvs_sim_initialised, nvs_sim_forked, nvs_sim_ended;
 
 CUresult nvs_sim_enter(const char *function, bool need_init)
 {
@@ -19,6 +19,10 @@ CUresult nvs_sim_enter(const char *function, bool need_init)
     if (nvs_sim_thread.in_callback)
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&nvs_sim_lock);
+    if (nvs_sim_ended) {
+        pthread_mutex_unlock(&nvs_sim_lock);
+        return CUDA_ERROR_DEINITIALIZED;
+    }
     if (!need_init || (nvs_sim_initialised && !nvs_sim_forked))
         return CUDA_SUCCESS;
     pthread_mutex_unlock(&nvs_sim_lock);

@@ -12,6 +12,7 @@ typedef struct sim_thread {
 
 extern _Thread_local sim_thread nvs_sim_thread;
 extern bool nvs_sim_initialised, nvs_sim_forked; /* forked: after cuInit; every call then fails */
+extern bool nvs_sim_ended;                       /* exit() has come to the handler that cuInit registered; every call then fails */
 
 /* Observer and faults come first.  On success the lock is held; otherwise it is free. */
 CUresult nvs_sim_enter(const char *function, bool need_init);

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from nvshare.client_hook.launcher import with_preload
 from nvshare.coordinator.protocol import messages
 from nvshare.simulated_gpu.trace import read_trace
 from tests.conftest import Built
+from tests.hook.compiled import compile_c
 from tests.hook.conftest import StartClient
 from tests.hook.scripted import NEVER_NS, ScriptedClient, ScriptedCoordinator
 
+PROGRAMS = Path(__file__).parent / "programs"
 MS = 1_000_000
 SHORT_S = 0.2
 """How long a test looks that something does not happen."""
@@ -243,6 +246,56 @@ def test_exit_without_a_coordinator(client: ScriptedClient) -> None:
     assert client.do("background 1000") == "begun"
     client.tell("exit")
     assert client.ended()[0] == 0
+
+
+@pytest.mark.parametrize("mode", ["device", "managed", "swap"])
+@pytest.mark.parametrize("held", [True, False])
+def test_work_after_the_drivers_end(
+    coordinator: ScriptedCoordinator, start: StartClient, mode: str, held: bool
+) -> None:
+    """Broken: a static object that uses the GPU in its destructor waits for a lease, and the program never ends."""
+    client = start(NVSHARE_MEMORY=mode)
+    client.tell("late")
+    coordinator.welcome()
+    assert client.answer() == "late"
+    if held:
+        client.tell("launch 1000")
+        coordinator.asked()
+        coordinator.grant(7)
+        assert client.answer() == "launched"
+    client.tell("exit")
+    assert client.answer() == "late 4 4 4 4"
+    assert client.ended() == (0, "")
+
+
+def test_a_constructor_that_waits_for_its_turn(
+    coordinator: ScriptedCoordinator, start: StartClient, built: Built, tmp_path: Path
+) -> None:
+    """Broken: a library that uses the GPU when it is opened waits with the loader's lock, the agent for it."""
+    sources = (PROGRAMS / "constructor.c", built.sim_dir / "libcuda.so.1")
+    client = start(PLUGIN=str(compile_c(tmp_path / "constructor.so", *sources, flags=("-fPIC", "-shared"))))
+    client.tell("open")
+    coordinator.welcome()
+    coordinator.asked()
+    coordinator.grant(7)
+    assert client.answer() == "constructing"
+    assert coordinator.revoke(7).drained
+    client.tell("go on")
+    coordinator.expect(messages.Request)
+    coordinator.grant(8)
+    assert client.answer() == "opened"
+
+
+def test_a_preload_of_the_users_before_the_hook(
+    coordinator: ScriptedCoordinator, start: StartClient, built: Built, tmp_path: Path
+) -> None:
+    """Broken: a tracer that the user preloads sees nothing, or the hook does not see what comes through it."""
+    tracer = compile_c(tmp_path / "tracer.so", PROGRAMS / "tracer.c", flags=("-fPIC", "-shared"))
+    client = start(LD_PRELOAD=with_preload(str(tracer), built.hook))
+    hold(coordinator, client)
+    assert coordinator.revoke(7).submissions == 1
+    client.tell("exit")
+    assert client.ended() == (0, "1 launches, first\n")
 
 
 def test_gpu_that_is_not_shared(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:

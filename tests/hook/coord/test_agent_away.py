@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +16,13 @@ from tests.conftest import Built
 from tests.hook.compiled import compile_c
 from tests.hook.conftest import StartClient
 from tests.hook.coord.test_agent import hold
-from tests.hook.scripted import ScriptedCoordinator
+from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 from tests.waiting import eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
 ATTEMPTS = 6
 """Attempts to watch: some 0.6 s, in which an agent that does not sleep polls ten thousand times and more."""
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 A_FEW = 4
 """Rounds of the agent for each attempt: the attempt, its end, and what a timer that rings early costs."""
 AT_FIRST = 40
@@ -107,4 +110,29 @@ def test_sleeps_after_the_coordinator_died(
     coordinator.welcome()
     coordinator.grant(9 if not holds else 7)
     if not holds:
+        assert client.answer() == "launched"
+
+
+def unprivileged() -> None:
+    """Root, too, obeys the modes of files after the next exec."""
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
+
+
+def test_a_coordinator_that_is_not_for_this_user(
+    coordinator: ScriptedCoordinator, client_program: Path, hook_env: dict[str, str]
+) -> None:
+    """Broken: a program hears of "no coordinator", where the coordinator runs and does not let its user in."""
+    coordinator.path.chmod(0)
+    pipe = subprocess.PIPE
+    command = [client_program]
+    process = subprocess.Popen(
+        command, env=hook_env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, preexec_fn=unprivileged
+    )
+    with ScriptedClient.of(process) as client:
+        client.tell("launch 1000")
+        assert "this user may not connect to the coordinator" in client.error_line()
+        coordinator.path.chmod(0o600)
+        coordinator.welcome()
+        coordinator.asked()
+        coordinator.grant(7)
         assert client.answer() == "launched"

@@ -125,7 +125,7 @@ def test_random_frames(coordinator: ScriptedCoordinator, client: ScriptedClient)
             coordinator.send_bytes(codec.random_frame(rng))
     client.tell("exit")
     while (answer := client.answer()) != "":
-        assert answer == "background launched"
+        assert answer in ("background launched", "background failed"), "the driver may have ended"
     assert client.ended()[0] == 0
 
 

@@ -5,6 +5,7 @@ Non-goals: messages of single parts, which stand with their tests.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.hook.scripted import BOUND_S, ScriptedClient, ScriptedCoordinator
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 DEINITIALIZED, OUT_OF_MEMORY = 4, 2
+NONBLOCKING = os.O_WRONLY | os.O_NONBLOCK
 MIB = 1 << 20
 
 
@@ -47,6 +49,26 @@ def test_memory_freed_at_exit(
     program = compile_c(tmp_path / "free", PROGRAMS / "free_at_exit.c", built.sim_dir / "libcuda.so.1")
     output, errors = heard(coordinator, {**hook_env, "NVSHARE_MEMORY": mode}, program)
     assert (output, errors) == (f"{DEINITIALIZED}\n", "")
+
+
+@pytest.mark.parametrize("reader", ["ended", "sleeps"])
+def test_a_standard_error_that_takes_nothing(coordinator: ScriptedCoordinator, start: StartClient, reader: str) -> None:
+    """Broken: a message of the hook's kills or stops a program whose standard error nobody reads any more."""
+    client = start(NVSHARE_MEMORY_LIMIT="64MiB")
+    assert client.process.stderr is not None
+    if reader == "ended":
+        client.process.stderr.close()
+    else:
+        with open(
+            f"/proc/{client.process.pid}/fd/2", "wb", 0, opener=lambda path, _: os.open(path, NONBLOCKING)
+        ) as pipe:
+            while pipe.write(b"." * 4096):
+                pass
+    client.tell(f"alloc {65 * MIB}")
+    coordinator.welcome(limit=64 * MIB)
+    assert client.answer() == f"refused {OUT_OF_MEMORY}"
+    client.tell("exit")
+    assert client.process.wait(BOUND_S) == 0
 
 
 def complaints(client: ScriptedClient) -> list[str]:

@@ -12,7 +12,18 @@ from nvshare.coordinator.model.client import Identity
 
 MINE = Identity("mine.py", "python", 10, 1000, "")
 THEIRS = Identity("train.py", "python", 11, 1001, "")
-WAIT = WaitSnapshot(0, MINE, (THEIRS,), place=1, paused=False, lacking_bytes=0, recovering=False, moving=False)
+WAIT = WaitSnapshot(
+    0,
+    MINE,
+    (THEIRS,),
+    place=1,
+    paused=False,
+    lacking_bytes=0,
+    stuck=None,
+    recovering=False,
+    stopped=False,
+    moving=False,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +39,12 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
         (replace(WAIT, holders=()), "waiting for GPU 0, which no program holds now; 2nd in line"),
         (replace(WAIT, paused=True), "this program is paused; `nvshare-ctl resume mine.py` continues it"),
         (replace(WAIT, lacking_bytes=1 << 30), "1GiB of this program's memory does not fit"),
-        (replace(WAIT, recovering=True), "the coordinator has restarted"),
+        (
+            replace(WAIT, holders=(), stuck=THEIRS),
+            "the memory of train.py (alice) does not move; perhaps it is stopped",
+        ),
+        (replace(WAIT, recovering=True), "the coordinator has restarted, and an earlier holder is not back yet"),
+        (replace(WAIT, recovering=True, stopped=True), "the program that held it is stopped: continue it (kill -CONT)"),
         (replace(WAIT, moving=True), "memory is being moved for it"),
     ],
 )

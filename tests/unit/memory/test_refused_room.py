@@ -86,6 +86,18 @@ def test_it_is_tried_again_after_a_while() -> None:
     assert not willing.seat().memory.shut_out
 
 
+def test_the_waiting_program_hears_of_the_one_that_hangs() -> None:
+    """Broken: a program reads that no program holds the GPU, and not whose memory is in its way."""
+    harness = make_harness()
+    stopped, willing, evict = beside_one_that_hangs(harness)
+    wait = harness.scheduler.wait_snapshot(willing.client, 0)
+    assert wait is not None
+    assert wait.stuck == harness.scheduler.client_snapshot(stopped.client, 0).identity
+    stopped.moved(evict.order_id, 20)
+    wait = harness.scheduler.wait_snapshot(willing.client, 0)
+    assert wait is None or wait.stuck is None
+
+
 def test_the_death_of_the_one_that_hangs_is_enough() -> None:
     """Broken: nobody looks again when the last one that had memory is gone."""
     harness = make_harness()

@@ -7,7 +7,10 @@
 #define NVS_DESCRIPTOR_H
 
 #include <fcntl.h>
+#include <stdint.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 /* Duplicates `fd` above the application's numbers, else above standard error, as close-on-exec, and closes it; -1 if that fails.
@@ -33,6 +36,14 @@ static inline int nvs_descriptor_aside(int fd)
         moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     close(fd);
     return moved;
+}
+
+/* The open file behind a number; 0: none.  A program may close numbers that it has not opened, and use them itself: the hook compares before it uses
+ * or closes a descriptor that it keeps.  Eventfds cannot be told apart.  fstat() is too new (glibc_floor.h). */
+static inline uint64_t nvs_descriptor_file(int fd)
+{
+    struct stat found;
+    return fd >= 0 && syscall(SYS_fstat, fd, &found) == 0 ? (uint64_t)found.st_dev << 32 ^ (uint64_t)found.st_ino : 0;
 }
 
 #endif

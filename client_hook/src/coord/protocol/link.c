@@ -134,6 +134,8 @@ void nvs_link_serve(const nvs_link_handlers *handlers)
         if (!open_socket)
             retry_at_ns = nvs_now_ns() + REFUSED_RETRY_NS;
     }
+    if (open_socket && !nvs_transport_own())
+        broken = true;
     for (unsigned i = 0; i < FRAMES_A_ROUND && open_socket && !broken; i++) {
         nvs_transport_event event = nvs_transport_next(frame, sizeof frame, &size);
         has_more = event != NVS_TRANSPORT_NOTHING; /* there may be more than one round takes */

@@ -41,6 +41,8 @@ static const uint8_t ready[] = "\x04\x29"
 
 /* Read in the child of a fork, whose memory is a copy of ours at some moment. */
 NVS_FORK_STATE static atomic_int connection = -1;
+NVS_FORK_STATE static uint64_t connected_file; /* behind it */
+static int connect_error; /* errno of the last attempt; 0: a peer listens */
 NVS_FORK_STATE static bool greeting_read, peer_ready, reported, lost;
 static uint8_t incoming[INCOMING], outgoing[OUTGOING];
 static size_t in_begin, in_end, out_begin, out_end;
@@ -141,11 +143,13 @@ nvs_status nvs_transport_connect(const char *socket_path, int32_t coordinator_us
         NVS_LOG_ONCE(NVS_LOG_ERROR, "cannot make a socket: %s", strerror(errno));
         return NVS_UNAVAILABLE;
     }
+    connected_file = nvs_descriptor_file(fd);
     atomic_store_explicit(&connection, fd, memory_order_relaxed); /* read after fork only, by the same thread's copy */
     greeting_read = peer_ready = reported = false;
     in_begin = in_end = out_begin = out_end = 0;
     /* On a Unix socket there is no "in progress": it is connected now, or nobody listens (yet). */
     lost = connect(fd, (const struct sockaddr *)&address, sizeof address) != 0;
+    connect_error = lost ? errno : 0;
     if (!lost && !trusted(fd, socket_path, coordinator_user)) {
         nvs_transport_close();
         return NVS_UNAVAILABLE;
@@ -160,11 +164,20 @@ nvs_status nvs_transport_connect(const char *socket_path, int32_t coordinator_us
 
 void nvs_transport_close(void)
 {
-    int fd = descriptor();
+    if (nvs_transport_own())
+        close(descriptor());
     atomic_store_explicit(&connection, -1, memory_order_relaxed); /* as in nvs_transport_connect */
-    if (fd >= 0)
-        close(fd);
     lost = false;
+}
+
+int nvs_transport_connect_error(void)
+{
+    return connect_error;
+}
+
+bool nvs_transport_own(void)
+{
+    return descriptor() >= 0 && nvs_descriptor_file(descriptor()) == connected_file;
 }
 
 bool nvs_transport_send(const uint8_t *frame, size_t size)

@@ -20,7 +20,9 @@ typedef enum nvs_transport_event {
  * is no failure: nvs_transport_next() says LOST.  A listener of another user than root, this program's own, the owner of a
  * directory that root has made, or `coordinator_user` (-1: none) is not talked to: UNAVAILABLE. */
 nvs_status nvs_transport_connect(const char *socket_path, int32_t coordinator_user);
+int nvs_transport_connect_error(void); /* errno of the last attempt; 0: a peer listened */
 void nvs_transport_close(void);
+bool nvs_transport_own(void); /* false: not connected, or the program has closed the descriptor */
 
 /* Never blocks.  False: it cannot be sent now (no peer, or its queue is full). */
 bool nvs_transport_send(const uint8_t *frame, size_t size);

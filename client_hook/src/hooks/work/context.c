@@ -23,6 +23,7 @@ NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
     const CUresult result = NVS_REAL(cuInit)(Flags);
     if (result != CUDA_SUCCESS)
         return result;
+    nvs_agent_driver_begun();
     atomic_store_explicit(&done, true, memory_order_relaxed);
     nvs_context_learn();
     if (nvs_only_gpu() != NVS_NO_GPU)

@@ -18,6 +18,8 @@
  *   step               nvshare_step: "stepped"
  *   threads            number of threads of the process: "threads N"
  *   exec               becomes another program, which waits until its input ends
+ *   open               opens the library that PLUGIN names: "opened"
+ *   late               from now on a destructor of the program uses CUDA: "late", and at the end "late RESULT..."
  *   exit               exit(0), whatever the threads do
  */
 #define _GNU_SOURCE
@@ -195,6 +197,16 @@ static unsigned count_threads(void)
     return count;
 }
 
+static CUdeviceptr kept;
+
+/* As of a static object of C++: exit() comes to it after the handlers that were registered later, the driver's among them. */
+__attribute__((destructor)) static void use_late(void)
+{
+    CUdeviceptr more;
+    if (kept != 0)
+        say("late %d %d %d %d", launch(1000, NULL), cuCtxSynchronize(), cuMemAlloc(&more, 4096), cuMemFree(kept));
+}
+
 int main(void)
 {
     char line[128], word[32];
@@ -250,6 +262,10 @@ int main(void)
             take_step();
         } else if (strcmp(word, "threads") == 0) {
             say("threads %u", count_threads());
+        } else if (strcmp(word, "open") == 0) {
+            say(dlopen(getenv("PLUGIN"), RTLD_NOW) != NULL ? "opened" : "%s", dlerror());
+        } else if (strcmp(word, "late") == 0) {
+            say(cuMemAlloc(&kept, 4096) == CUDA_SUCCESS ? "late" : "failed");
         } else if (strcmp(word, "exec") == 0) {
             unsetenv("LD_PRELOAD");
             execlp("cat", "cat", (char *)NULL);

@@ -13,14 +13,14 @@
 static int waits;
 static bool let_through;
 
-static bool wait_for_lease(uint32_t gpu)
+static void wait_for_lease(uint32_t gpu)
 {
     waits++;
     errno = ENOSYS;
     if (let_through)
-        return false;
-    nvs_gate_open(gpu, false);
-    return true;
+        nvs_gate_set_dead(gpu, true);
+    else
+        nvs_gate_open(gpu, false);
 }
 
 const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease};
@@ -83,12 +83,13 @@ int main(void)
     nvs_gate_awaited(slot);
     MUST(!nvs_gate_in_use(3) && nvs_gate_await(NVS_NO_GPU) == NULL);
 
-    /* The process ends: through a closed gate. */
+    /* The driver has ended: through a closed gate. */
     MUST(nvs_gate_close(0, nvs_now_ns() + 1000000) == NVS_OK);
     let_through = true;
     slot = nvs_gate_enter(0);
     MUST(waits == 2 && slot != NULL && !nvs_gate_leave(slot, 0));
     let_through = false;
+    nvs_gate_set_dead(0, false);
 
     /* Fork inside a call with the gate open: the child is outside, before a closed gate; the parent is as it was. */
     nvs_gate_open(0, false);

@@ -29,13 +29,12 @@ static uint64_t epoch;            /* by the closer, while closed; read inside */
 static _Atomic uint64_t passed;
 static _Atomic uint64_t waited_for; /* calls of gate 1 that only waited */
 
-static bool wait_for_lease(uint32_t gpu)
+static void wait_for_lease(uint32_t gpu)
 {
     (void)nvs_gate_wait_begin(gpu);
     while (!nvs_gate_wait(gpu, UINT64_MAX)) {
     }
     nvs_gate_wait_end(gpu);
-    return true;
 }
 
 const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease};

@@ -70,7 +70,7 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
 }
 
 uint64_t nvs_now_ns(void) { return model.now_ns; }
-static bool wait_for_lease(uint32_t gpu) { return false; }
+static void wait_for_lease(uint32_t gpu) { nvs_gate_open(gpu, false); }
 const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease};
 
 int nanosleep(const struct timespec *length, struct timespec *left)

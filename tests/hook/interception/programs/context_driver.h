@@ -62,6 +62,7 @@ nvs_slot *nvs_gate_enter_nowait(uint32_t gpu) { return NULL; }
 void nvs_swap_lanes_context_leaving(CUcontext context) {}
 void nvs_gate_leave_nowait(nvs_slot *slot) {}
 void nvs_agent_begin(void) {}
+void nvs_agent_driver_begun(void) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
 void nvs_ipc_context_gone(CUcontext context) {}
 _Atomic uint32_t nvs_graph_gpus;

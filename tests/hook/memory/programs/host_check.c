@@ -84,7 +84,7 @@ static void time_stands_still(void)
 nvs_settings nvs_config = {.memory_mode = NVS_MODE_SWAP};
 _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
 
-static bool wait_for_lease(uint32_t gpu) { return false; }
+static void wait_for_lease(uint32_t gpu) { nvs_gate_open(gpu, false); }
 const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease, .reserve_host = nvs_agent_reserve_host};
 void nvs_link_send(const uint8_t *frame, size_t size) { model.frames++; }
 int nvs_log_level;
