@@ -104,8 +104,7 @@ named pairs 480 pairs.json "$python" -m nvshare.bench.pairs --json --budget 440
 named startup 60 startup.json "$python" -m nvshare.bench.startup --json
 named drain 90 drain.json "$python" -m nvshare.bench.drains --json --seconds 3
 named compatibility 430 compatibility.jsonl "$python" -m nvshare.bench.compatibility --json --budget 410
-named escapes 125 escapes.jsonl "$python" -m nvshare.bench.compatibility --json --verify --budget 110
-cat "$out"/compatibility.jsonl "$out"/escapes.jsonl >"$work/lines" 2>/dev/null
+cat "$out"/compatibility.jsonl >"$work/lines" 2>/dev/null
 if [ -s "$work/lines" ]; then
   "$python" -m nvshare.bench.compatibility --from "$work/lines" --markdown "$out/compatibility.md"
 fi

@@ -28,7 +28,6 @@ Each program ran without the hook, alone under it, and two at a time under it wi
 The benchmark writes this page:
 
     python -m nvshare.bench.compatibility --json --processes 3 >lines.json
-    python -m nvshare.bench.compatibility --json --verify >>lines.json
     python -m nvshare.bench.compatibility --from lines.json --markdown docs/reference/compatibility.md
 
 `--case "NAME"` runs one case, with a name of the first column. In `managed` mode each has a limit of 96 MiB.
@@ -121,20 +120,11 @@ def startup_lines(row: Mapping[str, Any]) -> Iterator[str]:
         yield "| " + " | ".join(cell(one) for one in [*cells, f"{most_ms:.0f} ms"]) + " |"
 
 
-def verify_line(told: Mapping[str, Any]) -> str:
-    """One row of the table of the detector."""
-    escapes = "; ".join(f"{one['function']} {one['symbol']}".strip() for one in told.get("escapes", ()))
-    result = "; ".join([told["result"], *filter(None, (escapes, *told.get("problems", ())))])
-    passed = [f"{told[what + '_gated']} of {told[what]}" if what in told else "" for what in ("kernels", "copies")]
-    cells = (told["verify"], *passed, result, ", ".join(told.get("checked", ())))
-    return "| " + " | ".join(cell(one) for one in cells) + " |"
-
-
 def page(lines: Iterable[Mapping[str, Any]]) -> str:
     """All of it."""
     lines = list(lines)
     rows = final_rows(lines)
-    if not rows and not any("verify" in line for line in lines):
+    if not rows:
         return HEAD + NOT_RUN
     about: Mapping[str, Any] = next((line for line in lines if "machine" in line), {})
     versions: dict[str, str] = {}
@@ -163,13 +153,6 @@ def page(lines: Iterable[Mapping[str, Any]]) -> str:
             "\n## Start-up\n\n" + START_UP + "\n| | stage | wall time | added | processors' time | added | allowed |"
             "\n|---|---|---|---|---|---|---|\n"
             + "\n".join(line for row in starts for line in startup_lines(row))
-            + "\n"
-        )
-    if verified := {line["verify"]: line for line in lines if "verify" in line}:
-        text.append(
-            "\n## Does everything pass the gate?\n\nBy `nvshare-run --verify`, each case once, "
-            "one process a group.\n\n| group | kernels | copies | result | cases |\n|---|---|---|---|---|\n"
-            + "\n".join(verify_line(told) for told in verified.values())
             + "\n"
         )
     return "".join(text)

@@ -8,8 +8,8 @@ compares that process with one without the hook, which also shows what two proce
 Start-up (`--case start-up`) compares pairs of processes (startup.py), after everything else.
 
 One JSON object a line, as they come: first the machine, then rows, of which a later one replaces an earlier one of the
-same case and mode.  `--verify` runs the cases under the bypass detector instead.  `--markdown FILE` writes all as a
-page, also from earlier runs (`--from LINES`).  A case that fails is a row; exit code 1 when a row differs or failed.
+same case and mode.  `--markdown FILE` writes all as a page, also from earlier runs (`--from LINES`).  A case that fails
+is a row; exit code 1 when a row differs or failed.
 
 Non-goals: what the cases do, how a page looks (page.py).
 """
@@ -29,12 +29,10 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from nvshare.bench.compatibility import page
 from nvshare.bench.compatibility.cases.catalog import FIRST, MODES, THEN, Case, Group
 from nvshare.bench.compatibility.rows import IMPORT_PAIRS, Row, Run, WorkerGroup, emit
-from nvshare.bench.compatibility.verify import verify
 from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine
 from nvshare.bench.harness.in_process import Plan, switch_environment
 from nvshare.bench.harness.worker_group import Member, OutOfTime, closing, reserve_core
@@ -121,24 +119,6 @@ def command_of(run: Run, group: Group) -> list[str]:
     if group.build:
         return [str(run.programs[group.build])]
     return [sys.executable, "-m", "nvshare.bench.compatibility.cases.host", group.modules[0]]
-
-
-def verify_all(run: Run, wanted: Sequence[str]) -> bool:
-    """Every group that can run, under the bypass detector; whether nothing escaped."""
-    good = True
-    for group in (*FIRST, *THEN):
-        cases = chosen(group, "device", wanted)
-        if not cases or missing(run, group):
-            continue
-        told: dict[str, Any] = {"verify": group.name, "result": "unknown"}
-        try:
-            with fixture(simulate=run.simulate) as stand:
-                told = verify(stand, group, command_of(run, group), cases, run.environment(group), run.deadline)
-        except BenchError as error:
-            told["problems"] = [str(error)]
-        emit(told)
-        good &= told["result"] == "clean"
-    return good
 
 
 def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[Row]:
@@ -230,7 +210,6 @@ def parse() -> argparse.Namespace:
         help=f"starts without and with the hook of the case start-up, as far as time allows (default {IMPORT_PAIRS})",
     )  # fmt: skip
     parser.add_argument("--budget", type=float, default=200.0, help="seconds for everything (default 200)")
-    parser.add_argument("--verify", action="store_true", help="only this: does all of it pass the gate?")
     parser.add_argument("--markdown", type=Path, help="write the page there at the end")
     parser.add_argument("--from", dest="lines", type=Path, help="measure nothing: make the page from these lines")
     options = parser.parse_args()
@@ -269,11 +248,8 @@ def main() -> int:
         except BenchError as error:  # every row says that it has no figure
             sys.stderr.write(f"nvshare.bench.compatibility: {error}\n")
             switch = {}
-        core = None if options.verify else reserve_core()
+        core = reserve_core()
         plan = Plan(options.seconds, core)
         run = Run(simulate, plan, options.processes, deadline, Path(scratch), programs, switch, options.import_pairs)
-        if options.verify:
-            good = verify_all(run, options.case)
-        else:
-            good = measure(run, options.mode or ["device", "managed"], options.case)
+        good = measure(run, options.mode or ["device", "managed"], options.case)
     return 0 if good else 1

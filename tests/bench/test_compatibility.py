@@ -18,11 +18,10 @@ from nvshare.bench.compatibility import page
 from nvshare.bench.compatibility.cases.catalog import FIRST, SMALL, THEN, Case, Group
 from nvshare.bench.compatibility.rows import Run, verdict
 from nvshare.bench.compatibility.run import run_group
-from nvshare.bench.compatibility.verify import totals
 from nvshare.bench.drains import drains_ms
 from nvshare.bench.harness.fixture import BenchError, fixture
 from nvshare.bench.harness.in_process import Plan
-from tests.bench.test_benches_run import lines, run, run_until
+from tests.bench.test_benches_run import run, run_until
 from tests.conftest import ROOT, Built
 
 CASES = (Case("breaks", "breaks", SMALL, limit_s=20.0), Case("works", "works", SMALL, limit_s=20.0))
@@ -100,30 +99,6 @@ def test_matrix_on_the_simulated_gpu(built: Built) -> None:
     text = page.page(lines)
     assert "simulated GPUs" in text
     assert all(f"| {row['case']} | device | ok |" in text for row in rows)
-
-
-def test_detector_on_the_matrix(built: Built) -> None:
-    """The matrix claims that nothing escapes: that must come from the detector, and from work that it saw."""
-    found = lines("nvshare.bench.compatibility", "--simulate", "--case=driver", "--verify")
-    (told,) = [line for line in found if "verify" in line]
-    assert told["result"] == "clean"
-    assert told["kernels"] == told["kernels_gated"] > 0
-    assert len(told["checked"]) == 3
-    assert "| driver | " in page.page(found)
-
-
-def test_no_report_is_no_clean_bill(tmp_path: Path) -> None:
-    """A detector that saw nothing must not look like one that found nothing."""
-    report = tmp_path / "report.json"
-    assert totals(report)["result"] == "unknown"
-    process = {"kernels": 0, "kernels_gated": 0, "copies": 0, "copies_gated": 0, "escapes": [], "problem": None}
-    report.write_text(json.dumps([process]), encoding="utf-8")
-    assert totals(report)["result"] == "unknown"
-    escape = {"function": "cuLaunchKernel", "symbol": "k", "calls": 1, "ran": 1}
-    report.write_text(json.dumps([process | {"kernels": 1, "escapes": [escape]}]), encoding="utf-8")
-    assert totals(report)["result"] == "escaped"
-    report.write_text(json.dumps([process | {"kernels": 1, "problem": "killed"}]), encoding="utf-8")
-    assert totals(report)["result"] == "unknown"
 
 
 def test_rows_are_told_apart() -> None:
