@@ -17,13 +17,8 @@ Each program ran without the hook, alone under it, and two at a time under it wi
 
 - *alone*, *two at a time*: **identical**, every byte of the results is as without the hook; **within tolerance**, the
   results are, within the tolerance that is named; **unrepeatable**, they differ without the hook too.
-- *cost*: time that the hook adds to a step, with its 95 % interval; the mean of several processes where there were
-  several. A process holds the lease and repeats its steps, 10 ms through the hook, then 10 ms past it
-  ([how](../../bench)).
-- *control*: the same comparison with both halves past the hook, which shows chance alone.
-- *calls*: gated calls in a step, and the share of them that can be led past the hook. Functions that allocate memory
-  always go through it, except those of stream order in mode `device` in *CuPy, asynchronous pool* and *CUDA C++,
-  static cudart*.
+- *cost*: time that the hook adds to a step, with its 95 % interval. Processes without the hook and under it run their
+  steps in turns. Two identical processes differ by 1 to 20 % for as long as they live, so several of each are compared.
 
 The benchmark writes this page:
 
@@ -73,18 +68,13 @@ def cell(text: object) -> str:
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
-def cost_cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Cells of the hook's cost in one process, the control and the calls."""
+def cost_cell(row: Mapping[str, Any]) -> str:
+    """The hook's cost, with its interval."""
     cost = row.get("cost")
     if not cost:
-        return "", "", ""
-    if "failed" in cost:
-        return f"not known: {cost['failed']}", "", ""
-    between = [
-        f"{percent(cost[what])} ({percent(cost[what + '_min'])} to {percent(cost[what + '_max'])})"
-        for what in ("slowdown", "control")
-    ]
-    return between[0], between[1], f"{cost['calls_per_step']:g}, {100 * cost['bypassed']:.0f} %"
+        return ""
+    least, most = percent(cost["slowdown_min"]), percent(cost["slowdown_max"])
+    return f"{percent(cost['slowdown'])} ({least} to {most})"
 
 
 def case_line(row: Mapping[str, Any]) -> str:
@@ -92,12 +82,11 @@ def case_line(row: Mapping[str, Any]) -> str:
     result = WORDS.get(row["result"], row["result"])
     if row.get("reason"):
         result += f" ({row['reason']})"
-    timing = row.get("timing")
-    speed = f"{timing['plain_steps_per_s']:g}" if timing else ""
+    speed = f"{row['cost']['plain_steps_per_s']:g}" if row.get("cost") else ""
     two = ", ".join(dict.fromkeys(row.get("two") or ()))
     if "within tolerance" in (row.get("alone"), *(row.get("two") or ())):
         result += f", tolerance {row['tolerance']:g}"
-    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, *cost_cells(row), speed)
+    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, cost_cell(row), speed)
     return "| " + " | ".join(cell(one) for one in cells) + " |"
 
 
@@ -145,8 +134,8 @@ def page(lines: Iterable[Mapping[str, Any]]) -> str:
     starts = [row for row in rows if row["group"] == "start-up"]
     if cases:
         text.append(
-            "\n| case | mode | result | alone | two at a time | cost | control | calls | steps/s without the hook |"
-            "\n|---|---|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
+            "\n| case | mode | result | alone | two at a time | cost | steps/s without the hook |"
+            "\n|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
         )
     if starts:
         text.append(
