@@ -121,7 +121,7 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
             slot.prepare(options.slots_dir)
         except SlotError as error:
             raise StartError(f"--slots-dir: {error}") from None
-    lock = runtime_dir.lock(options.directory)
+    lock = runtime_dir.lock(options.directory, embedded=options.embedded)
     devices = wait_for_devices(settings, options)
     patience_s = None if options.ready_fd is None else CARD_PATIENCE_S
     own = devices if options.devices is None else []  # made-up GPUs need no lock
@@ -135,12 +135,11 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
         coordinator.begin()
         kind = "" if options.simulate is None else "simulated "
         log.info("serving %d %sGPU(s) in %s", len(devices), kind, options.directory.path)
-        is_daemon = not options.embedded and options.directory.path == runtime_dir.SYSTEM_DIRECTORY
-        if is_daemon:
+        if not options.embedded:
             _mark(options.directory.daemon_mark)
         _tell_ready(options.ready_fd)
         coordinator.server.run()
-        if is_daemon and coordinator.server.ended_by == signal.SIGINT:  # at a terminal: no supervisor restarts it
+        if not options.embedded and coordinator.server.ended_by == signal.SIGINT:  # at a terminal: no supervisor
             with contextlib.suppress(OSError):
                 options.directory.daemon_mark.unlink(missing_ok=True)
     except (StartError, RuntimeDirError):
