@@ -29,6 +29,7 @@ _ROWS: Final[tuple[Row, ...]] = (
         Gauge, "unregistered", "1 while a container runs whose hook has not registered: its GPU work is not scheduled",
         lambda s: float(s.slot.pod is not None and not s.registered),
     ),
+    (Counter, "refused_gpus", "Attempts of its programs to use a GPU outside of the slot", lambda s: s.refused),
     (Counter, "leases", "Leases granted to the slot", lambda s: s.figures.leases),
     (Counter, "lease_seconds", "Time that the slot held leases", lambda s: s.figures.used_ns),
     (Counter, "wait_seconds", "Time that the slot waited for leases", lambda s: s.figures.waited_ns),
