@@ -67,7 +67,8 @@ def find_devices(options: Options) -> list[Device]:
     except ValueError as error:
         raise StartError(f"--simulate: {error}", 2) from None
     except NoGpuError as error:
-        raise StartError(str(error)) from None
+        remedy = ", or run on a simulated GPU with --simulate" if options.simulate is None else ""
+        raise StartError(f"{error}{remedy}") from None
     except OSError as error:
         raise StartError(f"{state}: {error.strerror}; remove it or choose another --runtime-dir") from None
     return devices
