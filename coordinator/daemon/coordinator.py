@@ -186,7 +186,9 @@ class Coordinator:
             snapshot = self.scheduler.snapshot(time.monotonic_ns())
             book = self.dispatcher.slots
             slots = None if book is None else tuple(book.snapshots(snapshot.clients))
-            return metrics.take(snapshot, observations, slots, self._sockets.hooks.refusals)
+            # Any user of the machine reads a port without a token.
+            hide = self.settings.hide_other_users and self.settings.metrics_token_file is None
+            return metrics.take(snapshot, observations, slots, self._sockets.hooks.refusals, hide_names=hide)
 
         address = self.settings.metrics_address
         try:

@@ -148,7 +148,7 @@ class Settings(BaseModel):
     """The same for `--weight`."""
     hide_other_users: bool = False
     """`nvshare-ctl` hides names and process ids of other users' programs, except from root and the coordinator's own
-    user; the web page shows no names at all."""
+    user; the web page shows no names at all, nor do metrics without `metrics_token_file`."""
     recovery_ns: Duration = Field(default=5_000_000_000, alias="recovery")
     """After a restart: the longest wait for the earlier holder while it runs."""
     hello_timeout_ns: Duration = Field(default=10_000_000_000, alias="hello_timeout")
@@ -217,7 +217,7 @@ def _from_file(file: Path, mistakes: list[str]) -> dict[str, _Value]:
     except OSError as error:
         mistakes.append(f"{file}: {error.strerror}; give a readable file with --config")
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         mistakes.append(f"{file}: not TOML: {error}")
         return {}
     found: dict[str, _Value] = {}

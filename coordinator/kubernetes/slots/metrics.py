@@ -37,9 +37,9 @@ _ROWS: Final[tuple[Row, ...]] = (
 )  # fmt: skip
 
 
-def families(slots: Sequence[SlotSnapshot]) -> Iterator[Metric]:
-    """All families; without samples if there are no slots."""
-    named = [(_labels(picture), picture) for picture in slots]
+def families(slots: Sequence[SlotSnapshot], *, hide_names: bool = False) -> Iterator[Metric]:
+    """All families; without samples if there are no slots.  `hide_names`: those of pods."""
+    named = [(_labels(picture, hide_names=hide_names), picture) for picture in slots]
     gpus = (((*labels, uuid), 1) for labels, picture in named for uuid in picture.slot.gpus)
     yield family(Gauge, "nvshare_slot_info", "Always 1; the GPUs of a slot", (*_SLOT, "uuid"), gpus)
     memory = (
@@ -51,6 +51,6 @@ def families(slots: Sequence[SlotSnapshot]) -> Iterator[Metric]:
     yield from table("nvshare_slot", _ROWS, _SLOT, named)
 
 
-def _labels(picture: SlotSnapshot) -> tuple[str, str, str, str]:
-    pod = picture.slot.pod
+def _labels(picture: SlotSnapshot, *, hide_names: bool) -> tuple[str, str, str, str]:
+    pod = None if hide_names else picture.slot.pod
     return (picture.slot.slot, *((pod.namespace, pod.name, pod.container) if pod else ("", "", "")))
