@@ -20,7 +20,7 @@ import typer
 
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.coordinator import Coordinator, Options
-from nvshare.coordinator.daemon.core_settings import StartError, configured_events
+from nvshare.coordinator.daemon.core_settings import StartError, check_machine, configured_events
 from nvshare.coordinator.engine.scheduler import InvariantError
 from nvshare.coordinator.kubernetes.slots import slot
 from nvshare.coordinator.kubernetes.slots.slot import SlotError
@@ -261,6 +261,7 @@ def run(
     """Declares the command line; `main` turns its exceptions into messages."""
     flags = {name: value for name, value in context.params.items() if name in settings_file.KEYS}
     settings = settings_file.load(flags, file=config_file)
+    check_machine(settings)
     if check_config:
         configured_events(settings, [Device(index, uuid, "", 1) for index, uuid in enumerate(["", *settings.gpu])])
         typer.echo("nvshare-coordinator: the settings are valid; the start checks the names of GPUs")

@@ -81,7 +81,7 @@ static void on_rejected(const nvs_rejected *rejected)
     if (rejected->code == NVS_REJECTION_OUT_OF_MEMORY)
         nvs_memory_set_refusal(rejected->text);
     if (now >= log_again_ns || !rejected->final) {
-        nvs_log(rejected->final ? NVS_LOG_WARNING : NVS_LOG_INFO, "the coordinator refuses (%u): %s", rejected->code,
+        nvs_log(rejected->final || rejected->code == NVS_REJECTION_NOT_ALLOWED ? NVS_LOG_WARNING : NVS_LOG_INFO, "the coordinator refuses (%u): %s", rejected->code,
                 rejected->text);
         log_again_ns = rejected->final ? now + LOG_AGAIN_NS : log_again_ns;
     }

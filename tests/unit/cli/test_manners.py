@@ -48,12 +48,17 @@ def test_every_command_says_its_version(
         ('policy = "nobody"\n', 2, "no policy 'nobody'"),
         ('[gpu."GPU-x"]\npolicy = "nobody"\n', 2, "no policy 'nobody'"),
         ("quantum =", 2, "not TOML"),
+        ('policy = "nobody"\nquantm = "5ms"\n', 2, "no policy 'nobody'"),
+        ('policy = "nobody"\nquantm = "5ms"\n', 2, "did you mean quantum?"),
+        ('metrics_port = 0\nmetrics_token_file = "/none"\n', 2, "metrics_token_file, metrics_tls_dir: /none: "),
+        ('metrics_port = 0\nmetrics_address = "no address"\n', 2, "metrics_address: no address: "),
+        ('web_port = 0\nweb_token_file = "/none"\n', 2, "--web-token-file: /none: "),
     ],
 )
 def test_the_configuration_is_checked_without_a_start(
     text: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Broken: a mistake in a file shows when the service is restarted."""
+    """Broken: a mistake in a file shows when the service is restarted, and the supervisor restarts it for ever."""
     (tmp_path / "nvshare.toml").write_text(text)
     with pytest.raises(SystemExit) as ended:
         coordinator.main(["--check-config", "--config", str(tmp_path / "nvshare.toml")])

@@ -68,7 +68,7 @@ def test_the_window_ends() -> None:
     assert waiter.granted() is None
     harness.advance(1)
     assert waiter.granted() is not None
-    assert harness.logged("nobody claimed")
+    assert harness.logged("no program claimed")
 
 
 def test_the_window_begins_anew_for_a_holder_that_is_stopped() -> None:
