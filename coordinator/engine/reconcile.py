@@ -45,7 +45,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
 def _pass_deadlines(node: Node, gpu: Gpu, now_ns: int) -> None:
     recovery, by_client = gpu.recovery, gpu.leases.by_client
     if recovery.expected_holder is not None and now_ns >= recovery.deadline_ns:
-        if not by_client:  # else holders of several leases have come back
+        if not gpu.leases.last_holder:  # else holders of several leases have come back
             text = f"{gpu.uuid}: no program claimed the lease of the earlier coordinator"
             node.out.append(Log(logging.WARNING, text))
         recovery.expected_holder = None

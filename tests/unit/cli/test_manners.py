@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.cli import ctl, run
+from nvshare.coordinator.cli.install.command import closed_to_users
 from nvshare.coordinator.daemon import main as coordinator
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.system.version import version
@@ -104,6 +105,15 @@ def test_units_start_this_installation(capsys: pytest.CaptureFixture[str]) -> No
         unit = printed(capsys, "install-unit", *words)
         assert f"ExecStart={Path(sys.executable).parent}/nvshare-coordinator --config " in unit
         assert "RestartPreventExitStatus=2" in unit
+
+
+def test_a_unit_that_users_cannot_reach_is_told(tmp_path: Path) -> None:
+    """Broken: a server is installed below /root, and no user can start a program."""
+    inner = tmp_path / "closed" / "venv" / "bin"
+    inner.mkdir(parents=True)
+    inner.parent.parent.chmod(0o700)
+    tmp = closed_to_users(tmp_path)
+    assert closed_to_users(inner) == (tmp or tmp_path / "closed")
 
 
 def test_the_sample_configuration_has_every_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
