@@ -11,7 +11,7 @@
 # BUDGET_S: seconds for everything (465).
 # STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
 # The step gangs runs only where there are two cards.
-# Steps that run only when STEPS names them: compatibility escapes startup drain swap checked oversubscribe pairs.
+# Steps that run only when STEPS names them: compatibility swap checked pairs.
 #
 # The card's memory is never oversubscribed here (the benchmarks of swap set a capacity of a few GiB): device memory only, and managed memory within a limit of 128 MiB a program.
 set -uo pipefail
@@ -96,16 +96,11 @@ step turns 150 turns.json "$python" -m nvshare.bench.pairs --json --ways native,
 if [ "$(nvidia-smi --list-gpus 2>/dev/null | wc -l)" -ge 2 ]; then
   step gangs 75 gangs.json "$python" -m nvshare.bench.gangs --json --seconds 3 --repetitions 2
 fi
-step timeline 40 timeline.log "$python" -m nvshare.bench.timeline --out "$out/timeline.png" --seconds 3
 named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.memory.swap --json
 named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.memory.swap --json --checked 1000
-named oversubscribe 240 oversubscribe.json "$python" -m nvshare.bench.memory.oversubscribe --json
 named pairs 480 pairs.json "$python" -m nvshare.bench.pairs --json --budget 440
-named startup 60 startup.json "$python" -m nvshare.bench.startup --json
-named drain 90 drain.json "$python" -m nvshare.bench.drains --json --seconds 3
 named compatibility 430 compatibility.jsonl "$python" -m nvshare.bench.compatibility --json --budget 410
-named escapes 125 escapes.jsonl "$python" -m nvshare.bench.compatibility --json --verify --budget 110
-cat "$out"/compatibility.jsonl "$out"/escapes.jsonl >"$work/lines" 2>/dev/null
+cat "$out"/compatibility.jsonl >"$work/lines" 2>/dev/null
 if [ -s "$work/lines" ]; then
   "$python" -m nvshare.bench.compatibility --from "$work/lines" --markdown "$out/compatibility.md"
 fi

@@ -33,14 +33,21 @@ from nvshare.client_hook.launcher import (
     find_hook,
 )
 from nvshare.client_hook.mps import with_mps, without_mps
-from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY, RuntimeDir, RuntimeDirError, own_directory, prepare
+from nvshare.coordinator.system.runtime_dir import (
+    SYSTEM_DIRECTORY,
+    RuntimeDir,
+    RuntimeDirError,
+    client_directory,
+    own_directory,
+    prepare,
+)
 from nvshare.coordinator.units import format_duration, format_size, parse_duration
 
 START_TIMEOUT_S = 30.0
 """Longest wait for a coordinator to become ready, and for another launcher."""
 
 _SYSTEM_WAIT = "10s"
-"""Default of NVSHARE_SYSTEM_WAIT: longest wait for a restart of the system's coordinator."""
+"""Default of NVSHARE_SYSTEM_WAIT: longest wait for a restart of a coordinator that no launcher has started."""
 _ELSEWHERE = "choose another directory with --runtime-dir (or NVSHARE_RUNTIME_DIR)"
 _LOG_LIMIT_BYTES = 1 << 20
 _LOG_LINES_SHOWN = 12
@@ -60,16 +67,13 @@ class Attached:
 def choose_directory(environ: Mapping[str, str], named: str | None, simulate: str | None) -> RuntimeDir:
     """The runtime directory: the one named on the command line, else see docs/reference/environment.md.
 
-    The system's coordinator comes first if it serves the wanted kind of GPU, real or simulated.  During its restart
-    this user's own running coordinator comes first.
+    The system's coordinator comes first if it serves the wanted kind of GPU, real or simulated.
     """
     if named:
         return RuntimeDir(Path(named).absolute())
-    own = own_directory(environ)
-    system = RuntimeDir(SYSTEM_DIRECTORY)
-    if environ.get("NVSHARE_RUNTIME_DIR") or _serves_simulated_gpus(system) != (simulate is not None):
-        return own
-    return system if system.answers() or (os.path.exists(system.daemon_mark) and not own.answers()) else own
+    if _serves_simulated_gpus(RuntimeDir(SYSTEM_DIRECTORY)) != (simulate is not None):
+        return own_directory(environ)
+    return client_directory(environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,9 @@ def ensure_coordinator(
         started = False
         if not directory.answers():
             with _locked(directory.path / "launch.lock", deadline):
-                if not directory.answers():  # the previous owner of the lock may have started it
+                if os.path.exists(directory.daemon_mark):  # made or missed meanwhile
+                    _await_daemon(directory, environ)
+                elif not directory.answers():  # the previous owner of the lock may have started it
                     _forget_simulation(directory, keepalive, deadline)
                     started = _start(directory, environ, simulate, arguments, deadline)
         if not started:
@@ -168,7 +174,7 @@ def ensure_coordinator(
 
 
 def _await_daemon(directory: RuntimeDir, environ: Mapping[str, str]) -> None:
-    """Waits for a restart of the system's coordinator, which no other may replace.  Raises LaunchError."""
+    """Waits for a restart of a daemon, which no embedded coordinator may replace.  Raises LaunchError."""
     if directory.answers():
         return
     try:
@@ -176,12 +182,12 @@ def _await_daemon(directory: RuntimeDir, environ: Mapping[str, str]) -> None:
     except ValueError as error:
         raise LaunchError(f"NVSHARE_SYSTEM_WAIT: {error}") from None
     bound = format_duration(patience_ns)
-    sys.stderr.write(f"nvshare: waiting up to {bound} for the system's coordinator in {directory.path}\n")
+    sys.stderr.write(f"nvshare: waiting up to {bound} for the coordinator in {directory.path}\n")
     deadline = time.monotonic() + patience_ns / 1e9
     while not directory.answers():
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"the system's coordinator in {directory.path} does not answer; restart it (see its log), or remove "
+                f"the coordinator in {directory.path} does not answer; restart it (see its log), or remove "
                 f"{directory.daemon_mark} if it should stay stopped, or {_ELSEWHERE}"
             )
         time.sleep(0.05)

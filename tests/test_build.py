@@ -24,7 +24,6 @@ LIBRARIES = (
     "nvshare/client_hook/lib/libnvshare_hook.so",
     "nvshare/client_hook/lib64/libnvshare_hook.so",
     f"nvshare/client_hook/lib/{os.uname().machine}-linux-gnu/libnvshare_hook.so",
-    "nvshare/client_hook/lib/libnvshare_verify.so",
     "nvshare/simulated_gpu/lib/libcuda.so.1",
     "nvshare/simulated_gpu/lib/libnvidia-ml.so.1",
 )

@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import ROOT, Built
 
 LAYERS = {
-    "client_hook": "nvshare base driver gate contexts inflight host memory swap ipc coord hooks verify init",
+    "client_hook": "nvshare base driver gate contexts inflight host memory swap ipc coord hooks init",
     "simulated_gpu": "base faults entry device stream memory vmm module copy graph context ipc runtime nvml start",
 }
 """Lowest first: the folders below `src/`, and the files that stand there alone."""

@@ -17,18 +17,12 @@ Each program ran without the hook, alone under it, and two at a time under it wi
 
 - *alone*, *two at a time*: **identical**, every byte of the results is as without the hook; **within tolerance**, the
   results are, within the tolerance that is named; **unrepeatable**, they differ without the hook too.
-- *cost*: time that the hook adds to a step, with its 95 % interval; the mean of several processes where there were
-  several. A process holds the lease and repeats its steps, 10 ms through the hook, then 10 ms past it
-  ([how](../../bench)).
-- *control*: the same comparison with both halves past the hook, which shows chance alone.
-- *calls*: gated calls in a step, and the share of them that can be led past the hook. Functions that allocate memory
-  always go through it, except those of stream order in mode `device` in *CuPy, asynchronous pool* and *CUDA C++,
-  static cudart*.
+- *cost*: time that the hook adds to a step, with its 95 % interval. Processes without the hook and under it run their
+  steps in turns. Two identical processes differ by 1 to 20 % for as long as they live, so several of each are compared.
 
 The benchmark writes this page:
 
     python -m nvshare.bench.compatibility --json --processes 3 >lines.json
-    python -m nvshare.bench.compatibility --json --verify >>lines.json
     python -m nvshare.bench.compatibility --from lines.json --markdown docs/reference/compatibility.md
 
 `--case "NAME"` runs one case, with a name of the first column. In `managed` mode each has a limit of 96 MiB.
@@ -74,18 +68,13 @@ def cell(text: object) -> str:
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
-def cost_cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Cells of the hook's cost in one process, the control and the calls."""
+def cost_cell(row: Mapping[str, Any]) -> str:
+    """The hook's cost, with its interval."""
     cost = row.get("cost")
     if not cost:
-        return "", "", ""
-    if "failed" in cost:
-        return f"not known: {cost['failed']}", "", ""
-    between = [
-        f"{percent(cost[what])} ({percent(cost[what + '_min'])} to {percent(cost[what + '_max'])})"
-        for what in ("slowdown", "control")
-    ]
-    return between[0], between[1], f"{cost['calls_per_step']:g}, {100 * cost['bypassed']:.0f} %"
+        return ""
+    least, most = percent(cost["slowdown_min"]), percent(cost["slowdown_max"])
+    return f"{percent(cost['slowdown'])} ({least} to {most})"
 
 
 def case_line(row: Mapping[str, Any]) -> str:
@@ -93,12 +82,11 @@ def case_line(row: Mapping[str, Any]) -> str:
     result = WORDS.get(row["result"], row["result"])
     if row.get("reason"):
         result += f" ({row['reason']})"
-    timing = row.get("timing")
-    speed = f"{timing['plain_steps_per_s']:g}" if timing else ""
+    speed = f"{row['cost']['plain_steps_per_s']:g}" if row.get("cost") else ""
     two = ", ".join(dict.fromkeys(row.get("two") or ()))
     if "within tolerance" in (row.get("alone"), *(row.get("two") or ())):
         result += f", tolerance {row['tolerance']:g}"
-    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, *cost_cells(row), speed)
+    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, cost_cell(row), speed)
     return "| " + " | ".join(cell(one) for one in cells) + " |"
 
 
@@ -121,20 +109,11 @@ def startup_lines(row: Mapping[str, Any]) -> Iterator[str]:
         yield "| " + " | ".join(cell(one) for one in [*cells, f"{most_ms:.0f} ms"]) + " |"
 
 
-def verify_line(told: Mapping[str, Any]) -> str:
-    """One row of the table of the detector."""
-    escapes = "; ".join(f"{one['function']} {one['symbol']}".strip() for one in told.get("escapes", ()))
-    result = "; ".join([told["result"], *filter(None, (escapes, *told.get("problems", ())))])
-    passed = [f"{told[what + '_gated']} of {told[what]}" if what in told else "" for what in ("kernels", "copies")]
-    cells = (told["verify"], *passed, result, ", ".join(told.get("checked", ())))
-    return "| " + " | ".join(cell(one) for one in cells) + " |"
-
-
 def page(lines: Iterable[Mapping[str, Any]]) -> str:
     """All of it."""
     lines = list(lines)
     rows = final_rows(lines)
-    if not rows and not any("verify" in line for line in lines):
+    if not rows:
         return HEAD + NOT_RUN
     about: Mapping[str, Any] = next((line for line in lines if "machine" in line), {})
     versions: dict[str, str] = {}
@@ -155,21 +134,14 @@ def page(lines: Iterable[Mapping[str, Any]]) -> str:
     starts = [row for row in rows if row["group"] == "start-up"]
     if cases:
         text.append(
-            "\n| case | mode | result | alone | two at a time | cost | control | calls | steps/s without the hook |"
-            "\n|---|---|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
+            "\n| case | mode | result | alone | two at a time | cost | steps/s without the hook |"
+            "\n|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
         )
     if starts:
         text.append(
             "\n## Start-up\n\n" + START_UP + "\n| | stage | wall time | added | processors' time | added | allowed |"
             "\n|---|---|---|---|---|---|---|\n"
             + "\n".join(line for row in starts for line in startup_lines(row))
-            + "\n"
-        )
-    if verified := {line["verify"]: line for line in lines if "verify" in line}:
-        text.append(
-            "\n## Does everything pass the gate?\n\nBy `nvshare-run --verify`, each case once, "
-            "one process a group.\n\n| group | kernels | copies | result | cases |\n|---|---|---|---|---|\n"
-            + "\n".join(verify_line(told) for told in verified.values())
             + "\n"
         )
     return "".join(text)

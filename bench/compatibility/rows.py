@@ -8,17 +8,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nvshare.bench.compatibility.cases.catalog import EVERYWHERE, Case, Group
 from nvshare.bench.harness.fixture import Fixture
-from nvshare.bench.harness.in_process import Plan, compare
 from nvshare.bench.harness.worker_group import Member, slowdown
 
-PROCESSES_S = 1.0
-"""The time to compare two processes; longer measuring makes the comparison no better."""
 IMPORT_PAIRS = 9
 """The fewest whose interval leaves out an extreme at either end."""
 GOOD = frozenset({"identical", "within tolerance"})
@@ -45,7 +42,6 @@ class Row:
     baseline: dict[str, Any] | None = None
     verdicts: Verdicts = field(default_factory=Verdicts)
     cost: dict[str, Any] | None = None
-    timing: dict[str, Any] | None = None
     handovers: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     at_work: bool = False
@@ -80,7 +76,7 @@ class Row:
         """The row as values for JSON."""
         return {
             "case": self.case.row, "group": self.group, "mode": self.mode, "result": self.result,
-            "reason": self.reason, **asdict(self.verdicts), "cost": self.cost, "timing": self.timing,
+            "reason": self.reason, **asdict(self.verdicts), "cost": self.cost,
             "tolerance": (self.baseline or {}).get("tolerance", 0.0), "handovers": self.handovers,
             "versions": self.versions,
         }  # fmt: skip
@@ -91,21 +87,22 @@ class Run:
     """Parameters of the whole run."""
 
     simulate: str | None
-    plan: Plan
+    seconds: float
+    """The time in which the processes of a case are compared."""
+    core: int | None
+    """The processor on which they are compared."""
     processes: int
     deadline: float
     scratch: Path
     programs: Mapping[str, Path | str]
     """Compiled programs by `Group.build`, or the reason why there is none."""
-    switch: Mapping[str, str] = field(default_factory=dict)
-    """Variables that name the library that leads calls past the hook."""
     import_pairs: int = IMPORT_PAIRS
 
     def environment(self, group: Group) -> dict[str, str]:
         """Environment of a group's programs, hooked or not."""
         caches = {name: str(self.scratch / "cache") for name in ("TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR")}
         caches |= {name: str(self.scratch / name.lower()) for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")}
-        return {**EVERYWHERE, **caches, **self.switch, **group.environment}
+        return {**EVERYWHERE, **caches, **group.environment}
 
     def left_s(self) -> float:
         """Seconds until everything has to be over."""
@@ -157,11 +154,7 @@ class WorkerGroup:
             row.close("failed", f"alone {row.verdicts.alone}")
             return False
         if baseline.get("timed", True):
-            pools = row.case.pools and row.mode == "device"  # in other modes that memory is not the driver's own
-            row.cost = compare(self.hooked, name, replace(run.plan, timeout_s=limit), pools=pools)
-            row.timing = slowdown(
-                self.plain, self.hooked, name, seconds=PROCESSES_S, core=run.plan.core, timeout_s=limit
-            )
+            row.cost = slowdown(self.plain, self.hooked, name, seconds=run.seconds, core=run.core, timeout_s=limit)
         row.verdicts.repeatable = verdict(baseline, self.plain[0].ask(f"check {name}", limit)) in GOOD
         return True
 

@@ -3,13 +3,12 @@
 For each case (cases/catalog.py), in `device` mode and, where it is small, in `managed` mode: the program
 without the hook, alone under it, and two at a time under it with a quantum of 20 ms.  Their digests are compared with
 the one without the hook; where bytes differ, the figures within the case's tolerance, which the row then says.  What
-the hook costs is told by turns with it and past it in one process that is alone (in_process.py): `cost`.  `timing`
-compares that process with one without the hook, which also shows what two processes differ by themselves.
+the hook costs is told by processes without the hook and under it that run their steps in turns: `cost`.
 Start-up (`--case start-up`) compares pairs of processes (startup.py), after everything else.
 
 One JSON object a line, as they come: first the machine, then rows, of which a later one replaces an earlier one of the
-same case and mode.  `--verify` runs the cases under the bypass detector instead.  `--markdown FILE` writes all as a
-page, also from earlier runs (`--from LINES`).  A case that fails is a row; exit code 1 when a row differs or failed.
+same case and mode.  `--markdown FILE` writes all as a page, also from earlier runs (`--from LINES`).  A case that fails
+is a row; exit code 1 when a row differs or failed.
 
 Non-goals: what the cases do, how a page looks (page.py).
 """
@@ -29,16 +28,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from nvshare.bench.compatibility import page
 from nvshare.bench.compatibility.cases.catalog import FIRST, MODES, THEN, Case, Group
 from nvshare.bench.compatibility.rows import IMPORT_PAIRS, Row, Run, WorkerGroup, emit
-from nvshare.bench.compatibility.verify import verify
+from nvshare.bench.compatibility.startup import PAIRS_MIN, import_rows
 from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine
-from nvshare.bench.harness.in_process import Plan, switch_environment
 from nvshare.bench.harness.worker_group import Member, OutOfTime, closing, reserve_core
-from nvshare.bench.startup import PAIRS_MIN, import_rows
 from nvshare.coordinator.system.devices import real_card
 
 CASES_DIRECTORY = Path(__file__).with_name("cases")
@@ -123,24 +119,6 @@ def command_of(run: Run, group: Group) -> list[str]:
     return [sys.executable, "-m", "nvshare.bench.compatibility.cases.host", group.modules[0]]
 
 
-def verify_all(run: Run, wanted: Sequence[str]) -> bool:
-    """Every group that can run, under the bypass detector; whether nothing escaped."""
-    good = True
-    for group in (*FIRST, *THEN):
-        cases = chosen(group, "device", wanted)
-        if not cases or missing(run, group):
-            continue
-        told: dict[str, Any] = {"verify": group.name, "result": "unknown"}
-        try:
-            with fixture(simulate=run.simulate) as stand:
-                told = verify(stand, group, command_of(run, group), cases, run.environment(group), run.deadline)
-        except BenchError as error:
-            told["problems"] = [str(error)]
-        emit(told)
-        good &= told["result"] == "clean"
-    return good
-
-
 def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[Row]:
     """Its cases in one mode."""
     rows = [Row(group.name, case, mode) for case in cases]
@@ -223,14 +201,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--case", action="append", default=[], help="only this case or group; may be repeated")
     parser.add_argument("--mode", action="append", choices=sorted(MODES), help="default: device, then managed")
-    parser.add_argument("--seconds", type=float, default=2.0, help="a process is asked what a case costs (default 2)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="the processes of a case are compared (default 2)")
     parser.add_argument("--processes", type=int, default=1, help="compared, without the hook and with it (default 1)")
     parser.add_argument(
         "--import-pairs", type=int, default=IMPORT_PAIRS,
         help=f"starts without and with the hook of the case start-up, as far as time allows (default {IMPORT_PAIRS})",
     )  # fmt: skip
     parser.add_argument("--budget", type=float, default=200.0, help="seconds for everything (default 200)")
-    parser.add_argument("--verify", action="store_true", help="only this: does all of it pass the gate?")
     parser.add_argument("--markdown", type=Path, help="write the page there at the end")
     parser.add_argument("--from", dest="lines", type=Path, help="measure nothing: make the page from these lines")
     options = parser.parse_args()
@@ -264,16 +241,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="nvshare-matrix-") as scratch:
         emit({"machine": machine(), "simulated": simulate is not None, "python": sys.version.split()[0]})
         programs = build_programs(Path(scratch))
-        try:
-            switch = switch_environment(Path(scratch))
-        except BenchError as error:  # every row says that it has no figure
-            sys.stderr.write(f"nvshare.bench.compatibility: {error}\n")
-            switch = {}
-        core = None if options.verify else reserve_core()
-        plan = Plan(options.seconds, core)
-        run = Run(simulate, plan, options.processes, deadline, Path(scratch), programs, switch, options.import_pairs)
-        if options.verify:
-            good = verify_all(run, options.case)
-        else:
-            good = measure(run, options.mode or ["device", "managed"], options.case)
+        core, place = reserve_core(), Path(scratch)
+        run = Run(simulate, options.seconds, core, options.processes, deadline, place, programs, options.import_pairs)
+        good = measure(run, options.mode or ["device", "managed"], options.case)
     return 0 if good else 1

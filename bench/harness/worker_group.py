@@ -5,7 +5,6 @@ The protocol is one line on a program's standard input, one JSON object on its s
     (start)           -> {"ready": true, "versions": {...}}    CUDA has not been touched yet
     check NAME        -> {"digest": ..., "values": [...], "tolerance": ...} or {"skipped": why} or {"error": why}
     time NAME STEPS   -> {"ns": ...}    so many steps, the last one done on the GPU
-    by WHICH          -> {...} or {"error": why}    look, look-pools, hook, direct: see in_process.py
 
 A program ends with its input.  Other lines on its output are skipped: frameworks talk.
 

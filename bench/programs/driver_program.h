@@ -1,6 +1,6 @@
 /* What programs of the benchmarks that speak to the driver have in common: a context, a stream, a module.
  *
- * The driver is found as a CUDA runtime finds it: dlopen, dlsym, calls through pointers, which in_process.c can lead past the hook.
+ * The driver is found as a CUDA runtime finds it: dlopen, dlsym, calls through pointers.
  * Wants _GNU_SOURCE.  Non-goals: what one program does.
  */
 #ifndef NVSHARE_BENCH_DRIVER_PROGRAM_H

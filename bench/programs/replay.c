@@ -1,4 +1,4 @@
-/* Short kernels, launched one by one or as CUDA graphs, checked and timed on request: a program of nvshare.bench.drains and nvshare.bench.compatibility.
+/* Short kernels, launched one by one or as CUDA graphs, checked and timed on request: a program of nvshare.bench.compatibility.
  *
  * Speaks the line protocol of bench/harness/worker_group.py:  `check NAME` -> {"digest": ...}   `time NAME STEPS` -> {"ns": ...}
  * NAME: launches (20 kernels a step), graph (a graph of 20 kernels a step), graph1 (a graph of one kernel: nothing but its launch); and, to be
@@ -7,7 +7,6 @@
 #define _GNU_SOURCE /* driver_program.h */
 #include "busy_kernel.h"
 #include "driver_program.h"
-#include "in_process.h"
 
 #include <string.h>
 
@@ -106,9 +105,7 @@ int main(int argc, char **argv)
     while (fgets(line, sizeof line, stdin) != NULL) {
         if (library == NULL)
             set_up();
-        if (answered_by(line)) {
-            /* is said */
-        } else if (sscanf(line, "check %31s", name) == 1) {
+        if (sscanf(line, "check %31s", name) == 1) {
             printf("{\"digest\": \"%016llx\"}\n", (unsigned long long)digest(name));
         } else if (sscanf(line, "time %31s %lu", name, &steps) == 2) {
             uint64_t begin = now_ns();

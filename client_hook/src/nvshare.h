@@ -44,12 +44,8 @@ int nvshare_yield(uint32_t gpu);
 /* The program has done one more of its steps, whatever these are: the coordinator judges speed by them where it can. */
 void nvshare_step(void);
 
-/* Not 0 while the calling thread is in a call that passed the gate; UINT32_MAX on a thread of the hook's own.  For the bypass
- * detector. */
+/* Not 0 while the calling thread is in a call that passed the gate; UINT32_MAX on a thread of the hook's own.  For tools that
+ * look for work that bypasses the gate. */
 uint32_t nvshare_gate_depth(void);
-
-/* What is to be called, on the calling thread, when the process ends by _exit.  For the bypass detector. */
-typedef void nvshare_at_end(void);
-void nvshare_before_quick_exit(nvshare_at_end *function);
 
 #endif

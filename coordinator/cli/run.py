@@ -1,9 +1,8 @@
 """`nvshare-run`: runs one command under the hook, and starts a coordinator if none runs.
 
-The command replaces this process by exec, so exit code, signals, terminal and job control are its own.  With --verify
-the command is a child process, and a report follows (client_hook/verify.py).
+The command replaces this process by exec, so exit code, signals, terminal and job control are its own.
 
-Exit codes: 2 wrong command line, 1 failed set-up, 3 see --verify, 127 command not found, 126 command not executable.
+Exit codes: 2 wrong command line, 1 failed set-up, 127 command not found, 126 command not executable.
 Imports nothing slow, because this runs before every command; hence argparse.
 """
 
@@ -55,10 +54,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     note_environment(command[0])
     try:
         environ = _prepare(options, dict(os.environ), command[0])
-        if options.verify is not None:
-            from nvshare.client_hook.verify import run_verified  # slow to import
-
-            raise SystemExit(run_verified(environ, lambda watched: _become(command, watched), options.verify))
     except LaunchError as error:
         sys.stderr.write(f"nvshare-run: {error}\n")
         raise SystemExit(1) from None
@@ -106,8 +101,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="nvshare-run",
         usage="nvshare-run [options] -- COMMAND [argument...]",
         description="Run a command as a client of the GPU coordinator, which is started if none runs.",
-        epilog="The command replaces nvshare-run, so exit code, signals and terminal are its own; with --verify it is "
-        "a child process. A warning names programs that cannot load the hook (musl, static, setuid).",
+        epilog="The command replaces nvshare-run, so exit code, signals and terminal are its own. "
+        "A warning names programs that cannot load the hook (musl, static, setuid).",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -156,14 +151,6 @@ def _add_others(parser: argparse.ArgumentParser) -> None:
     """Options that do not describe the program."""
     parser.add_argument("--no-mps", action="store_true", help="run outside the coordinator's MPS, where it has one")
     parser.add_argument("--runtime-dir", metavar="DIR", help="runtime directory of the coordinator")
-    parser.add_argument(
-        "--verify",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="list kernels and copies that bypassed the gate, with --verify=FILE also as JSON (needs CUPTI; slower); "
-        "the exit code is 3 when the command succeeded and some did",
-    )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
 
 

@@ -40,7 +40,7 @@ from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.process_limits import possible_connections
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.unhooked import UnhookedWatch, computing_processes, unhooked_processes
-from nvshare.coordinator.system.web_process import WebError, WebProcess, check_installed, listen, read_token
+from nvshare.coordinator.system.web_process import WebError, WebProcess, listen
 from nvshare.coordinator.units import format_size
 from nvshare.scheduler_policies import registry
 
@@ -70,7 +70,7 @@ class Coordinator:
 
     def __init__(self, settings: settings_file.Settings, options: Options, devices: Sequence[Device]) -> None:
         """Opens the sockets.  The directory must be prepared and locked.  Raises StartError and OSError."""
-        self.settings = settings
+        self.settings = self._started = settings
         self.options = options
         self._real = options.simulate is None and options.devices is None
         self._keepalive: int | None = None
@@ -158,7 +158,8 @@ class Coordinator:
             now_ns,
         )
         if holder is not None:
-            log.info("%s: waiting for the earlier lease holder, process %d", device.uuid, holder)
+            who = f"holder, process {holder}" if holder > 0 else "holders"
+            log.info("%s: waiting for the earlier lease %s", device.uuid, who)
             if holder > 0:
                 started_at = self._journal.earlier[device.uuid].started_at
                 self.server.watch_holder(device.uuid, holder, started_at, self.settings.recovery_ns)
@@ -186,7 +187,9 @@ class Coordinator:
             snapshot = self.scheduler.snapshot(time.monotonic_ns())
             book = self.dispatcher.slots
             slots = None if book is None else tuple(book.snapshots(snapshot.clients))
-            return metrics.take(snapshot, observations, slots, self._sockets.hooks.refusals)
+            # Any user of the machine reads a port without a token.
+            hide = self.settings.hide_other_users and self._started.metrics_token_file is None
+            return metrics.take(snapshot, observations, slots, self._sockets.hooks.refusals, hide_names=hide)
 
         address = self.settings.metrics_address
         try:
@@ -197,7 +200,7 @@ class Coordinator:
                 Access(self.settings.metrics_token_file, self.settings.metrics_tls_dir),
                 lambda: self.server.run_on_loop(lambda: True),
             )
-        except AccessError as error:
+        except AccessError as error:  # the file was there before
             raise StartError(f"metrics_token_file, metrics_tls_dir: {error}") from None
         except OSError as error:
             where = f"{self.settings.metrics_address}:{port}"
@@ -209,9 +212,7 @@ class Coordinator:
     def _start_web(self, port: int) -> WebProcess:
         options = ["--runtime-dir", str(self.options.directory.path)]
         try:
-            check_installed()
             if self.settings.web_token_file is not None:
-                read_token(self.settings.web_token_file)
                 options += ["--token-file", str(self.settings.web_token_file)]
             web = WebProcess(listen(port), options)
         except WebError as error:
@@ -239,6 +240,8 @@ class Coordinator:
         kept = self._apply(configured, time.monotonic_ns())
         but = f"; live settings stay in force: {kept} (`nvshare-ctl unset` removes them)" if kept else ""
         log.info("settings reloaded%s", but)
+        if later := settings_file.needs_restart(self._started, settings):
+            log.warning("changes of %s need a restart of the coordinator, which programs survive", ", ".join(later))
 
     def _configured(self) -> dict[Key, events.Event]:
         return configured_events(self.settings, self._devices)

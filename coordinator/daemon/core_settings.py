@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,6 +13,7 @@ from nvshare.coordinator.model.settings import LeaseSettings, MemorySettings, Qu
 from nvshare.coordinator.model.settings import Settings as CoreSettings
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.host_memory import default_budget_bytes
+from nvshare.coordinator.system.web_process import WebError, check_installed, read_token
 from nvshare.scheduler_policies import registry
 
 MIB: Final = 1 << 20
@@ -81,6 +83,27 @@ def _policy_set(name: str, uuids: Sequence[str], uuid: str | None = None) -> eve
         return events.PolicySet(name, {each: registry.create(name, each) for each in uuids}, uuid)
     except Exception as error:  # third-party code
         raise StartError(f"policy: {error}", 2) from None
+
+
+def check_machine(settings: settings_file.Settings) -> None:
+    """Raises StartError for an address, a file or a package that the settings need and that cannot be used."""
+    try:
+        if settings.metrics_port is not None:
+            from nvshare.coordinator.system.http import metrics  # imports Prometheus' client
+
+            socket.getaddrinfo(settings.metrics_address, settings.metrics_port)
+            try:
+                metrics.check(metrics.Access(settings.metrics_token_file, settings.metrics_tls_dir))
+            except metrics.AccessError as error:
+                raise StartError(f"metrics_token_file, metrics_tls_dir: {error}", 2) from None
+        if settings.web_port is not None:
+            check_installed()
+            if settings.web_token_file is not None:
+                read_token(settings.web_token_file)
+    except socket.gaierror as error:
+        raise StartError(f"metrics_address: {settings.metrics_address}: {error.strerror}", 2) from None
+    except WebError as error:
+        raise StartError(str(error), 2) from None
 
 
 def check_overrides(settings: settings_file.Settings, devices: Sequence[Device]) -> None:

@@ -204,7 +204,7 @@ class Dispatcher:
     def _attach(self, connection: int, message: messages.AttachGpu, now_ns: int) -> None:
         why = None if self.slots is None else self.slots.refuses(connection, message.uuid)
         if why is not None:  # the slot lacks that GPU
-            self._reject(connection, messages.Rejection.UNKNOWN_GPU, why)
+            self._reject(connection, messages.Rejection.FORBIDDEN_GPU, why)
             return
         self.event(_attached(connection, message), now_ns)
         for event in () if self.live is None else self.live.attached(connection, message.uuid):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from nvshare.coordinator.daemon.control.api import encode_error
 from nvshare.coordinator.daemon.control.listeners import ControlListener, EventPublisher
-from nvshare.coordinator.daemon.control.read_budget import ReadBudget
+from nvshare.coordinator.daemon.control.read_budget import CHANGE_NS, ReadBudget
 from nvshare.coordinator.daemon.peers import Limits
 from nvshare.coordinator.daemon.transport import PeerListener
 from nvshare.coordinator.model import events
@@ -281,11 +281,12 @@ class Server:
     def _control_turn(self) -> None:
         clock, control = time.monotonic_ns, self._sockets.control
         for connection, user_id, request in control.take(REQUESTS_PER_TURN, clock()):
-            began_ns = clock()
-            refusal = self._readers.refusal(user_id, began_ns)
+            now_ns, began_ns, changes = clock(), time.thread_time_ns(), self._administration.changes
+            refusal = self._readers.refusal(user_id, now_ns)
             if refusal is None:
-                reply = self._administration.answer(request, user_id, began_ns)
-                self._readers.charge(user_id, clock() - began_ns)
+                reply = self._administration.answer(request, user_id, now_ns)
+                logged_ns = CHANGE_NS if self._administration.changes > changes else 0
+                self._readers.charge(user_id, time.thread_time_ns() - began_ns + logged_ns)
             else:
                 reply = encode_error(refusal)
             control.send(connection, reply)

@@ -20,7 +20,7 @@ import typer
 
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.coordinator import Coordinator, Options
-from nvshare.coordinator.daemon.core_settings import StartError, configured_events
+from nvshare.coordinator.daemon.core_settings import StartError, check_machine, configured_events
 from nvshare.coordinator.engine.scheduler import InvariantError
 from nvshare.coordinator.kubernetes.slots import slot
 from nvshare.coordinator.kubernetes.slots.slot import SlotError
@@ -70,7 +70,8 @@ def find_devices(options: Options) -> list[Device]:
     except ValueError as error:
         raise StartError(f"--simulate: {error}", 2) from None
     except NoGpuError as error:
-        raise StartError(str(error)) from None
+        remedy = ", or run on a simulated GPU with --simulate" if options.simulate is None else ""
+        raise StartError(f"{error}{remedy}") from None
     except OSError as error:
         raise StartError(f"{state}: {error.strerror}; remove it or choose another --runtime-dir") from None
     return devices
@@ -124,7 +125,7 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
             slot.prepare(options.slots_dir)
         except SlotError as error:
             raise StartError(f"--slots-dir: {error}") from None
-    lock = runtime_dir.lock(options.directory)
+    lock = runtime_dir.lock(options.directory, embedded=options.embedded)
     devices = wait_for_devices(settings, options)
     patience_s = None if options.ready_fd is None else CARD_PATIENCE_S
     own = devices if options.devices is None else []  # made-up GPUs need no lock
@@ -138,12 +139,11 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
         coordinator.begin()
         kind = "" if options.simulate is None else "simulated "
         log.info("serving %d %sGPU(s) in %s", len(devices), kind, options.directory.path)
-        is_daemon = not options.embedded and options.directory.path == runtime_dir.SYSTEM_DIRECTORY
-        if is_daemon:
+        if not options.embedded:
             _mark(options.directory.daemon_mark)
         _tell_ready(options.ready_fd)
         coordinator.server.run()
-        if is_daemon and coordinator.server.ended_by == signal.SIGINT:  # at a terminal: no supervisor restarts it
+        if not options.embedded and coordinator.server.ended_by == signal.SIGINT:  # at a terminal: no supervisor
             with contextlib.suppress(OSError):
                 options.directory.daemon_mark.unlink(missing_ok=True)
     except (StartError, RuntimeDirError):
@@ -264,6 +264,7 @@ def run(
     """Declares the command line; `main` turns its exceptions into messages."""
     flags = {name: value for name, value in context.params.items() if name in settings_file.KEYS}
     settings = settings_file.load(flags, file=config_file)
+    check_machine(settings)
     if check_config:
         configured_events(settings, [Device(index, uuid, "", 1) for index, uuid in enumerate(["", *settings.gpu])])
         typer.echo("nvshare-coordinator: the settings are valid; the start checks the names of GPUs")

@@ -1,7 +1,7 @@
 """Prometheus metrics, made from a snapshot at each scrape.
 
 Invariants: a scrape's thread never uses the engine; it asks the loop for a frozen picture.  A client's series exist
-only while it is connected, so their number is bounded.
+only while it is connected, and users get new ones at a bounded rate, because Prometheus keeps them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.core import HistogramMetricFamily, Metric, SummaryMetricFamily
 
+from nvshare.coordinator.daemon.control.rights import HIDDEN
 from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot, SeatSnapshot
 from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
 from nvshare.coordinator.engine.snapshot.node import Snapshot
@@ -30,6 +31,9 @@ _GPU: Final = ("gpu", "uuid")
 _CLIENT: Final = ("gpu", "uuid", "client", "name", "pid", "user")
 MAX_USERS: Final = 100
 """Users with a label of their own; further ones are `other`."""
+MAX_NEW: Final = 128
+NEW_PERIOD_NS: Final = 10_000_000_000
+"""A user or slot gets series for so many new clients at once, and for one more in each period."""
 Labels = tuple[str, ...]
 
 
@@ -63,6 +67,21 @@ class Observations:
     def __init__(self) -> None:
         self.waits: dict[str, Histogram] = {}
         self.drains: dict[str, Histogram] = {}
+        self._listed: set[int] = set()
+        self._due_ns: dict[str | int, int] = {}  # slot or user -> when all its periods have passed
+
+    def listed(self, snapshot: Snapshot) -> frozenset[int]:
+        """The clients that have series of their own."""
+        now_ns = snapshot.now_ns
+        self._listed &= {client.client for client in snapshot.clients}
+        self._due_ns = {owner: due_ns for owner, due_ns in self._due_ns.items() if due_ns > now_ns}
+        for client in snapshot.clients:
+            owner = client.identity.group or client.identity.user_id
+            due_ns = self._due_ns.get(owner, now_ns)
+            if client.client not in self._listed and due_ns - now_ns <= (MAX_NEW - 1) * NEW_PERIOD_NS:
+                self._listed.add(client.client)
+                self._due_ns[owner] = due_ns + NEW_PERIOD_NS
+        return frozenset(self._listed)
 
     def observe(self, kind: str, values: Mapping[str, Any]) -> None:
         """Adds one trace event."""
@@ -84,6 +103,9 @@ class Picture:
     """None when the coordinator serves no slots."""
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Refused connections by reason; empty without a listener."""
+    listed: frozenset[int] = frozenset()
+    """Clients with series of their own."""
+    hide_names: bool = False
 
 
 def take(
@@ -91,6 +113,8 @@ def take(
     observations: Observations,
     slots: tuple[SlotSnapshot, ...] | None = None,
     refusals: Mapping[str, int] | None = None,
+    *,
+    hide_names: bool = False,
 ) -> Picture:
     """Makes a picture.  For the loop's thread."""
     return Picture(
@@ -99,6 +123,8 @@ def take(
         {uuid: histogram.copy() for uuid, histogram in observations.drains.items()},
         slots,
         dict(refusals or {}),
+        observations.listed(snapshot),
+        hide_names,
     )
 
 
@@ -125,23 +151,19 @@ class Collector:
         snapshot = picture.snapshot
         indices = {gpu.uuid: str(index) for index, gpu in enumerate(snapshot.gpus)}
         gpus = [((indices[gpu.uuid], gpu.uuid), gpu) for gpu in snapshot.gpus]
-        seats = [
-            (
-                (
-                    indices[seat.uuid],
-                    seat.uuid,
-                    str(client.client),
-                    client.identity.name,
-                    str(client.identity.process_id),
-                    self._user(client.identity.user_id),
-                ),
-                client,
-                seat,
-            )
+        clients = [
+            (self._labels(client, hide_names=picture.hide_names), client)
             for client in snapshot.clients
+            if client.client in picture.listed
+        ]
+        seats = [
+            ((indices[seat.uuid], seat.uuid, *labels), client, seat)
+            for labels, client in clients
             for seat in client.seats
         ]
         yield from families("nvshare", _NODE, (), [((), snapshot)])
+        unlisted = [((), len(snapshot.clients) - len(clients))]
+        yield family(Gauge, "nvshare_clients_unlisted", "Clients without series of their own", (), unlisted)
         if refusals := picture.refusals:
             text = "Connections of hooks refused or cut"
             counts = (((reason,), count) for reason, count in refusals.items())
@@ -152,17 +174,15 @@ class Collector:
         yield _handovers(gpus)
         yield from _client_metrics(seats)
         if picture.slots is not None:
-            yield from metrics.families(picture.slots)
-        yield self._host_shares(snapshot)
-
-    def _host_shares(self, snapshot: Snapshot) -> Metric:
-        shares = (
-            ((str(client.client), who.name, str(who.process_id), self._user(who.user_id)), client.host_share_bytes)
-            for client in snapshot.clients
-            for who in (client.identity,)
-        )
+            yield from metrics.families(picture.slots, hide_names=picture.hide_names)
+        shares = ((labels, client.host_share_bytes) for labels, client in clients)
         text = "Its share of the host budget"
-        return family(Gauge, "nvshare_client_host_share_bytes", text, _CLIENT[2:], shares)
+        yield family(Gauge, "nvshare_client_host_share_bytes", text, _CLIENT[2:], shares)
+
+    def _labels(self, client: ClientSnapshot, *, hide_names: bool) -> Labels:
+        who = client.identity
+        name, process_id = (HIDDEN, 0) if hide_names else (who.name, who.process_id)
+        return str(client.client), name, str(process_id), self._user(who.user_id)
 
 
 def _seconds(value_ns: int) -> float:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from nvshare.coordinator.daemon.control.api import I32_MAX, I32_MIN
 from nvshare.coordinator.model.settings import OverdueAction
 from nvshare.coordinator.protocol.messages import MAX_WEIGHT, Sharing
 from nvshare.coordinator.units import parse_duration, parse_duration_or_never, parse_quantum, parse_share, parse_size
+from nvshare.scheduler_policies import registry
 
 
 class SettingsError(Exception):
@@ -57,6 +58,12 @@ def _sharing(value: object) -> Sharing:
     raise ValueError(f"{value!r} is none of auto, exclusive, concurrent")
 
 
+def _offered(name: str) -> str:
+    if name not in (known := registry.offers()):
+        raise ValueError(f"no policy {name!r}; known: {', '.join(known)}")
+    return name
+
+
 def _overdue(value: object) -> OverdueAction:
     try:
         return OverdueAction(value)
@@ -80,7 +87,7 @@ SharingName = Annotated[Sharing, BeforeValidator(_sharing)]
 OverdueName = Annotated[OverdueAction, BeforeValidator(_overdue)]
 LogLevel = Annotated[str, Field(pattern="^(debug|info|warning|error)$")]
 ShareBy = Literal["user", "program"]
-PolicyName = Annotated[str, Field(min_length=1, max_length=63)]
+PolicyName = Annotated[str, Field(min_length=1, max_length=63), AfterValidator(_offered)]
 
 _FROZEN: Final = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=False)
 
@@ -148,7 +155,7 @@ class Settings(BaseModel):
     """The same for `--weight`."""
     hide_other_users: bool = False
     """`nvshare-ctl` hides names and process ids of other users' programs, except from root and the coordinator's own
-    user; the web page shows no names at all."""
+    user; the web page shows no names at all, nor do metrics without `metrics_token_file`."""
     recovery_ns: Duration = Field(default=5_000_000_000, alias="recovery")
     """After a restart: the longest wait for the earlier holder while it runs."""
     hello_timeout_ns: Duration = Field(default=10_000_000_000, alias="hello_timeout")
@@ -179,6 +186,11 @@ class Settings(BaseModel):
 
 KEYS: Final = {field.alias or name: name for name, field in Settings.model_fields.items()}
 """Name in a file -> name of the field."""
+
+RELOADED: Final = frozenset(
+    ("policy", "quantum", "sharing", "switch_share", "host_budget", "max_priority", "max_weight", "hide_other_users")
+)
+"""A reload applies these, and the same ones of single GPUs."""
 
 _GPU_KEYS: Final = {field.alias or name: name for name, field in GpuOverride.model_fields.items()}
 
@@ -211,13 +223,20 @@ def load(
     return settings
 
 
+def needs_restart(started: Settings, now: Settings) -> list[str]:
+    """Keys whose new values only a restart applies."""
+    found = [key for key, name in KEYS.items() if key not in RELOADED and getattr(started, name) != getattr(now, name)]
+    of_gpus = [{uuid: own.capacity_bytes for uuid, own in each.gpu.items()} for each in (started, now)]
+    return [key for key in found if key != "gpu" or of_gpus[0] != of_gpus[1]]
+
+
 def _from_file(file: Path, mistakes: list[str]) -> dict[str, _Value]:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         mistakes.append(f"{file}: {error.strerror}; give a readable file with --config")
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         mistakes.append(f"{file}: not TOML: {error}")
         return {}
     found: dict[str, _Value] = {}

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -66,6 +67,14 @@ class _Connection:
     count: int = 0
 
 
+def _spare_descriptor() -> int:
+    """One that `_refuse_one` may close; -1 if there is none."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
 class PeerListener:
     """The listening sockets and their connections.  Implements `Outbox`."""
 
@@ -90,6 +99,7 @@ class PeerListener:
         self._users: Counter[int] = Counter()
         """Connections of each user, without those of slots."""
         self._log_at_ns = 0
+        self._spare = _spare_descriptor()
         self.refusals: Counter[str] = Counter(dict.fromkeys(("full", "user", "slot", "silent", "protocol"), 0))
         """Connections that were refused or cut, by reason."""
         self.listen(path, mode)
@@ -165,8 +175,10 @@ class PeerListener:
                 accepted, _address = listener.socket.accept()
             except BlockingIOError:
                 return
-            except OSError:  # the peer is gone already, or the process has no free descriptor
-                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._refuse_one(listener):
+                    return  # the peer is gone already
+                continue
             accepted.setblocking(False)
             process, user = peer_of(accepted)
             peer = Peer(process, user, listener.slot)
@@ -186,6 +198,22 @@ class PeerListener:
             self._deadlines.append((self._now_ns + self._limits.hello_ns, connection))
             self._epoll.register(accepted, select.EPOLLIN)
             self._reply(connection)
+
+    def _refuse_one(self, listener: _Listener) -> bool:
+        """Without a free descriptor: refuses a peer by the spare one, because it would wake the loop for ever."""
+        with contextlib.suppress(OSError):
+            os.close(self._spare)
+        try:
+            accepted, _ = listener.socket.accept()
+        except OSError:
+            return False
+        else:
+            process, user = peer_of(accepted)
+            self._count_refusal("full", Peer(process, user, listener.slot), "this process has no free descriptor")
+            accepted.close()
+            return True
+        finally:
+            self._spare = _spare_descriptor()
 
     def _crowded(self, listener: _Listener, user: int) -> tuple[str, str] | None:
         """Name and text of the limit that forbids one more connection; None when there is room."""
@@ -388,4 +416,6 @@ class PeerListener:
         for slot in list(self._listening):
             with contextlib.suppress(OSError):
                 self.unlisten(slot)
+        with contextlib.suppress(OSError):
+            os.close(self._spare)
         self._epoll.close()

@@ -45,8 +45,10 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
 def _pass_deadlines(node: Node, gpu: Gpu, now_ns: int) -> None:
     recovery, by_client = gpu.recovery, gpu.leases.by_client
     if recovery.expected_holder is not None and now_ns >= recovery.deadline_ns:
+        if not gpu.leases.last_holder:  # else holders of several leases have come back
+            text = f"{gpu.uuid}: no program claimed the lease of the earlier coordinator"
+            node.out.append(Log(logging.WARNING, text))
         recovery.expected_holder = None
-        node.out.append(Log(logging.WARNING, f"{gpu.uuid}: nobody claimed the lease of the earlier coordinator"))
     if len(by_client) > len(gpu.leases.running):
         for seat in [seat for seat in by_client.values() if seat.phase is REVOKING]:
             if seat.lease.drain_deadline_ns is not None and now_ns >= seat.lease.drain_deadline_ns:

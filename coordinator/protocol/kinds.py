@@ -38,3 +38,4 @@ class Rejection(enum.IntEnum):
     TOO_MANY_CLIENTS = 5
     NOT_ALLOWED = 6
     OUT_OF_MEMORY = 7
+    FORBIDDEN_GPU = 8

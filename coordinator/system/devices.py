@@ -64,8 +64,7 @@ def discover() -> list[Device]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise NoGpuError(
-            f"the NVIDIA driver is not usable ({error}); install or load it (`nvidia-smi` must work), or run on a "
-            "simulated GPU with --simulate"
+            f"the NVIDIA driver is not usable ({error}); install or load it (`nvidia-smi` must work)"
         ) from None
     try:
         found: list[Device] = []
@@ -76,7 +75,7 @@ def discover() -> list[Device]:
     finally:
         pynvml.nvmlShutdown()
     if not found:
-        raise NoGpuError("this node has a driver but no GPU; run on a simulated GPU with --simulate")
+        raise NoGpuError("this node has a driver but no GPU")
     return found
 
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import socket
 import stat
 import time
@@ -21,6 +22,7 @@ from typing import Final
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 SYSTEM_DIRECTORY: Final = Path("/run/nvshare")
+_TAKE_OVER_S: Final = 5.0
 
 
 class RuntimeDirError(Exception):
@@ -59,7 +61,7 @@ class RuntimeDir:
     lock_file = _File("coordinator.lock")
     keepalive_lock = _File("keepalive.lock")
     daemon_mark = _File("daemon")
-    """Exists while the system's coordinator should run, also during its restart."""
+    """Exists while a coordinator that no launcher has started should run, also during its restart."""
     journal = _File("journal")
     live_settings = _File("live_settings.json")
     simulated_gpu = _File("simulated_gpu")
@@ -117,13 +119,16 @@ def own_directory(environment: Mapping[str, str] | None = None, user_id: int | N
 
 
 def client_directory(environment: Mapping[str, str] | None = None, user_id: int | None = None) -> RuntimeDir:
-    """The directory of a client: as `own_directory`, but a reachable system's coordinator comes first."""
+    """The directory of a client: as `own_directory`, but the system's coordinator comes first.
+
+    During its restart this user's own running coordinator comes first.
+    """
     env = os.environ if environment is None else environment
-    if not env.get("NVSHARE_RUNTIME_DIR"):
-        system = RuntimeDir(SYSTEM_DIRECTORY)
-        if system.answers():
-            return system
-    return own_directory(env, user_id)
+    own = own_directory(env, user_id)
+    system = RuntimeDir(SYSTEM_DIRECTORY)
+    if env.get("NVSHARE_RUNTIME_DIR"):
+        return own
+    return system if system.answers() or (os.path.exists(system.daemon_mark) and not own.answers()) else own
 
 
 def prepare(directory: RuntimeDir) -> None:
@@ -167,17 +172,17 @@ def foreign_text(directory: RuntimeDir, owner: int) -> str:
     return f"{directory.path}: belongs to user {owner}, not to you ({os.geteuid()}); {remedy}"
 
 
-def lock(directory: RuntimeDir) -> int:
+def lock(directory: RuntimeDir, *, embedded: bool = False) -> int:
     """Takes the coordinator's lock, and removes the sockets of a dead coordinator.
 
-    The lock lasts as long as the returned descriptor, which children do not inherit.  Raises RuntimeDirError, also
-    when another coordinator runs here.
+    A daemon ends an embedded coordinator, whose clients reconnect to it.  The lock lasts as long as the returned
+    descriptor, which children do not inherit.  Raises RuntimeDirError, also when another coordinator runs here.
     """
     try:
         descriptor = os.open(directory.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise unusable(directory.lock_file, error) from None
-    if not _flock_soon(descriptor):
+    if not _flock_soon(descriptor) and (embedded or not _take_over(descriptor)):
         pid = _pid_in(descriptor)
         os.close(descriptor)
         raise RuntimeDirError(
@@ -212,6 +217,24 @@ def _flock_soon(descriptor: int) -> bool:
             time.sleep(0.005)
         else:
             return True
+    return False
+
+
+def _take_over(descriptor: int) -> bool:
+    """Ends an embedded coordinator and takes its lock.  False for another coordinator, or one that does not end."""
+    pid = _pid_in(descriptor)
+    try:
+        if pid is None or b"--embedded" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return False
+        os.kill(pid, signal.SIGTERM)
+    except OSError:
+        return False
+    deadline = time.monotonic() + _TAKE_OVER_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.005)
     return False
 
 

@@ -86,9 +86,9 @@ def make_app(reader: Reader, token: str | None) -> Guard:
         running.cancel()
 
     async def pictures(request: Request) -> Response:
-        found = shown.join() if _is_own(request.headers) else None
-        if found is None:
-            return PlainTextResponse("too many browsers look at this page; close one\n", 503)
+        if not _is_own(request.headers):
+            return PlainTextResponse("another page asks\n", 403)
+        found = shown.join()
         first = json.dumps({"may_change": token is not None})
 
         async def stream() -> AsyncIterator[str]:

@@ -25,7 +25,7 @@ log: Final = logging.getLogger("nvshare")
 PERIOD_S: Final = 0.5
 PAUSE_FACTOR: Final = 20.0
 """The shortest pause between two questions, as a multiple of the time that an answer takes."""
-MAX_BROWSERS: Final = 16
+MAX_BROWSERS: Final = 64
 MAX_SPANS: Final = 6000
 KEPT_NS: Final = 300_000_000_000
 MERGED_NS: Final = 5_000_000
@@ -45,7 +45,7 @@ class Live:
         self._names: dict[int, str] = {}
         self._lock = threading.Lock()  # the time line is filled by the thread of the events
         self._fresh: set[_Queue] = set()  # browsers that need the whole picture
-        self._browsers: set[_Queue] = set()
+        self._browsers: dict[_Queue, None] = {}  # oldest first
         self._someone = asyncio.Event()
 
     def follow_events(self) -> None:
@@ -67,12 +67,12 @@ class Live:
             used = {span.client for span in self._timeline.spans()}
             self._names = {client: name for client, name in self._names.items() if client in used}
 
-    def join(self) -> AsyncIterator[str] | None:
-        """The pictures for one more browser; None: there are too many."""
+    def join(self) -> AsyncIterator[str]:
+        """The pictures for one more browser.  Beyond `MAX_BROWSERS` the one that has looked longest ends."""
         if len(self._browsers) >= MAX_BROWSERS:
-            return None
+            self._end(next(iter(self._browsers)))
         queue: _Queue = asyncio.Queue(_QUEUED)
-        self._browsers.add(queue)
+        self._browsers[queue] = None
         self._fresh.add(queue)
         self._someone.set()
         return self._pictures(queue)
@@ -85,7 +85,7 @@ class Live:
             self._leave(queue)
 
     def _leave(self, queue: _Queue) -> None:
-        self._browsers.discard(queue)
+        self._browsers.pop(queue, None)
         self._fresh.discard(queue)
         if not self._browsers:
             self._someone.clear()
@@ -112,7 +112,7 @@ class Live:
     def _spread(self, status: dict[str, Any], revision: int) -> int:
         """Gives each browser the picture with the spans that it lacks.  Returns their revision."""
         if "error" in status:
-            self._give(self._browsers - self._fresh, json.dumps(status))
+            self._give(self._browsers.keys() - self._fresh, json.dumps(status))
             self._give(self._fresh, json.dumps(status))
             return revision
         with self._lock:
@@ -122,7 +122,7 @@ class Live:
             newer = view.spans(self._timeline.spans(revision))
             every = view.spans(self._timeline.spans()) if self._fresh else []
             revision = self._timeline.revision
-        self._give(self._browsers - self._fresh, json.dumps({**picture, "spans": newer}))
+        self._give(self._browsers.keys() - self._fresh, json.dumps({**picture, "spans": newer}))
         if self._fresh:
             self._give(self._fresh, json.dumps({**picture, "spans": every, "whole": True}))
             self._fresh.clear()
@@ -130,10 +130,13 @@ class Live:
 
     def _give(self, browsers: set[_Queue], text: str) -> None:
         for queue in list(browsers):
-            if not queue.full():
+            if queue.full():
+                self._end(queue)
+            else:
                 queue.put_nowait(text)
-                continue
-            while not queue.empty():
-                queue.get_nowait()
-            queue.put_nowait(None)
-            self._leave(queue)
+
+    def _end(self, queue: _Queue) -> None:
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
+        self._leave(queue)

@@ -19,7 +19,7 @@ from nvshare.coordinator.web.reader import SocketReader
 
 NICENESS = 5
 """The coordinator goes first."""
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 512
 
 
 def _end_with_coordinator(alive: int) -> None:

@@ -96,7 +96,7 @@ int nvs_sim_fail(const char *function, uint64_t nth, int result);
 int nvs_sim_missing(const char *function);
 void nvs_sim_clear_faults(void);
 
-/* The observer of this process's driver: the simulated CUPTI.  There is one at a time; NULL removes it.  Each public call has a number,
+/* The observer of this process's driver.  There is one at a time; NULL removes it.  Each public call has a number,
  * and work has the number of the submitting call. */
 typedef struct nvs_sim_observer {
     void (*call)(const char *function, uint32_t number); /* on the calling thread, before anything else; no lock is held */

@@ -6,7 +6,6 @@
 #include "base/state_file.h"
 #include "context/context.h"
 #include "faults/faults.h"
-#include "faults/observe.h"
 
 /* The lock is held during a fork, so the child finds consistent state. */
 static void before_fork(void) { pthread_mutex_lock(&nvs_sim_lock); }
@@ -49,9 +48,6 @@ SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
         nvs_sim_find_devices(nvs_sim_shared_state);
     NVS_SIM_CHECK(nvs_sim_device_count != 0, CUDA_ERROR_NO_DEVICE);
     nvs_sim_initialised = true;
-    pthread_mutex_unlock(&nvs_sim_lock); /* the tool calls the driver */
-    nvs_sim_inject();
-    pthread_mutex_lock(&nvs_sim_lock);
     return CUDA_SUCCESS;
 }
 

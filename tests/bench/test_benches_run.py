@@ -5,13 +5,11 @@ Non-goals: figures.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,15 +62,6 @@ def test_handover() -> None:
     """The same for hand-overs; none measured would be a failure."""
     (told,) = run_until(lambda told: told[0]["handovers"] > 0, 3, "nvshare.bench.handover", "--simulate")
     assert set(told["handover_us"]) == {"p50", "p99"}
-
-
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed (extra plots)")
-def test_timeline(tmp_path: Path) -> None:
-    """The picture in the README can be made again."""
-    out = tmp_path / "timeline.png"
-    done = started("nvshare.bench.timeline", "--simulate", "--seconds=1.5", "--start=0.5", f"--out={out}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_pairs() -> None:

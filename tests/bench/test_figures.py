@@ -13,7 +13,6 @@ from nvshare.bench.handover import evaluate, turns
 from nvshare.bench.harness.fixture import BenchError, percentile, read_events, spread
 from nvshare.bench.harness.summary import FILES, judged
 from nvshare.bench.harness.worker_group import figures
-from nvshare.bench.timeline import leases
 
 WHERE = {"uuid": "GPU-0", "waited_ns": 0}
 DRAINED = {"uuid": "GPU-0", "drained": True}
@@ -51,11 +50,6 @@ def test_idle_and_undrained_releases_are_no_hand_over() -> None:
     assert turns(idle)[0] == []
     undrained = [event | {"drained": False} if event["kind"] == "released" else event for event in EVENTS]
     assert turns(undrained)[0] == []
-
-
-def test_leases_in_the_picture() -> None:
-    """A bar begins when the gate opened, not when the lease was asked for."""
-    assert leases(EVENTS) == {"a": [(150, 1_500)], "b": [(1_560, 3_400)]}
 
 
 def test_percentiles() -> None:

@@ -19,15 +19,3 @@ def test_checked() -> None:
     told = run("nvshare.bench.memory.swap", "--simulate", "--checked=5", "--seed=3")
     assert (told["rounds"], told["mismatches"], told["seed"]) == (5, 0, 3)
     assert told["moved_gib"] > 0
-
-
-def test_oversubscribe() -> None:
-    """Without figures nobody would notice that sharing a card that is too small has become dear."""
-    told = run("nvshare.bench.memory.oversubscribe", "--simulate", "--scale=0.005", "--capacity-gib=0.0625")
-    assert told["simulated"] is True
-    figures = {"two_of_60": "out_over_necessary", "three_of_45": "exposed_share", "notebooks": "over_sum"}
-    for case, figure in figures.items():
-        assert told[case]["seconds"] > 0
-        assert told[case][figure] >= 0
-    assert {"sum_alone_s", "one_hooked_over_alone", "at_5_percent", "at_2_percent"} == set(told["training"])
-    assert told["training"]["at_5_percent"]["over_sum"] > 0

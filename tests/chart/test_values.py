@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import pytest
 import yaml
 
 from nvshare.coordinator.daemon import settings_file
+from nvshare.coordinator.kubernetes.node import plugin_main
+from nvshare.scheduler_policies import registry
 from tests.chart import values_table
 from tests.chart.conftest import CHART, refusal, render
 from tests.chart.test_matrix import MATRIX
@@ -41,6 +44,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "dots in a path": ({"hostPaths": {"libraryDirectory": "/var/../lib"}}, "hostPaths.libraryDirectory"),
     "nested paths": ({"hostPaths": {"libraryDirectory": "/run/nvshare/lib"}}, "hostPaths.libraryDirectory"),
     "label of a number": ({"nodeSelector": {"gpu": True}}, "/nodeSelector/gpu"),
+    "label that is none": ({"daemonPodLabels": {"a b": "c"}}, "a b"),
+    "label's value that is none": ({"daemonPodLabels": {"a": "c d"}}, "/daemonPodLabels/a"),
+    "label of the chart's": ({"daemonPodLabels": {"app.kubernetes.io/component": "x"}}, "app.kubernetes.io/component"),
+    "toleration of nothing": ({"tolerations": [{"kee": "a"}]}, "kee"),
+    "name that YAML reads as a number": ({"priorityClassName": "123"}, "/priorityClassName"),
+    "name that YAML reads as a boolean": ({"runtimeClassName": "true"}, "/runtimeClassName"),
+    "policy of no image": ({"settings": {"policy": "nope"}}, "settings.policy: nope"),
+    "a GPU's policy of no image": ({"settings": {"gpu": {"GPU-1": {"policy": "nope"}}}}, "settings.policy: nope"),
     "low port": ({"metrics": {"coordinatorPort": 80}}, "/metrics/coordinatorPort"),
     "one port twice": ({"metrics": {"devicePluginPort": 9400}}, "metrics.devicePluginPort"),
     "two monitors": (
@@ -114,6 +125,24 @@ def test_bad_values_are_named(what: str) -> None:
     values, name = BAD[what]
     message = refusal(values)
     assert name in message, message
+
+
+def test_policies_are_the_coordinators() -> None:
+    """Broken: a policy that the coordinator offers, or that the image brings, cannot be set."""
+    assert f"the image has {', '.join(sorted(registry.BUILT_IN))};" in refusal({"settings": {"policy": "nope"}})
+    render({"settings": {"policy": "my_policy"}, "image": {"policies": ["my_policy"]}})
+
+
+def test_the_device_plugins_defaults_are_the_charts() -> None:
+    """Broken: a device plugin that is tried by hand behaves in another way than an installed one."""
+    arguments = render().container("device-plugin")["args"]
+    given = dict(argument.removeprefix("--").split("=", 1) for argument in arguments if "=" in argument)
+    defaults = {
+        name.replace("_", "-"): parameter.default for name, parameter in signature(plugin_main.run).parameters.items()
+    }
+    own = {"library-dir", "metrics-port"}  # paths and ports of the pod
+    compared = {name: str(defaults[name]) for name in given if name not in own}
+    assert compared == {name: value for name, value in given.items() if name not in own}
 
 
 def leaves(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

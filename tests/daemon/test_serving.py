@@ -172,7 +172,7 @@ def test_settings_of_one_gpu_are_its_own(coordinators: Coordinators) -> None:
 
 
 def test_hangup_reads_the_settings_again(coordinators: Coordinators) -> None:
-    """Broken if SIGHUP ended the coordinator, ignored the file, or took a broken one."""
+    """Broken: SIGHUP ends the coordinator, ignores the file, takes a broken one, or hides what waits for a restart."""
     settings = coordinators.base / "settings.toml"
     settings.write_text('quantum = "300ms"\n')
     running = coordinators.start("--config", str(settings))
@@ -183,6 +183,10 @@ def test_hangup_reads_the_settings_again(coordinators: Coordinators) -> None:
     settings.write_text('quantum = "700ms"\n')
     running.process.send_signal(signal.SIGHUP)
     eventually(lambda: running.status()["gpus"][0]["quantum_ns"] == 700_000_000, "the new quantum")
+    assert "need a restart" not in running.log.read_text()
+    settings.write_text(f'quantum = "700ms"\nrecovery = "9s"\n[gpu."{uuid_of(0)}"]\ncapacity = "1GiB"\n')
+    running.process.send_signal(signal.SIGHUP)
+    eventually(lambda: "changes of recovery, gpu need a restart" in running.log.read_text(), "the warning")
 
 
 def test_hangup_leaves_what_was_set_live(coordinators: Coordinators) -> None:

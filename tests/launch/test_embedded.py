@@ -16,6 +16,7 @@ import pytest
 
 from nvshare.client_hook import embedded
 from nvshare.client_hook.launcher import LaunchError
+from nvshare.coordinator.system import runtime_dir
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment
 from nvshare.simulated_gpu.trace import read_cards
@@ -234,6 +235,7 @@ def test_which_directory_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     system = RuntimeDir(tmp_path / "system")
     system.path.mkdir()
     monkeypatch.setattr(embedded, "SYSTEM_DIRECTORY", system.path)
+    monkeypatch.setattr(runtime_dir, "SYSTEM_DIRECTORY", system.path)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(system.hooks_socket))
         listener.listen()

@@ -53,7 +53,8 @@ def system(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator
     """No coordinator runs there yet."""
     with tempfile.TemporaryDirectory(prefix="nvs-") as base:
         directory = RuntimeDir(Path(base) / "system")
-        monkeypatch.setattr(embedded, "SYSTEM_DIRECTORY", directory.path)
+        for module in (embedded, runtime_dir):
+            monkeypatch.setattr(module, "SYSTEM_DIRECTORY", directory.path)
         made = System(directory, environ)
         yield made
         for process in made.started:
@@ -72,7 +73,8 @@ def own(environ: dict[str, str], runtime: RuntimeDir) -> dict[str, str]:
 def _no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Root's own directory is the system's; these tests are of other users'."""
     real = runtime_dir.own_directory
-    monkeypatch.setattr(embedded, "own_directory", lambda environ: real(environ, os.geteuid() or 1))
+    for module in (embedded, runtime_dir):
+        monkeypatch.setattr(module, "own_directory", lambda environ, _user=None: real(environ, os.geteuid() or 1))
 
 
 def test_a_launcher_waits_while_the_systems_coordinator_is_restarted(
@@ -110,7 +112,7 @@ def test_a_wait_in_vain_ends_with_a_message(
     with pytest.raises(LaunchError, match=f"does not answer; .* remove {system.directory.daemon_mark}"):
         embedded.ensure_coordinator(directory, own | {"NVSHARE_SYSTEM_WAIT": "20ms"}, simulate="")
     assert not (system.directory.path / "coordinator.log").exists()
-    assert "waiting up to 20ms for the system's coordinator" in capsys.readouterr().err
+    assert "waiting up to 20ms for the coordinator in" in capsys.readouterr().err
     with pytest.raises(LaunchError, match="NVSHARE_SYSTEM_WAIT: "):
         embedded.ensure_coordinator(directory, own | {"NVSHARE_SYSTEM_WAIT": "soon"}, simulate="")
 
@@ -140,6 +142,36 @@ def test_a_users_own_coordinator_that_runs_is_used_meanwhile(
         pid = mine.coordinator_pid()
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_users_own_coordinator_is_waited_for_and_takes_over_from_an_embedded_one(
+    own: dict[str, str], runtime: RuntimeDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: in the second of an upgrade an embedded coordinator took the daemon's place and deleted its settings."""
+    mine = RuntimeDir(runtime.path / "nvshare")
+    command = [sys.executable, "-m", "nvshare.coordinator.daemon.main", "--simulate=1x1GiB"]
+    command += ["--runtime-dir", str(mine.path), "--sharing", "exclusive"]
+    attached = embedded.ensure_coordinator(mine, own, simulate="1x1GiB")  # before the daemon was installed
+    assert (attached.started, attached.keepalive is not None) == (True, True)
+    began = mine.coordinator_pid()
+    daemon = subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: mine.daemon_mark.exists() and mine.answers(), "it serves")
+        assert mine.coordinator_pid() == daemon.pid != began
+        call(mine, api.Set(setting="quantum", value=77_000_000))
+        daemon.kill()
+        daemon.wait()
+        with pytest.raises(LaunchError, match=f"does not answer; .* remove {mine.daemon_mark}"):
+            embedded.ensure_coordinator(mine, own | {"NVSHARE_SYSTEM_WAIT": "20ms"}, simulate="1x1GiB")
+        assert f"waiting up to 20ms for the coordinator in {mine.path}" in capsys.readouterr().err
+        daemon = subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        eventually(mine.answers, "it serves again")
+        gpu = call(mine, api.Status())["gpus"][0]
+        assert (gpu["sharing"], gpu["quantum_ns"]) == ("exclusive", 77_000_000)
+    finally:
+        os.close(attached.keepalive or 0)
+        daemon.kill()
+        daemon.wait()
 
 
 def test_users_share_the_systems_simulation(system: System, own: dict[str, str], runtime: RuntimeDir) -> None:

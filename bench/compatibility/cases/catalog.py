@@ -31,8 +31,6 @@ class Case:
     name: str
     modes: frozenset[str] = NOT_MANAGED
     limit_s: float = 40.0
-    pools: bool = False
-    """Each step frees what it allocates in stream order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ FIRST = (
         ),
         build="replay",
     ),
-    Group("runtime", (Case("CUDA C++, static cudart", "runtime", SMALL, pools=True),), build="runtime"),
+    Group("runtime", (Case("CUDA C++, static cudart", "runtime", SMALL),), build="runtime"),
     Group(
         "torch",
         (
@@ -86,7 +84,7 @@ FIRST = (
         "cupy",
         (
             Case("CuPy, default pool", "cupy.default", SMALL),
-            Case("CuPy, asynchronous pool", "cupy.async", pools=True),
+            Case("CuPy, asynchronous pool", "cupy.async"),
             Case("CuPy, managed memory of its own", "cupy.managed"),
         ),
         modules=("cupy",),

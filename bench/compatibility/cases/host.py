@@ -22,7 +22,6 @@ import time
 from dataclasses import dataclass
 from typing import IO, Any
 
-from nvshare.bench.compatibility.cases import switch
 from nvshare.bench.compatibility.cases.program import Program, Skipped
 
 
@@ -49,8 +48,6 @@ class Host:
 
     def answer(self, words: list[str]) -> dict[str, Any]:
         """The answer to one request."""
-        if words[0] == "by":
-            return switch.answer(words[1])
         program = self.use(words[1])
         if words[0] == "check":
             outcome = program.check()

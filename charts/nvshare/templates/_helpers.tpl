@@ -173,6 +173,12 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- end }}
 
 {{- define "nvshare.settings" -}}
+{{- $policies := concat (list "auto" "edf" "fair_share" "least_attained" "opportunistic" "priority" "round_robin") .Values.image.policies }}
+{{- range concat (list .Values.settings) (values (default dict .Values.settings.gpu)) }}
+{{- if and .policy (not (has .policy $policies)) }}
+{{- fail (printf "settings.policy: %s: the image has %s; name policies of your own in image.policies" .policy (join ", " $policies)) }}
+{{- end }}
+{{- end }}
 {{- range $key, $value := omit .Values.settings "gpu" }}
 {{ $key }} = {{ include "nvshare.toml" $value }}
 {{- end }}

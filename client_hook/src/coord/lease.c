@@ -50,7 +50,7 @@ static void show(uint32_t gpu)
         [NVS_LEASE_NONE] = NVSHARE_LEASE_NONE,      [NVS_LEASE_ASKED] = NVSHARE_LEASE_WAITING,
         [NVS_LEASE_HELD] = NVSHARE_LEASE_HELD,      [NVS_LEASE_ENDING] = NVSHARE_LEASE_RETURNING,
         [NVS_LEASE_FREE] = NVSHARE_LEASE_FREE,      [NVS_LEASE_FREE_ENDING] = NVSHARE_LEASE_RETURNING,
-        [NVS_LEASE_UNMANAGED] = NVSHARE_LEASE_UNMANAGED,
+        [NVS_LEASE_UNMANAGED] = NVSHARE_LEASE_UNMANAGED, [NVS_LEASE_FORBIDDEN] = NVSHARE_LEASE_NONE,
     };
     const nvs_lease *lease = &nvs_agent_gpus[gpu].lease;
     atomic_store_explicit(&nvs_mail[gpu].shown_state, shown[lease->state], memory_order_relaxed);

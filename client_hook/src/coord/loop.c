@@ -65,7 +65,7 @@ static void ask_for_pins(uint32_t gpu)
     nvs_mailbox *mail = &nvs_mail[gpu];
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     uint32_t asked = atomic_load_explicit(&mail->pins.asked, memory_order_acquire); /* pairs with ask() */
-    if (asked == mine->connection.pins || !mine->connection.settled)
+    if (asked == mine->connection.pins)
         return;
     mine->connection.pins = asked;
     if (asked == atomic_load_explicit(&mail->pins.answered, memory_order_relaxed)) /* by an earlier coordinator; only the agent writes it */
@@ -86,7 +86,7 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
     if (atomic_load_explicit(&mail->yield, memory_order_relaxed) != 0 &&
         atomic_exchange_explicit(&mail->yield, 0, memory_order_seq_cst) != 0) /* pairs with nvshare_yield */
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_YIELD});
-    if (mine->lease.link.attached) {
+    if (mine->lease.link.attached && mine->connection.settled) { /* else the GPU may be refused */
         uint32_t asked = atomic_load_explicit(&mail->reserve.asked, memory_order_acquire); /* pairs with ask() */
         if (asked != mine->connection.reserve) {
             mine->connection.reserve = asked;
@@ -140,7 +140,7 @@ static uint64_t serve_gpus(void)
         due = earlier(due, mine->tick_at_ns);
         if (mine->opening.pending && !mine->opening.restoring)
             due = earlier(due, mine->opening.since_ns + mine->opening.patience_ns);
-        if (mine->lease.link.attached && nvs_report_is_due(gpu) && !nvs_moves_busy(gpu))
+        if (mine->lease.link.attached && mine->connection.settled && nvs_report_is_due(gpu) && !nvs_moves_busy(gpu))
             due = earlier(due, nvs_report_at(gpu));
         due = earlier(due, nvs_notice_serve(gpu, mine->lease.state == NVS_LEASE_ASKED, now));
         const bool runs = mine->lease.state == NVS_LEASE_HELD && !mine->opening.pending;

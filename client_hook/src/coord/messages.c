@@ -63,11 +63,16 @@ static void on_rejected(const nvs_rejected *rejected)
 {
     static uint64_t log_again_ns;
     uint64_t now = nvs_now_ns();
-    if (rejected->code == NVS_REJECTION_UNKNOWN_GPU && nvs_agent_unanswered_count > 0) {
+    const bool forbidden = rejected->code == NVS_REJECTION_FORBIDDEN_GPU;
+    if ((forbidden || rejected->code == NVS_REJECTION_UNKNOWN_GPU) && nvs_agent_unanswered_count > 0) {
         uint32_t gpu = nvs_agent_unanswered[0]; /* the coordinator answers in order */
         nvs_agent_answered(gpu);
-        nvs_log(NVS_LOG_WARNING, "GPU %u is not shared: %s", gpu, rejected->text);
-        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_NOT_MANAGED});
+        nvs_log(NVS_LOG_WARNING, forbidden ? "GPU %u is refused, its work never runs: %s" : "GPU %u is not shared: %s", gpu, rejected->text);
+        if (forbidden) {
+            nvs_memory_set_limits(gpu, 0, 1, false);
+            nvs_memory_set_refusal(rejected->text);
+        }
+        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_NOT_MANAGED, .flag = forbidden});
         settle(gpu);
         return;
     }
@@ -76,7 +81,7 @@ static void on_rejected(const nvs_rejected *rejected)
     if (rejected->code == NVS_REJECTION_OUT_OF_MEMORY)
         nvs_memory_set_refusal(rejected->text);
     if (now >= log_again_ns || !rejected->final) {
-        nvs_log(rejected->final ? NVS_LOG_WARNING : NVS_LOG_INFO, "the coordinator refuses (%u): %s", rejected->code,
+        nvs_log(rejected->final || rejected->code == NVS_REJECTION_NOT_ALLOWED ? NVS_LOG_WARNING : NVS_LOG_INFO, "the coordinator refuses (%u): %s", rejected->code,
                 rejected->text);
         log_again_ns = rejected->final ? now + LOG_AGAIN_NS : log_again_ns;
     }

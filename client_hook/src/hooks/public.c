@@ -1,6 +1,7 @@
 /* The functions of nvshare.h, for programs that know of the hook. */
 #include "nvshare.h"
 
+#include "base/process/thread.h"
 #include "base/version.h"
 #include "coord/mailbox.h"
 #include "gate/gate.h"
@@ -52,4 +53,13 @@ NVS_EXPORT int nvshare_yield(uint32_t gpu)
 NVS_EXPORT void nvshare_step(void)
 {
     (void)atomic_fetch_add_explicit(&nvs_steps, 1, memory_order_relaxed); /* a count, orders nothing */
+}
+
+/* The hook's own threads move memory while the gate is closed: this is neither a bypass nor work of the application. */
+NVS_EXPORT uint32_t nvshare_gate_depth(void)
+{
+    const nvs_slot *slot = nvs_self;
+    if (slot != NULL && atomic_load_explicit(&slot->active, memory_order_relaxed) != 0) /* written by this thread only */
+        return 1;
+    return nvs_thread_is_own() ? UINT32_MAX : 0;
 }

@@ -2,5 +2,5 @@
 
 In: trace events, one reply of `status`.  Out: Chrome's trace event format, a PNG.  `spans.py` turns events into spans,
 also for the web page and the demo; `recording.py` adds names and plans; only `command.py` knows sockets.
-Non-goals: work on the GPU itself (`nvshare.bench.timeline` draws it beside the leases).
+Non-goals: work on the GPU itself.
 """

@@ -1,4 +1,4 @@
-"""A picture of time lines, with matplotlib (extra `plots`), for `nvshare-ctl trace` and `nvshare.bench.timeline`."""
+"""A picture of time lines, with matplotlib (extra `plots`), for `nvshare-ctl trace`."""
 
 from __future__ import annotations
 

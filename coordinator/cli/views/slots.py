@@ -42,5 +42,5 @@ def _row(slot: Mapping[str, Any], indices: Mapping[str, str]) -> tuple[str, ...]
         str(slot["leases"]),
         duration(slot["used_ns"]),
         duration(slot["waited_ns"]),
-        "yes" if slot["registered"] else "never seen",
+        "other GPUs refused" if slot.get("refused") else "yes" if slot["registered"] else "never seen",
     )

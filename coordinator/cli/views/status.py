@@ -26,12 +26,11 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     found = [head, *_table(status, names, width, wide=wide)]
     found += [f"problem: {problem}" for problem in status.get("problems", ())]
     found += [mps_line(status["mps"]), *host_lines(status), *room_lines(status)]
-    found += [
-        f"GPU {gpu['index']} is not granted: process {gpu['expected_process']} held it before the restart "
-        "and is stopped; continue it (kill -CONT) or end it"
-        for gpu in status["gpus"]
-        if gpu.get("expected_stopped")
-    ]
+    for gpu in status["gpus"]:
+        if gpu.get("expected_stopped"):
+            who = f"process {gpu['expected_process']}" if gpu["expected_process"] > 0 else "a program"
+            text = f"GPU {gpu['index']} is not granted: {who} held it before the restart and is stopped; "
+            found.append(text + "continue it (kill -CONT) or end it")
     found += [f"live setting: {line}" for line in live_lines(status.get("live", ()), status)]
     return found + gang_lines(status, names)
 

@@ -17,6 +17,8 @@ USER_PART: Final = 50
 ALL_PART: Final = 10
 MOST_NS: Final = 100_000_000
 """Unspent time is kept up to this amount."""
+CHANGE_NS: Final = 2_000_000
+"""Added for a change, because it is logged: a user makes ten a second at most."""
 _MANY_USERS: Final = 256
 
 

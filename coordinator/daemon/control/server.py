@@ -71,6 +71,8 @@ class Administration:
         self._configured = configured
         self._problems = problems
         self._rights = rights
+        self.changes = 0
+        """Requests that have changed something; each is logged."""
         self.mps: Callable[[], dict[str, Any]] = lambda: {"mode": "off"}
         """State of MPS, for `status`."""
         self._facts = {"pid": os.getpid(), **facts}
@@ -81,7 +83,12 @@ class Administration:
         try:
             request = api.decode_request(frame)
             self._rights.check_kind(user_id, request)
-            return api.encode_result(_ANSWERS[type(request)](self, request, call))
+            result = _ANSWERS[type(request)](self, request, call)
+            if not isinstance(request, (api.Ping, api.Status)):
+                self.changes += 1
+                of = {name: result[name] for name in ("name", "process_id", "slot") if name in result}
+                log.info("user %d: %s", user_id, {**request.model_dump(exclude_none=True), **of})
+            return api.encode_result(result)
         except api.ControlError as error:
             return api.encode_error(error)
         except Exception:

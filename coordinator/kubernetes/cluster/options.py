@@ -41,14 +41,14 @@ class Options:
     """All options of one plugin."""
 
     paths: Paths
-    slots_per_gpu: int = 10
+    slots_per_gpu: int = 4
     resource: str = "nvshare.com/gpu"
     memory_resource: str | None = None
     allow_several_slots: bool = False
     preference: Preference = "spread"
     memory: str = "managed"
-    on_loss: str = "wait"
-    loss_timeout_ns: int | None = None
+    on_loss: str = "run"
+    loss_timeout_ns: int | None = 300_000_000_000
     coordinator_grace_ns: int = 30_000_000_000
     cdi_kind: str = ""
 

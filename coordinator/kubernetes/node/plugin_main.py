@@ -89,7 +89,7 @@ LogLevel = Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")]
     cls=Versioned, help="Kubernetes device plugin: offers several slots of each GPU and loads the hook into containers."
 )
 def run(
-    slots_per_gpu: SlotsPerGpu = 10,
+    slots_per_gpu: SlotsPerGpu = 4,
     resource: Resource = "nvshare.com/gpu",
     memory_resource: MemoryResourceName = None,
     plugin_dir: PluginDir = Path("/var/lib/kubelet/device-plugins"),
@@ -100,8 +100,8 @@ def run(
     allow_several_slots: Several = False,
     preferred: Preferred = "spread",
     memory: MemoryMode = "managed",
-    on_loss: OnLoss = "wait",
-    loss_timeout: LossTimeout = None,
+    on_loss: OnLoss = "run",
+    loss_timeout: LossTimeout = "5m",
     coordinator_grace: Grace = "30s",
     cdi_kind: CdiKind = "",
     ignored_xids: IgnoredXids = None,

@@ -16,6 +16,7 @@ Non-goals: reading annotations (kubernetes/cluster/pods.py).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc
+from pydantic import ValidationError
 
 from nvshare.coordinator.kubernetes.node import allocation
 from nvshare.coordinator.kubernetes.node import messages as m
@@ -84,7 +86,9 @@ def tenants_in(answer: Any, resource: str, memory_resource: str | None) -> list[
                     ids += devices.device_ids
                 elif memory_resource is not None and devices.resource_name == memory_resource:
                     units += len(devices.device_ids)
-            if ids and pod.namespace and pod.name and container.name:
+            if not ids:
+                continue
+            with contextlib.suppress(ValidationError):  # names that no API server accepts
                 ref = PodRef(namespace=pod.namespace, name=pod.name, container=container.name)
                 found.append(Tenant(ref, tuple(sorted(ids)), units))
     return found

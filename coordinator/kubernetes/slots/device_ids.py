@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Preference = Literal["spread", "pack"]
+MAX_ID: Final = 63
 MAX_SLOTS_PER_GPU: Final = 1000
 MAX_UNITS_PER_CONTAINER: Final = 32_768
 """Since Kubernetes 1.36 a pod's status lists each device in 47 bytes, and the kubelet may send 3 MiB: a pod with 67 000
@@ -42,7 +43,7 @@ class SlotId:
 def parse(device_id: str) -> SlotId | None:
     """The slot of a device id; None if it is no slot's id."""
     uuid, mark, number = device_id.rpartition("::")
-    if not mark or not uuid or not number.isdecimal() or not number.isascii():
+    if not mark or not uuid or not number.isdecimal() or not number.isascii() or len(device_id) > MAX_ID:
         return None
     return SlotId(uuid, int(number))
 
@@ -127,7 +128,7 @@ def memory_ids(count: int) -> list[str]:
 def check_memory(field: str, device_ids: Sequence[str], count: int) -> int:
     """The number of units of one container.  Raises RequestError."""
     for device_id in device_ids:
-        if not (device_id.isascii() and device_id.isdecimal() and int(device_id) < count):
+        if not (device_id.isascii() and device_id.isdecimal() and int(device_id[:MAX_ID]) < count):
             raise RequestError(f"{field}: {device_id!r:.80} is no unit of memory; they are 0 to {count - 1}")
     if len(set(device_ids)) != len(device_ids) or not device_ids:
         raise RequestError(f"{field}: is empty, or names a unit twice")

@@ -29,6 +29,7 @@ _ROWS: Final[tuple[Row, ...]] = (
         Gauge, "unregistered", "1 while a container runs whose hook has not registered: its GPU work is not scheduled",
         lambda s: float(s.slot.pod is not None and not s.registered),
     ),
+    (Counter, "refused_gpus", "Attempts of its programs to use a GPU outside of the slot", lambda s: s.refused),
     (Counter, "leases", "Leases granted to the slot", lambda s: s.figures.leases),
     (Counter, "lease_seconds", "Time that the slot held leases", lambda s: s.figures.used_ns),
     (Counter, "wait_seconds", "Time that the slot waited for leases", lambda s: s.figures.waited_ns),
@@ -36,9 +37,9 @@ _ROWS: Final[tuple[Row, ...]] = (
 )  # fmt: skip
 
 
-def families(slots: Sequence[SlotSnapshot]) -> Iterator[Metric]:
-    """All families; without samples if there are no slots."""
-    named = [(_labels(picture), picture) for picture in slots]
+def families(slots: Sequence[SlotSnapshot], *, hide_names: bool = False) -> Iterator[Metric]:
+    """All families; without samples if there are no slots.  `hide_names`: those of pods."""
+    named = [(_labels(picture, hide_names=hide_names), picture) for picture in slots]
     gpus = (((*labels, uuid), 1) for labels, picture in named for uuid in picture.slot.gpus)
     yield family(Gauge, "nvshare_slot_info", "Always 1; the GPUs of a slot", (*_SLOT, "uuid"), gpus)
     memory = (
@@ -50,6 +51,6 @@ def families(slots: Sequence[SlotSnapshot]) -> Iterator[Metric]:
     yield from table("nvshare_slot", _ROWS, _SLOT, named)
 
 
-def _labels(picture: SlotSnapshot) -> tuple[str, str, str, str]:
-    pod = picture.slot.pod
+def _labels(picture: SlotSnapshot, *, hide_names: bool) -> tuple[str, str, str, str]:
+    pod = None if hide_names else picture.slot.pod
     return (picture.slot.slot, *((pod.namespace, pod.name, pod.container) if pod else ("", "", "")))

@@ -52,6 +52,8 @@ class SlotSnapshot:
     registered: bool
     """A hook has registered since the slot's allocation."""
     figures: Figures
+    refused: int = 0
+    """Attempts of its programs to use a GPU outside of it."""
 
     def plain(self) -> dict[str, Any]:
         """The slot as JSON."""
@@ -71,6 +73,7 @@ class SlotSnapshot:
             "share_limit": policy.share_limit,
             "gang": policy.gang,
             "registered": self.registered,
+            "refused": self.refused,
             "clients": self.figures.clients,
             "allocated_bytes": self.figures.allocated_bytes,
             "leases": self.figures.leases,
@@ -88,6 +91,7 @@ class _Record:
     profiles: dict[int, events.Profiled] = field(default_factory=dict)
     """Client -> what its hook says of it."""
     past: Figures = Figures()
+    refused: int = 0
 
 
 class SlotBook:
@@ -120,6 +124,7 @@ class SlotBook:
         if before.allocation != slot.allocation:  # the next container starts afresh
             record.registered = False
             record.past = Figures()
+            record.refused = 0
         changes: list[events.Event] = []
         for client, registration in record.clients.items():
             if slot.limit_bytes != before.limit_bytes:
@@ -201,12 +206,13 @@ class SlotBook:
         return None if record is None else record.slot.allocation
 
     def refuses(self, client: int, uuid: str) -> str | None:
-        """Why this client may not use that GPU; None if it may or has no slot."""
+        """Why this client may not use that GPU; None if it may or has no slot.  Counts what it refuses."""
         name = self._slot_of.get(client)
         if name == _REMOVED:
             return f"no GPU {uuid}: the slot was removed; restart the container"
         if name is None or uuid in self._slots[name].slot.gpus:
             return None
+        self._slots[name].refused += 1
         return f"no GPU {uuid} in slot {name}; it has {', '.join(self._slots[name].slot.gpus)}"
 
     def leave(self, client: int, last: ClientSnapshot | None) -> None:
@@ -240,7 +246,7 @@ class SlotBook:
             if name is not None:
                 members.setdefault(name, []).append(client)
         return [
-            SlotSnapshot(record.slot, record.registered, _sum(members.get(name, []), record.past))
+            SlotSnapshot(record.slot, record.registered, _sum(members.get(name, []), record.past), record.refused)
             for name, record in sorted(self._slots.items())
         ]
 

@@ -61,7 +61,7 @@ class MetricsServer:
             registry = CollectorRegistry(auto_describe=False)
             registry.register(collector)
             self._metrics = make_wsgi_app(registry)
-        certificate = _check(access)
+        certificate = check(access)
         family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self._server = _Server(family, str(where[0]), port, certificate)
         self._server.set_app(self._answer)
@@ -133,7 +133,8 @@ class _Handler(WSGIRequestHandler):
         """Nothing: a scrape is no event."""
 
 
-def _check(access: Access) -> Certificate | None:
+def check(access: Access) -> Certificate | None:
+    """Raises AccessError for a token or a certificate that cannot be used."""
     if access.token_file is not None:
         _token(Path(access.token_file))
     if access.tls_dir is None:

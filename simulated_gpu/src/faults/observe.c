@@ -1,7 +1,6 @@
-/* The observer of this process, and the library that the driver loads for a tool. */
+/* The observer of this process. */
 #include "faults/observe.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,18 +47,4 @@ const char *nvs_sim_lasting_name(const char *name)
     copy->next = all;
     all = copy;
     return copy->text;
-}
-
-/* A tool that cannot be loaded does not stop the program. */
-void nvs_sim_inject(void)
-{
-    const char *path = getenv("CUDA_INJECTION64_PATH");
-    void *library = path != NULL && *path != '\0' ? dlopen(path, RTLD_NOW) : NULL;
-    void *address = library != NULL ? dlsym(library, "InitializeInjection") : NULL;
-    int (*begin)(void);
-    memcpy(&begin, &address, sizeof begin);
-    if (begin != NULL)
-        (void)begin();
-    else if (path != NULL && *path != '\0')
-        nvs_sim_say("CUDA_INJECTION64_PATH=%s: %s", path, library == NULL ? dlerror() : "no InitializeInjection");
 }

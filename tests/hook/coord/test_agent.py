@@ -310,6 +310,18 @@ def test_gpu_that_is_not_shared(coordinator: ScriptedCoordinator, client: Script
     assert "no such GPU here" in errors
 
 
+def test_gpu_that_the_program_may_not_use(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a pod uses a card outside of its slot without a lease, or loses its connection by asking for it."""
+    client.tell("launch 1000")
+    coordinator.expect(messages.AttachGpu)
+    coordinator.send(messages.Rejected(messages.Rejection.FORBIDDEN_GPU, False, "no such GPU in slot a"))
+    assert client.answer(SHORT_S) == ""
+    while (message := coordinator.receive(0)) is not None:
+        assert not isinstance(message, (messages.MemoryReport, messages.ReserveMemory)), "it is no longer told of"
+    client.process.kill()
+    assert client.ended()[1].count("no such GPU in slot a") == 1
+
+
 def test_refused_for_good(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a program that is refused does not learn why."""
     client.tell("launch 1000")

@@ -48,7 +48,7 @@ class Do(enum.IntFlag):
     WARN = 32
 
 
-NONE, ASKED, HELD, ENDING, FREE, FREE_ENDING, UNMANAGED = range(7)
+NONE, ASKED, HELD, ENDING, FREE, FREE_ENDING, UNMANAGED, FORBIDDEN = range(8)
 FIELDS = (
     "state", "lease_id", "wanted", "paced", "waiters", "released_id", "reason", "release_wanted", "end_by_ns", "open",
 )  # fmt: skip
@@ -267,6 +267,20 @@ def test_not_managed_is_open_for_good(held: Lease) -> None:
     for kind in On:
         assert held.on(kind, lease_id=5, number=1) == Do.NOTHING
         assert held.get("open") == 1
+
+
+def test_forbidden_is_closed_for_good(library: ctypes.CDLL, held: Lease) -> None:
+    """Broken: a GPU that the program may not use opens, by a reconnection, a grant or NVSHARE_ON_LOSS=run."""
+    lease = Lease(library, run_on_loss=True)
+    lease.on(On.CONNECTED)
+    lease.on(On.WANTED)
+    assert lease.on(On.NOT_MANAGED, flag=True) == Do.NOTHING
+    for kind in On:
+        assert lease.on(kind, lease_id=5, number=1) == Do.NOTHING
+        assert (lease.get("open"), lease.next_tick_ns()) == (0, NEVER)
+    assert held.on(On.NOT_MANAGED, flag=True) == Do.CLOSE
+    assert held.on(On.DRAINED, flag=True) == Do.NOTHING
+    assert held.get("open") == 0
 
 
 class Model:

@@ -71,5 +71,5 @@ def test_without_the_hook_the_flag_needs_no_help(programs: Programs, opener: Pat
 
 
 def test_another_namespace_is_out_of_reach(programs: Programs, opener: Path, plugin: Path) -> None:
-    """docs/how-to/verify.md says that dlmopen escapes: a namespace has a libc and a driver that no preload reaches."""
+    """docs/explanation/coverage.md: dlmopen escapes: a namespace has a libc and a driver that no preload reaches."""
     assert output(programs, opener, "namespace", str(plugin)) == "calls 0 wrong 0\n"

@@ -135,7 +135,7 @@ class Node:
         paths = [
             "--plugin-dir", str(self.kubelet.plugins), "--pod-resources-socket", str(self.kubelet.pod_resources),
             "--library-dir", str(self.library_dir), "--slots-dir", str(self.slots_dir),
-            "--runtime-dir", str(self.runtime.path),
+            "--runtime-dir", str(self.runtime.path), "--slots-per-gpu=10", "--on-loss=wait",
         ]  # fmt: skip
         with (self.directory / "plugin.log").open("ab") as log:
             self.plugin = subprocess.Popen(

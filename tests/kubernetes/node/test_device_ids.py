@@ -35,8 +35,14 @@ def test_ids_fit_the_kubelet_and_come_back() -> None:
             slot = device_ids.parse(device_id)
             assert slot is not None
             assert str(slot) == device_id
-    for wrong in ("", "::1", A, f"{A}::", f"{A}::x", f"{A}::-1", f"{A}::²"):
+    for wrong in ("", "::1", A, f"{A}::", f"{A}::x", f"{A}::-1", f"{A}::²", f"{A}::{'9' * 5000}"):
         assert device_ids.parse(wrong) is None
+
+
+def test_a_unit_of_any_length_is_answered() -> None:
+    """Broken: a number of thousands of digits ends the call without a reason."""
+    with pytest.raises(RequestError, match="is no unit of memory"):
+        device_ids.check_memory("field", ["9" * 5000], 8)
 
 
 def test_slots_of_one_gpu_are_refused_unless_allowed() -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from nvshare.coordinator.kubernetes.cluster.options import Options, Paths
 from nvshare.coordinator.kubernetes.node import allocation
+from nvshare.coordinator.kubernetes.node import messages as m
 from nvshare.coordinator.kubernetes.node.allocation import SlotStore
 from nvshare.coordinator.kubernetes.node.health import Monitor
 from nvshare.coordinator.kubernetes.node.plugin_process import Plugin
-from nvshare.coordinator.kubernetes.node.tenancy import KEEP_S, Tenancy, Tenant
+from nvshare.coordinator.kubernetes.node.tenancy import KEEP_S, Tenancy, Tenant, tenants_in
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.device_ids import SlotId
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy
@@ -52,6 +53,18 @@ class Rig:
 
     def tenant(self, slot: Slot, units: int = 0, pod: str = "p") -> Tenant:
         return Tenant(PodRef(namespace="n", name=pod, container="c"), slot.device_ids, units)
+
+
+def test_one_impossible_pod_hides_no_other() -> None:
+    """Broken: a name that no API server accepts ends the thread, and no slot learns its pod any more."""
+
+    def pod(name: str, number: int) -> object:
+        devices = {"resource_name": "r", "device_ids": [f"{UUID}::{number}"]}
+        return {"namespace": "n", "name": name, "containers": [{"name": "c", "devices": [devices]}]}
+
+    answer = m.ListPodResourcesResponse(pod_resources=[pod("p" * 300, 0), pod("", 1), pod("good", 2)])
+    (found,) = tenants_in(answer, "r", None)
+    assert (found.pod.name, found.slots) == ("good", (f"{UUID}::2",))
 
 
 def test_a_slot_learns_its_pod_limit_and_annotations(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
     hook = Hook(context, path).hello(priority=99)
     hook.attach(1)
     refused = hook.next(messages.Rejected)
-    assert (refused.code, refused.final) == (messages.Rejection.UNKNOWN_GPU, False)
+    assert (refused.code, refused.final) == (messages.Rejection.FORBIDDEN_GPU, False)
     assert refused.text == f"no GPU {uuid_of(1)} in slot a; it has {uuid_of(0)}"
     hook.attach(0)
     settings = hook.next(messages.GpuSettings)
@@ -82,6 +82,7 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
     assert shown == {"test": ("a", 3), "outside": ("", 99)}
     (slot,) = status["slots"]
     assert (slot["namespace"], slot["pod"], slot["container"], slot["registered"]) == ("n", "p", "c", True)
+    assert slot["refused"] == 1
 
 
 def test_a_removed_slot_takes_nobody_new_and_harms_nobody(

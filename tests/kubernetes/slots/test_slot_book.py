@@ -274,7 +274,7 @@ def test_processes_of_one_slot_share_its_limit() -> None:
 
 
 def test_series_are_bounded_by_the_slots() -> None:
-    """Else pods that come and go fill Prometheus: documented are 13 series for a slot with one GPU."""
+    """Else pods that come and go fill Prometheus: documented are 14 series for a slot with one GPU."""
     book = SlotBook()
     pod = PodRef(namespace="n", name="p", container="c")
     for number in range(3):
@@ -283,7 +283,7 @@ def test_series_are_bounded_by_the_slots() -> None:
         book.register("GPU-a--0", hello(client))
         book.leave(client, None)
     found = [sample for family in metrics.families(book.snapshots(())) for sample in family.samples]
-    assert len(found) == 3 * 13
+    assert len(found) == 3 * 14
     labels = {tuple(sample.labels[name] for name in ("namespace", "pod", "container")) for sample in found}
     assert labels == {("n", "p", "c")}
     unregistered = [sample.value for sample in found if sample.name == "nvshare_slot_unregistered"]

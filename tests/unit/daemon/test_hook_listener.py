@@ -6,6 +6,8 @@ Invariant: the test plays the loop: nothing is read or written unless it says so
 from __future__ import annotations
 
 import os
+import resource
+import select
 import socket
 import tempfile
 import threading
@@ -258,6 +260,25 @@ def test_no_more_connections_than_allowed(bench: Make) -> None:
     assert third.heard() == []
     first.close()
     stand.until(lambda: stand.gone == [number], "a free place")
+    assert stand.introduce(stand.client()) > number
+
+
+def test_without_a_free_descriptor_peers_are_refused(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a peer that cannot be accepted wakes the loop for ever, and it takes all of a processor."""
+    stand = bench()
+    number = stand.introduce(stand.client())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    late = stand.client(greets=False)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        stand.turn()
+        assert stand.listener.refusals["full"] == 1
+        assert not select.select([stand.listener.descriptor], [], [], 0)[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert late.heard() == []
     assert stand.introduce(stand.client()) > number
 
 

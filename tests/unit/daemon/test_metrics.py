@@ -42,9 +42,9 @@ class Node:
         self.do(events.ClientRegistered(number, "twin", "twin", 100 + number, 0, 0, MemoryMode.MANAGED, 0))
         self.do(events.GpuAttached(number, 0, GPU, 0, True))
 
-    def scrape(self) -> dict[str, Any]:
+    def scrape(self, *, hide_names: bool = False) -> dict[str, Any]:
         registered = CollectorRegistry()
-        picture = metrics.take(self.scheduler.snapshot(self.now_ns), self.observations)
+        picture = metrics.take(self.scheduler.snapshot(self.now_ns), self.observations, hide_names=hide_names)
         registered.register(metrics.Collector(lambda: picture))
         text = generate_latest(registered).decode()
         return {family.name: family for family in text_string_to_metric_families(text)}
@@ -115,6 +115,40 @@ def test_the_users_label_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvshare_client_leases", "nvshare_client_host_share_bytes"):
         labels = [s.labels["user"] for s in found[name].samples]
         assert labels == ["root", "root", "4000001", "other", "other"]
+
+
+def test_new_series_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a user who reconnects in a loop fills Prometheus, or takes the series of other users."""
+    monkeypatch.setattr(metrics, "MAX_NEW", 2)
+    node = Node()
+    seen = set()
+    for number in range(1, 60, 2):
+        for client, user in ((number, 7), (number + 1, 8)):
+            if user == 7 or number == 1:
+                node.do(events.ClientRegistered(client, "job", "job", 100, user, 0, MemoryMode.MANAGED, 0))
+                node.do(events.GpuAttached(client, 0, GPU, 0, True))
+        found = node.scrape()
+        samples = found["nvshare_client_leases"].samples
+        seen |= {s.labels["client"] for s in samples}
+        assert "2" in {s.labels["client"] for s in samples}
+        assert found["nvshare_clients_unlisted"].samples[0].value == len(node.scheduler.snapshot(0).clients) - len(
+            samples
+        )
+        node.do(events.ClientGone(number))
+        node.now_ns += metrics.NEW_PERIOD_NS // 10
+    assert len(seen) == 1 + 2 + 2, "two at once, one more every ten rounds"
+
+
+def test_names_are_hidden_and_series_stay_distinct() -> None:
+    """Broken: `hide_other_users` hides names from nvshare-ctl, and a port that every user reads shows them."""
+    node = Node()
+    node.client(1)
+    node.client(2)
+    samples = node.scrape(hide_names=True)["nvshare_client_leases"].samples
+    assert [(s.labels["client"], s.labels["name"], s.labels["pid"]) for s in samples] == [
+        ("1", "(hidden)", "0"),
+        ("2", "(hidden)", "0"),
+    ]
 
 
 def test_every_family_is_named_and_documented() -> None:

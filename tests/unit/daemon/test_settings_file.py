@@ -136,6 +136,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "give a readable file with --config" in mistakes(file=tmp_path / "none.toml")[0]
     (tmp_path / "bad.toml").write_text("= =")
     assert "not TOML" in mistakes(file=tmp_path / "bad.toml")[0]
+    for number, text in enumerate(
+        ("max_weight = " + "9" * 5000, "a = " + "[" * 3000 + "]" * 3000)
+    ):  # no TOMLDecodeError
+        (tmp_path / f"{number}.toml").write_text(text)
+        assert "not TOML" in mistakes(file=tmp_path / f"{number}.toml")[0]
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     assert "not TOML" in mistakes(file=tmp_path / "bytes.toml")[0]
 

@@ -68,7 +68,7 @@ def test_the_window_ends() -> None:
     assert waiter.granted() is None
     harness.advance(1)
     assert waiter.granted() is not None
-    assert harness.logged("nobody claimed")
+    assert harness.logged("no program claimed")
 
 
 def test_the_window_begins_anew_for_a_holder_that_is_stopped() -> None:
@@ -238,6 +238,9 @@ def test_concurrent_claims_are_confirmed_together() -> None:
     assert [grant.lease_id if grant else None for grant in confirmed] == [3, 6, None]
     assert len(thief.take(messages.Revoke)) == 1
     assert not records(harness), "the journal says (6, MANY_HOLDERS) already"
+    one.release(3)
+    harness.advance(2 * SECOND_NS)
+    assert not harness.logged("no program claimed")
 
 
 def test_the_journal_numbers_on_from_the_newest_lease() -> None:

@@ -3,6 +3,11 @@
 
 enum { LONGEST_TICK_NS = 1000000, LONGEST_BACKOFF = 4 };
 
+static bool unmanaged(const nvs_lease *lease)
+{
+    return lease->state == NVS_LEASE_UNMANAGED || lease->state == NVS_LEASE_FORBIDDEN;
+}
+
 static uint32_t open_gate(nvs_lease *lease)
 {
     lease->paced = lease->state == NVS_LEASE_HELD && lease->settings.paced;
@@ -52,7 +57,7 @@ static uint32_t on_connected(nvs_lease *lease)
     /* Leases of an earlier coordinator count only if this one confirms the claim. */
     lease->grant.newest_id = 0;
     lease->release.id = 0;
-    if (lease->state == NVS_LEASE_UNMANAGED || !lease->link.used)
+    if (unmanaged(lease) || !lease->link.used)
         return 0;
     if (lease->state == NVS_LEASE_FREE) {
         lease->state = NVS_LEASE_FREE_ENDING;
@@ -201,17 +206,21 @@ static uint32_t on_yield(nvs_lease *lease, const nvs_lease_event *event)
     return begin_end(lease, NVS_RELEASE_REASON_IDLE, true, later(event->now_ns, NVS_LEASE_DRAIN_NS));
 }
 
-static uint32_t on_not_managed(nvs_lease *lease)
+static uint32_t on_not_managed(nvs_lease *lease, const nvs_lease_event *event)
 {
-    lease->state = NVS_LEASE_UNMANAGED;
+    lease->link.attached = false; /* the coordinator takes no more messages about it */
+    if (event->flag && (lease->state == NVS_LEASE_HELD || lease->state == NVS_LEASE_ENDING))
+        return lease->state == NVS_LEASE_HELD ? begin_end(lease, NVS_RELEASE_REASON_REVOKED, true, later(event->now_ns, NVS_LEASE_DRAIN_NS)) : 0;
+    lease->state = event->flag ? NVS_LEASE_FORBIDDEN : NVS_LEASE_UNMANAGED;
     lease->grant.id = 0;
     lease->grant.waiters = 0;
-    return open_gate(lease);
+    lease->wanted = false;
+    return event->flag ? 0 : open_gate(lease);
 }
 
 uint32_t nvs_lease_handle(nvs_lease *lease, const nvs_lease_event *event)
 {
-    if (lease->state == NVS_LEASE_UNMANAGED && event->kind != NVS_LEASE_ON_CONNECTED &&
+    if (unmanaged(lease) && event->kind != NVS_LEASE_ON_CONNECTED &&
         event->kind != NVS_LEASE_ON_DISCONNECTED)
         return 0;
     switch (event->kind) {
@@ -226,7 +235,7 @@ uint32_t nvs_lease_handle(nvs_lease *lease, const nvs_lease_event *event)
     case NVS_LEASE_ON_BUSY: return on_busy(lease, event);
     case NVS_LEASE_ON_DRAINED: return on_drained(lease, event);
     case NVS_LEASE_ON_YIELD: return on_yield(lease, event);
-    case NVS_LEASE_ON_NOT_MANAGED: return on_not_managed(lease);
+    case NVS_LEASE_ON_NOT_MANAGED: return on_not_managed(lease, event);
     }
     return 0;
 }

@@ -23,6 +23,7 @@ typedef enum nvs_lease_state {
     NVS_LEASE_FREE,        /* no coordinator for too long and NVSHARE_ON_LOSS=run: gate open without a lease */
     NVS_LEASE_FREE_ENDING, /* connected again: gate closed, draining, then attach */
     NVS_LEASE_UNMANAGED,   /* the coordinator does not know this GPU: gate open from now on */
+    NVS_LEASE_FORBIDDEN,   /* this program may not use this GPU: gate closed from now on */
 } nvs_lease_state;
 
 typedef enum nvs_lease_event_kind {
@@ -37,7 +38,7 @@ typedef enum nvs_lease_event_kind {
     NVS_LEASE_ON_BUSY,         /* the gate was closed for idleness, but work had been submitted before */
     NVS_LEASE_ON_DRAINED,      /* flag = a thread waits */
     NVS_LEASE_ON_YIELD,        /* the application releases the lease if other programs wait */
-    NVS_LEASE_ON_NOT_MANAGED,  /* this GPU cannot be managed */
+    NVS_LEASE_ON_NOT_MANAGED,  /* this GPU cannot be managed; flag = the program may not use it */
 } nvs_lease_event_kind;
 
 typedef struct nvs_lease_event {

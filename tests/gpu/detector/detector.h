@@ -1,11 +1,10 @@
 /* The bypass detector: counts the GPU's work by whether its call was inside the gate, and reports calls that were not.
  *
- * The detector is a library of its own, libnvshare_verify.so.  The driver loads it into every CUDA process of `nvshare-run --verify`
- * (CUDA_INJECTION64_PATH).  It receives the driver's calls and the GPU's work from CUPTI (cupti.c), asks the hook, on the calling thread,
- * whether the call is inside the gate (in_hook.c), counts (tally.c), and writes a report at exit (report.c).
+ * The detector is a library that the driver loads into every CUDA process (CUDA_INJECTION64_PATH; reports.py).  It receives the driver's calls and the GPU's work from CUPTI (cupti.c), asks the hook, on the calling thread,
+ * whether the call is inside the gate (nvshare_gate_depth), counts (tally.c), and writes a report at exit (report.c).
  */
-#ifndef NVS_VERIFY_H
-#define NVS_VERIFY_H
+#ifndef NVS_DETECTOR_H
+#define NVS_DETECTOR_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,24 +1,18 @@
 """Assumptions of the bypass detector about CUPTI: the layout that it declares, held against CUPTI's headers.
 
-How it behaves is tested in tests/launch/test_verify.py and, on a card, in tests/gpu/test_verify_card.py.
+How it behaves is tested on a card, in tests/gpu/test_detector_card.py.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from nvshare.client_hook.verify import read_reports
-from nvshare.coordinator.protocol import messages
-from tests.conftest import ROOT, Built
-from tests.hook.compiled import SOURCE, cuda_include
-from tests.hook.memory.test_memory_process import attached, finished, start
-from tests.hook.scripted import ScriptedCoordinator
+from tests.gpu.detector.reports import HERE as DETECTOR
+from tests.hook.compiled import cuda_include
 
 _ABSENT = """
 #define __device_builtin__
@@ -37,7 +31,7 @@ _ABSENT = """
 
 _CHECK = """
 #include <cupti.h>
-#include "verify/cupti_abi.h"
+#include "cupti_abi.h"
 #define SAME(ours, theirs) _Static_assert((ours) == (theirs), #ours " is not " #theirs)
 #if CUPTI_API_VERSION >= 130000
 typedef CUpti_ActivityKernel10 kernel;
@@ -87,56 +81,7 @@ def test_the_declarations_are_those_of_cupti(tmp_path: Path) -> None:
     (tmp_path / "crt" / "host_defines.h").write_text(_ABSENT)
     (tmp_path / "check.c").write_text(_CHECK)
     for include in headers:
-        flags = ["-fsyntax-only", "-w", "-I", str(SOURCE), "-isystem", str(include), "-isystem", cuda_include()]
+        flags = ["-fsyntax-only", "-w", "-I", str(DETECTOR), "-isystem", str(include), "-isystem", cuda_include()]
         command = ["gcc", *flags, "-idirafter", str(tmp_path), str(tmp_path / "check.c")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
-
-
-def test_the_detector_exports_its_entry_and_nothing_else(built: Built) -> None:
-    """The driver finds one function by name; anything more would mix with the application's symbols."""
-    library = str(built.hook.with_name("libnvshare_verify.so"))
-    output = subprocess.check_output(["nm", "-D", "--defined-only", library], text=True)
-    assert {line.split()[-1] for line in output.splitlines()} == {"InitializeInjection"}
-
-
-@pytest.mark.parametrize("mode", ["managed", "swap"])
-def test_the_hooks_own_moves_are_no_escape(
-    coordinator: ScriptedCoordinator, hook_env: dict[str, str], built: Built, tmp_path: Path, mode: str
-) -> None:
-    """Eviction runs while the gate is closed to all others; taken for a bypass, it would spoil every verified run."""
-    reports = tmp_path / "reports"
-    reports.mkdir()
-    watched = hook_env | {
-        "NVSHARE_MEMORY": mode,
-        "CUDA_INJECTION64_PATH": str(built.hook.with_name("libnvshare_verify.so")),
-        "NVSHARE_CUPTI_LIBRARY": str(built.sim_dir / "libnvshare_cupti.so"),
-        "NVSHARE_VERIFY_REPORT": str(reports),
-    }
-    with start(watched, tmp_path) as client:
-        attached(client, coordinator)
-        coordinator.grant(1)
-        result, pointer = client.ask("alloc", 96 << 20)
-        assert result == 0
-        assert client.ask("write", pointer, 96 << 20, 1) == 0
-        coordinator.revoke(1)
-        for order in (
-            messages.Evict(gpu=0, order_id=5, bytes=96 << 20),
-            messages.Restore(gpu=0, order_id=6, bytes=96 << 20),
-        ):
-            coordinator.send(order)
-            assert finished(coordinator, order.order_id) == (96 << 20, 0)
-        assert client.finish() == (0, "")
-    [report] = read_reports(reports)
-    assert (report.problem, report.escapes) == (None, ())
-    assert (report.copies, report.copies_gated) == (1, 1), "what the program itself has copied"
-    [told] = reports.glob("*.json")
-    moves = json.loads(told.read_text(encoding="ascii"))["copies"]["own"]
-    assert moves >= 4 if mode == "swap" else moves == 0, "prefetches are no copies"
-
-
-def test_the_detector_is_no_part_of_the_hook() -> None:
-    """What every process carries must not grow by what few need, nor depend on CUPTI."""
-    listed = re.search(r"foreach\(name(.*?)\)", (ROOT / "client_hook" / "CMakeLists.txt").read_text(), re.DOTALL)
-    assert listed is not None
-    assert not [name for name in listed[1].split() if name.startswith("verify")]

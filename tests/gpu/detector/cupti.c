@@ -7,19 +7,16 @@
  * Work is matched with its call by correlation id: of the driver's call, or of the runtime's call around it, as CUPTI uses the outermost.
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT, RTLD_NOLOAD */
-#include "verify/verify.h"
+#include "detector.h"
 
 #include "base/base.h"
-#include "verify/cupti_abi.h"
+#include "cupti_abi.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-
-NVS_OLD(dlsym) /* not in base/process/glibc_floor.h: the hook has its own */
-NVS_OLD(dlopen)
 
 int InitializeInjection(void);
 
@@ -187,7 +184,6 @@ static bool watch(void)
     return true;
 }
 
-/* At exit, or from the hook's _exit, which a child of vfork calls on this process's memory. */
 static void at_end(void)
 {
     static atomic_flag done = ATOMIC_FLAG_INIT;
@@ -218,10 +214,5 @@ NVS_EXPORT int InitializeInjection(void)
         findings.error = problem;
     nvs_report_write(&findings);
     (void)atexit(at_end); /* if it fails, the report stays incomplete */
-    address = dlsym(RTLD_DEFAULT, "nvshare_before_quick_exit");
-    void (*before_quick_exit)(void (*)(void));
-    memcpy(&before_quick_exit, &address, sizeof address);
-    if (before_quick_exit != NULL)
-        before_quick_exit(at_end);
     return 1;
 }

@@ -3,7 +3,7 @@
  * A ring holds one word for each of the 4 M newest calls, by correlation id.  The calling thread writes the word; it is read when the work has
  * ended.  Work of an older call counts as unseen.  Queries and waits are not stored, as polling would displace all other calls.
  */
-#include "verify/verify.h"
+#include "detector.h"
 
 #include "base/base.h"
 

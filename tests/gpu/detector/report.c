@@ -1,7 +1,7 @@
 /* The report of one process: JSON in a directory that nvshare-run made.  It is written when CUDA starts, so that a process that is killed has a
  * report, and again at exit. */
 #define _GNU_SOURCE /* program_invocation_name */
-#include "verify/verify.h"
+#include "detector.h"
 
 #include <errno.h>
 #include <limits.h>
