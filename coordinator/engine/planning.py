@@ -156,7 +156,8 @@ def _ask(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> Plan:
             return plan
     plan = gpu.policy_guard.decide(gpu.view(), jobs, now_ns, node.out)
     running = {allotment.client for allotment in plan.running}
-    first = next((job for job in jobs if job.client not in running), None)
+    # A job with a limit waits by its own wish.
+    first = next((job for job in jobs if job.client not in running and job.rank.share_limit == 1.0), None)
     if first is not None and first.turn.waiting_since_ns is not None and not gpu.recovering and gpu.slot is None:
         turns = len(gpu.seats) * (12 if node.gangs else 4)  # a gang's slot of two quanta may follow each turn
         limit_ns = STARVED_NS + turns * (gpu.rules.quantum_ns + int(gpu.switching.cost.average_ns))
