@@ -130,8 +130,7 @@ class Auto(PolicyBase):
             job for job in here if job.rank.job_class is not _BEST_EFFORT or has_waited(job, PATIENCE_NS, now_ns)
         ]
         later = {job.client for job in back}
-        queue = [job for job in waiting if job.client not in later] if later else waiting
-        following = self._turns.following(queue, next(iter((*turning, *active, *gpu.draining)), None))
+        following = self._turns.following(waiting, next(iter((*turning, *active, *gpu.draining)), None), later)
         spare = [job for job in (*here, *back) if job.rank.job_class is _BEST_EFFORT]
         ahead = [*urgent, *turning, *following][: max(1, len(urgent))]  # small jobs run in what these leave
         named = {job.client: job for job in (*ahead, *small[: MOST // 2], *turning, *following, *active, *spare)}

@@ -12,7 +12,7 @@ from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobClass, JobView, Plan, PolicyBase, Rank, State
 from nvshare.scheduler_policies.registry import create
 from nvshare.scheduler_policies.round_robin import RoundRobin
-from tests.harness import one_gpu
+from tests.harness import one_gpu, steps
 
 
 def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Harness, ScriptedClient, ScriptedClient]:
@@ -47,6 +47,24 @@ def test_what_fits_runs_side_by_side() -> None:
     assert a.reserve(50) == 50
     assert harness.gpu_snapshot().rules.sharing is Sharing.CONCURRENT
     assert not b.take(messages.Revoke)
+
+
+def test_an_event_costs_the_same_beside_many_programs() -> None:
+    """Broken: with a thousand concurrent programs each event takes the coordinator milliseconds."""
+
+    def cost(clients: int) -> int:
+        harness = one_gpu(sharing=Sharing.CONCURRENT, check_invariants=False)
+        one, *_ = [harness.client(wanted=True) for _ in range(clients)]
+
+        lease_id = one.seat().lease_id
+
+        def come_and_go() -> None:
+            one.release(lease_id, idle=True)
+            one.request()
+
+        return steps(come_and_go)
+
+    assert cost(200) < 1.2 * cost(20)
 
 
 def test_growth_beyond_the_card_begins_turns() -> None:
