@@ -275,6 +275,7 @@ def client_left(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
             _notify_policy(node, gpu, seat, now_ns)
     switching.client_left(node, seat, now_ns)
     del gpu.seats[client]
+    gpu.schedule.members.pop(client, None)
     slots.remove_member(node, seat)
     gpu.schedule.stale = True
     gpu.policy_guard.observe(lambda: JobLeft(client), node.out)

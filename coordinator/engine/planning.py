@@ -161,7 +161,7 @@ def _turn(seat: Seat) -> int:
 def _planned(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> tuple[Plan, dict[int, Allotment]]:
     """The plan, and those of its members that fit."""
     if node.gangs:
-        plan = slots.plan(node, gpu, jobs, lambda some: _ask(node, gpu, some, now_ns), now_ns)
+        plan = slots.plan(node, gpu, jobs, lambda some: _ask(node, gpu, tuple(some), now_ns), now_ns)
     else:
         plan = _ask(node, gpu, jobs, now_ns)
     plan = _limited(gpu, plan)

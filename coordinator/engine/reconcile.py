@@ -82,6 +82,8 @@ def _bring_in(node: Node, gpu: Gpu, now_ns: int) -> None:
         return
     waiting = [seat.client.client_id for seat in gpu.wait_queue.seats()] if gpu.schedule.side_by_side else members
     for client in list(waiting):
+        if client not in members:
+            continue
         seat, allotment = gpu.seats[client], members[client]
         if seat.phase is not WAITING or not _may_begin(gpu, seat, allotment):
             continue

@@ -9,7 +9,7 @@ Rules:
 - A gang gets a *slot*: all GPUs that its members want, or none.  The first in the queue is first; a later one may pass
   it on GPUs that no earlier one wants.
 - In a slot all members run, with the clients that run without a turn.  It lasts for a quantum from the moment at which
-  all run, and for two at most.  Members that come late join it.
+  all run, and for two at most; longer while no other client waits.  Members that come late join it.
 - After a slot each GPU is its policy's for a quantum, if other clients want it then.
 - A kernel of a collective may wait for a mate at the end of a slot.  If a member drains for `STUCK_NS` while a mate
   waits, the gang is called again, `RETRIES` times in a row: no other client could run there anyway.
@@ -87,7 +87,8 @@ def plan(
     ]
     members = {allotment.client for allotment in running}
     running += [replace(a, quantum_ns=None) for a in found.running if a.client not in members and _stays(gpu, a)]
-    return replace(found, running=tuple(running), ask_again_ns=due_ns, why=f"gang {gang.name} has its slot")
+    again_ns = due_ns if gang.together_ns is None or _is_contended(gang) else None
+    return replace(found, running=tuple(running), ask_again_ns=again_ns, why=f"gang {gang.name} has its slot")
 
 
 def _stays(gpu: Gpu, allotment: Allotment) -> bool:
@@ -153,6 +154,10 @@ def _needs_slot(gang: Gang) -> bool:
     seats = _wanting(gang)
     gpus = {seat.gpu.uuid: seat.gpu for seat in seats}
     return len(gpus) < len(seats) or (len(gpus) > 1 and any(_has_rivals(gang, gpu) for gpu in gpus.values()))
+
+
+def _is_contended(gang: Gang) -> bool:
+    return any(_has_rivals(gang, gpu) for gpu in gang.gpus.values())
 
 
 def _has_rivals(gang: Gang, gpu: Gpu) -> bool:
@@ -238,7 +243,8 @@ def advance(node: Node, now_ns: int) -> None:
     for gang in {gpu.gang.name: gpu.gang for gpu in node.gpus.values() if gpu.gang is not None}.values():
         seats, quantum_ns = _wanting(gang), _quantum_ns(gang)
         wanted = {seat.gpu.uuid: seat.gpu for seat in seats}
-        if len(seats) < 2 or (gang.together_ns is not None and now_ns >= gang.together_ns + quantum_ns):
+        is_over = gang.together_ns is not None and now_ns >= gang.together_ns + quantum_ns
+        if len(seats) < 2 or (is_over and _is_contended(gang)):
             _end(node, gang, quantum_ns, now_ns)
             continue
         for uuid in gang.gpus.keys() - wanted.keys():

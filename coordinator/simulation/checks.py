@@ -110,8 +110,9 @@ class Checks:
         assert self._world.scheduler is not None
         gpu = self._world.scheduler._node.gpus[uuid]
         seat = None if other.connection is None else gpu.seats.get(other.connection)
-        if seat is not None and gpu.gang is not None and seat.client.gang == gpu.gang.name:
-            return gpu.seats[grant.client].client.gang == gpu.gang.name
+        gang = None if gpu.gang is None else gpu.gang.name
+        if seat is not None and seat.client.gang == gpu.seats[grant.client].client.gang == gang:
+            return True
         if gpu.rules.sharing is messages.Sharing.EXCLUSIVE:
             return False
         if claimed or (seat is not None and seat.phase is HOLDING):

@@ -59,4 +59,4 @@ class OwnerService:
 
     def _use(self, lease_ns: int) -> float:
         """A lease that ends now, its beginning faded."""
-        return HALVES * self._half_ns * (1.0 - 0.5 ** (lease_ns / self._half_ns))
+        return float(HALVES * self._half_ns * (1.0 - 0.5 ** (lease_ns / self._half_ns)))

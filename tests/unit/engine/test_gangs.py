@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -37,6 +38,11 @@ def client(harness: Harness, uuid: str, *, gang: str = "", wanted: bool = True, 
 def runs(*clients: ScriptedClient) -> tuple[bool, ...]:
     """Whether each one computes."""
     return tuple(each.seat().phase == "holding" for each in clients)
+
+
+def all_run(*clients: ScriptedClient) -> bool:
+    """Whether all compute."""
+    return all(runs(*clients))
 
 
 def pass_time(harness: Harness, milliseconds: int, see: object = None, *, but: tuple[ScriptedClient, ...] = ()) -> None:
@@ -354,7 +360,7 @@ def test_a_change_of_the_quantum_changes_a_gangs_turns() -> None:
     pair = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     rivals = client(harness, A), client(harness, B)
     for want in (pair, rivals):
-        wait_for(harness, lambda want=want: runs(*want) == (True, True))
+        wait_for(harness, partial(all_run, *want))
         harness.handle(events.QuantumSet(3_600_000 * MILLISECOND_NS))
         pass_time(harness, 10)
         harness.handle(events.QuantumSet(QUANTUM_MS * MILLISECOND_NS))
