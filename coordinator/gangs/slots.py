@@ -79,6 +79,8 @@ def plan(
     quantum_ns = _quantum_ns(gang)
     due_ns = (gang.began_ns if gang.together_ns is None else gang.together_ns) + quantum_ns
     ends_ns = due_ns + (quantum_ns if gang.together_ns is None else 0)
+    if ends_ns <= now_ns:  # no other client waits
+        ends_ns = now_ns + quantum_ns
     mine = [seat for seat in _wanting(gang) if seat.gpu is gpu and seat.phase is not REVOKING]
     mine.sort(key=lambda seat: (_NEARNESS[seat.phase], seat.place.turn))
     running = [

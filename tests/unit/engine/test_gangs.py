@@ -316,6 +316,18 @@ def test_members_on_one_gpu_run_together(sharing: Sharing) -> None:
     assert rival.seat().statistics.used_ns >= 700 * MILLISECOND_NS
 
 
+def test_a_gang_alone_on_a_gpu_is_left_alone() -> None:
+    """Broken: two ranks that nobody disturbs would stop at each quantum, or the timer fires without end."""
+    harness = make_harness(gpus=1)
+    pair = client(harness, A, gang="pair"), client(harness, A, gang="pair")
+    pass_time(harness, 5 * QUANTUM_MS)
+    assert runs(*pair) == (True, True)
+    assert harness.timer_ns is None
+    assert sum(each.seat().statistics.leases for each in pair) <= 3
+    client(harness, A)
+    wait_for(harness, lambda: runs(*pair) == (False, False))
+
+
 def test_a_drain_that_waits_for_a_mate_on_the_same_gpu_ends_soon() -> None:
     """Broken: a collective that one of two ranks on one GPU has launched at the end of the slot keeps the other one out
     until the drain's deadline, ten seconds each time."""
