@@ -19,9 +19,9 @@ Non-goals: what a plan does to leases (engine/reconcile.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from nvshare.coordinator.model.commands import Notify
@@ -201,7 +201,8 @@ def _begin_slots(node: Node, now_ns: int) -> None:
             del node.queue[gang.name]
             for seat in gang.seats:
                 _changed(node, seat.gpu)
-        elif reserved.isdisjoint(gpus) and all(_is_free(gang, gpu, now_ns) for gpu in gpus.values()):
+            continue
+        if reserved.isdisjoint(gpus) and all(_is_free(gang, gpu, now_ns) for gpu in gpus.values()):
             del node.queue[gang.name]
             gang.began_ns, gang.together_ns = now_ns, None
             for gpu in gpus.values():
@@ -282,8 +283,8 @@ def _gathered(node: Node, gang: Gang, missing: int, quantum_ns: int, now_ns: int
 def _end(node: Node, gang: Gang, quantum_ns: int, now_ns: int) -> None:
     for gpu in list(gang.gpus.values()):
         _leave(node, gang, gpu)
-        others = (seat.client for seat in _interested(gpu) if seat.client.gang != gang.name)
-        wanted = any(client.gang not in node.queue for client in others)
+        interested = (seat.client.gang for seat in chain(gpu.leases.running.values(), gpu.wait_queue.seats()))
+        wanted = any(name != gang.name and name not in node.queue for name in interested)
         gpu.schedule.rests_since_ns = now_ns if wanted else None
         for seat in gang.seats:
             if seat.gpu is gpu and seat.phase is HOLDING:  # its turn is over, whenever it was granted
@@ -291,8 +292,3 @@ def _end(node: Node, gang: Gang, quantum_ns: int, now_ns: int) -> None:
                 seat.place.view = None
             elif seat.gpu is gpu:
                 gpu.schedule.members.pop(seat.client.client_id, None)  # the policy has not named it
-
-
-def _interested(gpu: Gpu) -> Iterable[Seat]:
-    yield from gpu.leases.running.values()
-    yield from gpu.wait_queue.seats()
