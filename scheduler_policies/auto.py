@@ -5,7 +5,8 @@ Rule: everybody who wants the GPU runs, as on the card without a coordinator, un
 better (parts/packing.py).  Looks measure programs alone (parts/looks.py).
 - An interactive job is named first.  In turns and under MPS, others have little unfinished work while it is active.
 - Best-effort jobs have the rate of parts/harvest.py beside others.
-- Where memory is short, or more than `MOST` jobs want the GPU, jobs take turns; interactive and small ones stay.
+- Where memory is short, or more than `MOST` jobs want the GPU, jobs take turns; interactive and small ones stay.  An
+  interactive job waits for its turn while its owner's interactive jobs have had half of the GPU's time.
 - A limit is a rate.  A request of more than an equal part caps the rates of the others.
 Bound: none.  Turns rotate as in parts/turns.py, and turns that leave a program with too little are undone.
 """
@@ -16,16 +17,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from nvshare.scheduler_policies.api import Allotment, GpuView, Happened, JobClass, JobView, Plan, PolicyBase
+from nvshare.scheduler_policies.api import (
+    Allotment,
+    GpuView,
+    Happened,
+    JobClass,
+    JobView,
+    Plan,
+    PolicyBase,
+    TurnEnded,
+)
 from nvshare.scheduler_policies.parts.group_turns import next_turn
 from nvshare.scheduler_policies.parts.harvest import Harvest
 from nvshare.scheduler_policies.parts.looks import LONGEST_NS
 from nvshare.scheduler_policies.parts.members import MOST, allot, is_active
 from nvshare.scheduler_policies.parts.packing import SATURATING, Packing, why_together
+from nvshare.scheduler_policies.parts.service import OwnerService
 from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, has_waited, is_over, split
 
 SMALL: Final = 8
 """A job with at most capacity / 8 may stay where memory is short, for 1 / 4 of the capacity in all."""
+HALF_NS: Final = 10_000_000_000
+"""From rest an owner's interactive jobs go before others for this time."""
 PATIENCE_NS: Final = 30_000_000_000
 """A best-effort job gets a turn after this time, if jobs take turns."""
 _INTERACTIVE: Final = JobClass.INTERACTIVE
@@ -42,11 +55,14 @@ class Auto(PolicyBase):
         self._turns = OwnerTurns()
         self._packing = Packing()
         self._harvest = Harvest()
+        self._urgent = OwnerService(HALF_NS)
 
     def observe(self, happened: Happened) -> None:
         """Notes turns and reports."""
         self._turns.observe(happened)
         self._packing.observe(happened)
+        urgent = isinstance(happened, TurnEnded) and happened.job.rank.job_class is _INTERACTIVE
+        self._urgent.observe(happened, counts=urgent)
         self._harvest.observe(happened, lambda job: job.rank.job_class is _BEST_EFFORT)
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
@@ -100,7 +116,7 @@ class Auto(PolicyBase):
         quantum_ns = gpu.quantum_ns
         active, waiting = split(jobs)
         here = [job for job in active if not is_over(job, quantum_ns, now_ns)]
-        back = [job for job in waiting if job.rank.job_class and not _waits_its_turn(job, now_ns)]
+        back = [job for job in waiting if job.rank.job_class and not self._waits_its_turn(job, now_ns)]
         urgent = [job for job in (*here, *back) if job.rank.job_class is _INTERACTIVE]
         small: list[JobView] = []
         if gpu.memory_short and not gpu.exclusive:
@@ -114,8 +130,7 @@ class Auto(PolicyBase):
             job for job in here if job.rank.job_class is not _BEST_EFFORT or has_waited(job, PATIENCE_NS, now_ns)
         ]
         later = {job.client for job in back}
-        queue = [job for job in waiting if job.client not in later] if later else waiting
-        following = self._turns.following(queue, next(iter((*turning, *active, *gpu.draining)), None))
+        following = self._turns.following(waiting, next(iter((*turning, *active, *gpu.draining)), None), later)
         spare = [job for job in (*here, *back) if job.rank.job_class is _BEST_EFFORT]
         ahead = [*urgent, *turning, *following][: max(1, len(urgent))]  # small jobs run in what these leave
         named = {job.client: job for job in (*ahead, *small[: MOST // 2], *turning, *following, *active, *spare)}
@@ -132,9 +147,9 @@ class Auto(PolicyBase):
         due_ns = [at_ns for at_ns in (plan.ask_again_ns, again_ns) if at_ns is not None]
         return replace(plan, order=order, ask_again_ns=min(due_ns, default=None), why=why)
 
-
-def _waits_its_turn(job: JobView, now_ns: int) -> bool:
-    """An interactive job whose turn has just ended, or a best-effort job that has waited long."""
-    if job.rank.job_class is _INTERACTIVE:
-        return (job.turn.waiting_since_ns or now_ns) == job.turn.last_released_ns
-    return has_waited(job, PATIENCE_NS, now_ns)
+    def _waits_its_turn(self, job: JobView, now_ns: int) -> bool:
+        """An interactive job that has used much or just ended a turn, or a best-effort job that has waited long."""
+        if job.rank.job_class is not _INTERACTIVE:
+            return has_waited(job, PATIENCE_NS, now_ns)
+        just_ended = (job.turn.waiting_since_ns or now_ns) == job.turn.last_released_ns
+        return just_ended or self._urgent.is_ahead(job, now_ns)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from nvshare.coordinator.simulation.harness import Harness
@@ -22,3 +25,21 @@ def play_turn(harness: Harness, drain_ms: float = 0.0) -> int:
     harness.milliseconds(drain_ms)
     harness.clients[holder].release(wanted=True)
     return holder
+
+
+def steps(action: Callable[[], object]) -> int:
+    """Steps of the interpreter that the action takes: its cost, whatever else the machine does."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return count

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import explanations
@@ -103,7 +104,7 @@ class Dispatcher:
         elif isinstance(message, messages.AttachGpu) and known:
             self._attach(connection, message, now_ns)
         elif known and isinstance(message, messages.Profile):
-            profile = _profile(connection, message, now_ns)
+            profile = self._own_profile(connection, _profile(connection, message, now_ns))
             self._profiled(profile if self.slots is None else self.slots.profiled(profile), now_ns)
         elif known and isinstance(message, messages.ExplainWait):
             self._explain_wait(connection, message.gpu)
@@ -193,9 +194,18 @@ class Dispatcher:
 
         Root and the coordinator's user are not limited, because they may use nvshare-ctl.  Slots have annotations.
         """
-        if peer.user_id in (0, os.geteuid()):
+        if _is_operator(peer):
             return hello.priority, hello.weight
         return min(hello.priority, self._most_rank[0]), min(hello.weight, self._most_rank[1])
+
+    def _own_profile(self, connection: int, profile: events.Profiled) -> events.Profiled:
+        """The profile without a guaranteed share, which takes time from other users: operators give it, and slots."""
+        peer = self._outbox.peer(connection)
+        if not profile.share_request or peer is None or peer.slot or _is_operator(peer):
+            return profile
+        text = f"user {peer.user_id} may ask for no guaranteed share; an operator gives it by nvshare-ctl set share"
+        self._reject(connection, messages.Rejection.NOT_ALLOWED, text)
+        return replace(profile, share_request=0.0)
 
     def bound_ranks(self, max_priority: int, max_weight: int) -> None:
         """Sets the bounds on priority and weight of new clients."""
@@ -381,6 +391,10 @@ _TRANSLATE: Final[dict[type[messages.Message], Callable[[int, Any], events.Event
     messages.MoveProgress: _progress,
     messages.Progress: _work,
 }
+
+
+def _is_operator(peer: Peer) -> bool:
+    return peer.user_id in (0, os.geteuid())
 
 
 def _printable(name: str) -> str:

@@ -200,7 +200,7 @@ _NODE: Final[tuple[Row, ...]] = (
     (Gauge, "gangs", "Gangs with members", lambda s: len(s.gangs)),
     (Counter, "gang_turns", "Common turns of gangs", lambda s: s.gang_turns),
     (
-        Counter, "gang_gather_seconds", "Time in which GPUs of a gang were kept free for its other GPUs",
+        Counter, "gang_gather_seconds", "Time from the beginning of gangs' slots until all members ran",
         lambda s: s.gang_gathered_ns,
     ),
 )  # fmt: skip

@@ -144,8 +144,8 @@ class Settings(BaseModel):
     """GPU time that a program may have submitted and unfinished. A program alone on its GPU is bounded loosely; 0:
     every program is bounded loosely, at 10 ms."""
     idle_release_ns: DurationOrNever = Field(default=2_000_000, alias="idle_release")
-    """An idle holder returns the lease after this time while others wait, and a gang member with members on other
-    GPUs after eight times this; 0: never."""
+    """An idle holder returns the lease after this time while others wait, and a gang member after eight times this;
+    0: never."""
     share_by: ShareBy = "user"
     """Time is divided between users first (`user`), or between programs (`program`)."""
     max_priority: int = Field(default=0, ge=I32_MIN, le=I32_MAX)

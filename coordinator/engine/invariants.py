@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import orders, room, switch_credit, switching
+from nvshare.coordinator.memory import orders, room, switching
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE, Seat
+from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 
@@ -29,10 +28,12 @@ SLACK_NS: Final = MILLISECOND_NS
 def cheap(gpu: Gpu) -> None:
     """Invariant 1 for this GPU: who holds a lease is in the plan, and in exclusive sharing alone."""
     members = gpu.schedule.members
-    for client in gpu.leases.running:
-        assert client in members, f"invariant 1: {gpu.uuid}: client {client} runs, and the plan does not name it"
+    if not gpu.schedule.side_by_side:  # these may be many
+        unnamed = gpu.leases.running.keys() - members.keys()
+        assert not unnamed, f"invariant 1: {gpu.uuid}: clients {unnamed} run, and the plan does not name them"
     exclusive = gpu.rules.sharing is Sharing.EXCLUSIVE
-    assert not exclusive or len(gpu.leases.running) < 2, f"invariant 1: {gpu.uuid} has a second holder"
+    holders = {seat.client.gang or client for client, seat in gpu.leases.running.items()} if exclusive else ()
+    assert len(holders) < 2, f"invariant 1: {gpu.uuid} has a second holder"
     assert gpu.switching.switch is None or gpu.switching.switch.seat.phase is NEXT, (
         f"{gpu.uuid}: the switch has no next client"
     )
@@ -54,11 +55,8 @@ class _Clock:
     turn_clock_ns: int = 0
     """The GPU's turn clock at the last event."""
     own_ns: int = 0
-    node_ns: int = 0
-    """As `own_ns`, also without such time on other GPUs: for members of gangs, which wait for several GPUs."""
     stands: bool = False
-    """No memory comes in now, or nobody new is granted."""
-    drains: bool = False
+    """A client drains, no memory comes in now, or nobody new is granted."""
 
 
 class Thorough:
@@ -68,7 +66,6 @@ class Thorough:
         self._waits: dict[str, dict[int, _Wait]] = {}
         """Waits by GPU and client."""
         self._clocks: dict[str, _Clock] = {}
-        self._longest_drain_ns = 0
         self._shares: dict[int, int] = {}
         """Shares of host memory by client, after the last event."""
 
@@ -76,12 +73,13 @@ class Thorough:
         """Checks everything after an event that concerns these GPUs."""
         for gpu in concerned:
             cheap(gpu)
+            assert gpu.leases.running.keys() <= gpu.schedule.members.keys(), f"invariant 1: {gpu.uuid}"
             self._leases(node, gpu)
             self._memory(gpu)
             self._immovable(node, gpu)
         self._advance_clocks(node, now_ns)
         for gpu in node.gpus.values():
-            self._waiting(node, gpu, now_ns)
+            self._waiting(node, gpu)
         self._gangs(node)
         self._host(node)
         for client in node.clients.values():
@@ -120,6 +118,8 @@ class Thorough:
         claims = {client: orders.claimed_bytes(seat) for client, seat in gpu.seats.items()}
         assert claims == {client: seat.memory.claimed_bytes for client, seat in gpu.seats.items()}, "claims of memory"
         assert gpu.memory.claimed_bytes == sum(claims.values()), "invariant 6: sums of claims"
+        needed = [max(claims[client], seat.memory.allocated_bytes) for client, seat in gpu.seats.items()]
+        assert gpu.memory.needed_bytes == sum(needed), "invariant 6: sums of needs"
         assert gpu.memory.host_bytes == sum(seat.memory.host_bytes for seat in seats), "invariant 6: sums of memory"
         assert set(gpu.memory.moving) <= set(gpu.seats), f"invariant 6: a gone client's order is open on {gpu.uuid}"
         for seat in seats:
@@ -176,63 +176,44 @@ class Thorough:
         for gang in node.gangs.values():
             assert gang.seats, f"{gang.name}: a gang without members"
             assert all(seat.client.gang == gang.name for seat in gang.seats)
-            for gpu in gang.slot.gpus.values() if gang.slot is not None else ():
-                assert gpu.slot is gang.slot, f"{gpu.uuid}: two slots"
+            for gpu in gang.gpus.values():
+                assert gpu.gang is gang, f"{gpu.uuid}: two slots"
         for gpu in node.gpus.values():
-            assert gpu.slot is None or gpu.slot.gang.slot is gpu.slot, f"{gpu.uuid}: a slot that is over"
+            assert gpu.gang is None or gpu.uuid in gpu.gang.gpus, f"{gpu.uuid}: a slot that is over"
+        for name, gang in node.queue.items():
+            assert node.gangs.get(name) is gang, f"{name}: a gang without members waits for a slot"
+            assert not gang.gpus, f"{name}: waits for a slot and has one"
         count = sum(client.gang != "" for client in node.clients.values() for _ in client.seats)
         assert count == sum(len(gang.seats) for gang in node.gangs.values()), "a member that its gang does not know"
 
-    def _bounds_ns(self, node: Node, gpu: Gpu) -> tuple[int, int] | None:
-        """The bound that the policy states; with gangs, those of gangs/slots.py for others and for members."""
-        bound = gpu.policy_guard.wait_bound_ns(len(gpu.seats), gpu.view())
-        if bound is None:
-            return None
-        if not node.gangs:
-            return bound, bound
-        if any(each.policy_guard.wait_bound_ns(1, each.view()) is None for each in node.gpus.values()):
-            return None  # a slot here may be as long as a turn there
-        quanta, drain_ns = -(-bound // gpu.rules.quantum_ns), self._longest_drain_ns
-        return (
-            slots.wait_bound_ns(node, quanta, drain_ns, member=False),
-            slots.wait_bound_ns(node, quanta, drain_ns, member=True),
-        )
-
     def _advance_clocks(self, node: Node, now_ns: int) -> None:
-        some_stand = any(clock.stands for clock in self._clocks.values())
         for gpu in node.gpus.values():
             clock, turn_clock_ns = self._clocks.setdefault(gpu.uuid, _Clock()), gpu.turn_clock_ns(now_ns)
             passed_ns, clock.turn_clock_ns = turn_clock_ns - clock.turn_clock_ns, turn_clock_ns
-            clock.own_ns += 0 if clock.stands or clock.drains else passed_ns
-            clock.node_ns += 0 if some_stand or clock.drains else passed_ns
-            # Where gangs come in between, nothing tells that the policy's next switch would be held back too.
-            held_back = gpu.schedule.held_back or (bool(node.gangs) and switch_credit.owes(gpu, now_ns))
+            clock.own_ns += 0 if clock.stands else passed_ns
             recovers = gpu.recovering or gpu.reconnecting(now_ns)
-            clock.stands = held_back or gpu.switching.switch is not None or recovers
-            clock.drains = any(seat.phase is REVOKING for seat in gpu.leases.by_client.values())
+            drains = any(seat.phase is REVOKING for seat in gpu.leases.by_client.values())
+            clock.stands = gpu.schedule.held_back or gpu.switching.switch is not None or recovers or drains
 
-    def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
+    def _waiting(self, node: Node, gpu: Gpu) -> None:
         """Invariant 5, on a clock that stands still while clients drain, and while memory moves or is held back."""
-        for seat in gpu.leases.by_client.values() if node.gangs else ():
-            if seat.phase is REVOKING:
-                self._longest_drain_ns = max(self._longest_drain_ns, now_ns - seat.lease.revoked_at_ns)
-        waits = self._waits.setdefault(gpu.uuid, {})
+        waits, bound = self._waits.setdefault(gpu.uuid, {}), None
         # Nobody new is granted during recovery.
-        bounds = self._bounds_ns(node, gpu) if len(gpu.wait_queue) and not gpu.recovering else None
-        if bounds is None:
+        if len(gpu.wait_queue) and not gpu.recovering and not node.gangs:
+            bound = gpu.policy_guard.wait_bound_ns(len(gpu.seats), gpu.view())
+        if bound is None:
             waits.clear()
             return
-        clock, here = self._clocks[gpu.uuid], set[int]()
+        read_ns, here = self._clocks[gpu.uuid].own_ns, set[int]()
         epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.rules.sharing, gpu.rules.rank_epoch)
         for seat in gpu.wait_queue.seats():
-            if seat.place.demoted or not switching.fits_beside_overdue(gpu, seat) or _has_mate_here(seat):
+            if seat.place.demoted or not switching.fits_beside_overdue(gpu, seat):
                 continue
-            client, member = seat.client.client_id, bool(seat.client.gang)
-            read_ns, bound = clock.node_ns if member else clock.own_ns, bounds[member]
+            client = seat.client.client_id
             here.add(client)
             wait = waits.get(client)
-            if wait is None or wait.epoch != (*epoch, member):
-                waits[client] = _Wait(read_ns, (*epoch, member), bound)
+            if wait is None or wait.epoch != epoch:
+                waits[client] = _Wait(read_ns, epoch, bound)
                 continue
             wait.bound_ns = max(wait.bound_ns, bound)
             waited = read_ns - wait.since_ns
@@ -241,8 +222,3 @@ class Thorough:
             assert waited <= allowed, f"invariant 5: client {client} waited {waited} ns of turns, bound {wait.bound_ns}"
         for client in waits.keys() - here:
             del waits[client]
-
-
-def _has_mate_here(seat: Seat) -> bool:
-    others = (other for other in seat.gpu.seats.values() if other is not seat)
-    return seat.client.gang != "" and any(other.client.gang == seat.client.gang for other in others)

@@ -14,6 +14,7 @@ Non-goals: when leases begin and end (reconcile.py), what memory moves (memory/s
 from __future__ import annotations
 
 import logging
+from itertools import islice
 
 from nvshare.coordinator.engine import standby
 from nvshare.coordinator.gangs import slots
@@ -84,7 +85,8 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
     if quantum_ns is not None:
         quantum_ns = renewed_quantum_ns(node, gpu, seat, quantum_ns)
     start_lease(node, gpu, seat, lease_id, quantum_ns, now_ns)
-    seat.lease.called = gpu.schedule.called == client
+    gang = gpu.gang
+    seat.lease.called = gang is not None and seat.client.gang == gang.name and gang.caller != gpu.uuid
     mine.leases += 1
     all_seats.grants += 1
     if leases.last_holder != client:
@@ -273,6 +275,7 @@ def client_left(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
             _notify_policy(node, gpu, seat, now_ns)
     switching.client_left(node, seat, now_ns)
     del gpu.seats[client]
+    gpu.schedule.members.pop(client, None)
     slots.remove_member(node, seat)
     gpu.schedule.stale = True
     gpu.policy_guard.observe(lambda: JobLeft(client), node.out)
@@ -343,7 +346,8 @@ def _process_to_wait_for(gpu: Gpu) -> int:
     if not leases:
         return 0
     if len(leases) > 1:
-        regular = [seat for seat in leases.values() if seat.phase is not OVERDUE and not seat.lease.stray]
+        some = (seat for seat in leases.values() if seat.phase is not OVERDUE and not seat.lease.stray)
+        regular = list(islice(some, 2))
         if len(regular) != 1:
             return MANY_HOLDERS
         return regular[0].client.identity.process_id

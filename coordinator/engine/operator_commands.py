@@ -117,7 +117,7 @@ def set_shares(node: Node, event: events.SharesSet, now_ns: int) -> Iterable[Gpu
 
 
 def set_profile(node: Node, event: events.Profiled, now_ns: int) -> Iterable[Gpu]:
-    """Applies a client's profile."""
+    """Applies a client's profile.  The first deadline stands, or a program would never be late."""
     client = node.clients[event.client]
     client.spatial = event.spatial
     return _set_rank(
@@ -126,7 +126,7 @@ def set_profile(node: Node, event: events.Profiled, now_ns: int) -> Iterable[Gpu
         job_class=event.job_class,
         share_request=min(event.share_request, event.share_limit),
         share_limit=event.share_limit,
-        deadline_ns=event.deadline_ns,
+        deadline_ns=client.rank.deadline_ns or event.deadline_ns,
     )
 
 

@@ -29,22 +29,29 @@ from nvshare.scheduler_policies.api import Allotment, JobView, Plan, State
 
 SPARE_SHARE: Final = 16
 """A client that was left out for lack of memory becomes a member again once capacity / 16 is free beside it."""
+LOOK_NS: Final = SECOND_NS
+"""In concurrent sharing all clients are considered this often, and as soon as their memory does not fit."""
 STARVED_NS: Final = 120 * SECOND_NS
 """A policy that leaves the first job in turn order waiting for this time of the others' turns is replaced."""
 
 
-def update(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """Asks the policy if it must be asked.  O(1) otherwise, while all memory fits."""
+def update(node: Node, gpu: Gpu, now_ns: int) -> bool:
+    """Asks the policy if it must be asked.  O(1) otherwise, while all memory fits.  Returns whether it was asked."""
     schedule = gpu.schedule
     if not (schedule.stale or _is_due(gpu, now_ns) or _fit_has_changed(gpu) or _may_fit_beside_overdue(gpu)):
-        return
-    schedule.stale = schedule.held_back = False
+        return False
+    if _all_fit_still(gpu, now_ns):
+        schedule.stale = False
+        clients = (seat.client.client_id for seat in gpu.wait_queue.seats())
+        schedule.members |= {client: Allotment(client) for client in clients}
+        return False
+    schedule.stale = schedule.held_back = schedule.side_by_side = False
+    schedule.planned_ns = now_ns
     before, was_crowded = schedule.members, schedule.crowded
     jobs = _jobs(node, gpu, now_ns)
-    schedule.called = None
     if not jobs:
         schedule.members, schedule.order, schedule.ask_again_ns, schedule.crowded = {}, (), None, False
-        return
+        return True
     plan, members = _planned(node, gpu, jobs, now_ns)
     if schedule.crowded and not was_crowded:  # the policy did not know that memory is short
         plan, members = _planned(node, gpu, jobs, now_ns)
@@ -59,6 +66,23 @@ def update(node: Node, gpu: Gpu, now_ns: int) -> None:
     if before.keys() != schedule.members.keys():
         names = ",".join(str(client) for client in schedule.members)
         node.out.append(Notify("plan", {"uuid": gpu.uuid, "running": names, "why": schedule.why}))
+    in_turns = any(member.quantum_ns is not None for member in schedule.members.values())
+    concurrent = gpu.rules.sharing is Sharing.CONCURRENT
+    schedule.side_by_side = concurrent and not in_turns and len(schedule.members) == len(jobs)
+    return True
+
+
+def _all_fit_still(gpu: Gpu, now_ns: int) -> bool:
+    """Whether clients that come join the members, without a look at all of them.  Idle ones leave at the next look."""
+    schedule, memory, leases = gpu.schedule, gpu.memory, gpu.leases
+    return (
+        schedule.side_by_side
+        and gpu.rules.sharing is Sharing.CONCURRENT
+        and now_ns < schedule.planned_ns + LOOK_NS
+        and memory.needed_bytes <= memory.capacity_bytes
+        and not (memory.growing or gpu.wait_queue.hides)
+        and len(leases.by_client) == len(leases.running)
+    )
 
 
 def _with_turns_that_come(
@@ -107,7 +131,7 @@ def _jobs(node: Node, gpu: Gpu, now_ns: int) -> tuple[JobView, ...]:
     present = [seat.view() for seat in here]
     coming: list[Seat] = []
     if len(schedule.members) > len(present):
-        named = (gpu.seats.get(client) for client in schedule.members if client != schedule.called)
+        named = (gpu.seats.get(client) for client in schedule.members)
         coming = [seat for seat in named if seat is not None and seat in queue and not queue.hides_seat(seat)]
     if len(gpu.leases.by_client) > len(gpu.leases.running) and any(
         seat.phase is OVERDUE for seat in gpu.leases.by_client.values()
@@ -136,15 +160,25 @@ def _turn(seat: Seat) -> int:
 
 def _planned(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> tuple[Plan, dict[int, Allotment]]:
     """The plan, and those of its members that fit."""
-    plan = _ask(node, gpu, jobs, now_ns)
+    if node.gangs:
+        plan = slots.plan(node, gpu, jobs, lambda some: _ask(node, gpu, tuple(some), now_ns), now_ns)
+    else:
+        plan = _ask(node, gpu, jobs, now_ns)
+    plan = _limited(gpu, plan)
     if gpu.wait_queue.hides:  # demoted clients wait for an end, so there is one
         quantum_ns = gpu.rules.quantum_ns
         ending = (replace(member, quantum_ns=member.quantum_ns or quantum_ns) for member in plan.running)
         plan = replace(plan, running=tuple(ending))
-    if node.gangs:
-        plan = _limited(gpu, slots.apply(node, gpu, plan, jobs, now_ns))
     members = _fitting(gpu, plan.running)
     gpu.schedule.crowded = len(members) < len(plan.running)
+    gang = gpu.gang
+    if gpu.schedule.crowded and gang is not None and not gang.told:
+        left_out = [gpu.seats[a.client].client for a in plan.running if a.client not in members]
+        mates = [client for client in left_out if client.gang == gang.name]
+        if mates:
+            gang.told = True
+            text = f"{gpu.uuid}: {mates[0].identity} of gang {gang.name} does not fit beside its mates; they take turns"
+            node.out.append(Log(logging.WARNING, f"{text}, in which a collective of theirs makes no progress"))
     return plan, members
 
 
@@ -156,21 +190,25 @@ def _ask(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> Plan:
             return plan
     plan = gpu.policy_guard.decide(gpu.view(), jobs, now_ns, node.out)
     running = {allotment.client for allotment in plan.running}
-    first = next((job for job in jobs if job.client not in running), None)
-    if first is not None and first.turn.waiting_since_ns is not None and not gpu.recovering and gpu.slot is None:
+    # A job with a limit waits by its own wish.
+    first = next((job for job in jobs if job.client not in running and job.rank.share_limit == 1.0), None)
+    if first is not None and first.turn.waiting_since_ns is not None and not gpu.recovering and gpu.gang is None:
         turns = len(gpu.seats) * (12 if node.gangs else 4)  # a gang's slot of two quanta may follow each turn
         limit_ns = STARVED_NS + turns * (gpu.rules.quantum_ns + int(gpu.switching.cost.average_ns))
         starves = now_ns - first.turn.waiting_since_ns > limit_ns and gpu.schedule.members and plan.running
         if starves and gpu.policy_guard.name != FALLBACK:
             gpu.policy_guard.starves(first, now_ns, node.out)
             return _ask(node, gpu, jobs, now_ns)
-    return _limited(gpu, plan)
+    return plan
 
 
 def _limited(gpu: Gpu, plan: Plan) -> Plan:
-    """Exclusive sharing: the first member only, and it has a turn."""
+    """Exclusive sharing: the first member only, in a gang's slot with its mates, and it has a turn."""
     if gpu.rules.sharing is not Sharing.EXCLUSIVE or not plan.running:
         return plan
+    if gpu.gang is not None:
+        mates = tuple(a for a in plan.running if gpu.seats[a.client].client.gang == gpu.gang.name)
+        return replace(plan, running=mates or plan.running[:1])
     first = plan.running[0]
     if first.quantum_ns is None:
         first = replace(first, quantum_ns=gpu.rules.quantum_ns)

@@ -56,7 +56,6 @@ def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu,
     mine.rate = work * SECOND_NS / for_ns
     mine.step_rate = max(0, event.steps - last.steps) * SECOND_NS / for_ns
     mine.measured_for_ns = at_ns - gpu.leases.changed_at_ns
-    running = tuple(client for client, other in gpu.leases.by_client.items() if other.phase in AT_WORK)
     alone = len(gpu.leases.by_client) == 1
     if not alone and mine.alone_rate > 0.0:
         mine.ahead_ns = max(0.0, mine.ahead_ns + (mine.rate / mine.alone_rate - UNLIKELY) * for_ns)
@@ -74,6 +73,7 @@ def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu,
     _keep(seat, event, at_ns)
     if not gpu.policy_guard.reads_progress:
         return ()
+    running = tuple(client for client, other in gpu.leases.by_client.items() if other.phase in AT_WORK)
     gpu.policy_guard.observe(lambda: Measured(seat.view(), running, now_ns), node.out)
     gpu.schedule.stale = True
     return (gpu,)

@@ -27,17 +27,18 @@ from nvshare.scheduler_policies.api import Allotment
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Does what is pending on this GPU."""
     _pass_deadlines(node, gpu, now_ns)
-    planning.update(node, gpu, now_ns)
+    asked = planning.update(node, gpu, now_ns)
     members = gpu.schedule.members
-    for client, seat in list(gpu.leases.running.items()) if gpu.leases.running.keys() - members.keys() else ():
-        if client not in members:
-            leases.revoke(node, gpu, seat, "slot" if gpu.slot is not None else "plan", now_ns)
+    if asked and gpu.leases.running.keys() - members.keys():
+        for seat in [seat for client, seat in gpu.leases.running.items() if client not in members]:
+            leases.revoke(node, gpu, seat, "slot" if gpu.gang is not None else "plan", now_ns)
     switch = gpu.switching.switch
     if switch is not None and switch.seat.client.client_id not in members:
         cancel_switch(gpu, now_ns)
     if not gpu.recovering:
         _bring_in(node, gpu, now_ns)
-    _inform(node, gpu, now_ns)
+    if asked or not gpu.schedule.side_by_side:  # else nothing has changed for those that run
+        _inform(node, gpu, now_ns)
     standby.alert_before_end(node, gpu, now_ns)
     prefetch.advance(node, gpu, now_ns)
 
@@ -79,8 +80,11 @@ def _bring_in(node: Node, gpu: Gpu, now_ns: int) -> None:
             leases.grant(node, gpu, seat, allotment.quantum_ns, now_ns)
     if len(members) == len(gpu.leases.running):
         return
-    for client, allotment in members.items():
-        seat = gpu.seats[client]
+    waiting = [seat.client.client_id for seat in gpu.wait_queue.seats()] if gpu.schedule.side_by_side else members
+    for client in list(waiting):
+        if client not in members:
+            continue
+        seat, allotment = gpu.seats[client], members[client]
         if seat.phase is not WAITING or not _may_begin(gpu, seat, allotment):
             continue
         if orders.is_complete(seat):
@@ -96,16 +100,13 @@ def _bring_in(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 
 def _may_begin(gpu: Gpu, seat: Seat, allotment: Allotment) -> bool:
-    """Every lease that must end has ended, and the other members of its gang are ready too."""
+    """Every lease that must end has ended.  In a slot of its gang a mate may still drain: it may wait for this one."""
     if allotment.quantum_ns is None:
         return True
-    if any(other.phase is REVOKING for other in gpu.leases.by_client.values()):
-        return False
-    slot = gpu.slot
-    if slot is None or slot.ends_ns is not None or seat.client.gang != slot.gang.name:
-        return True
-    # Its memory may come in meanwhile; only the grant waits.
-    return gpu.switching.switch is None and not orders.is_complete(seat)
+    draining = [other for other in gpu.leases.by_client.values() if other.phase is REVOKING]
+    if not draining or gpu.gang is None or not orders.is_complete(seat):
+        return not draining
+    return {seat.client.gang, *(other.client.gang for other in draining)} == {gpu.gang.name}
 
 
 def _inform(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -140,7 +141,7 @@ def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
         due.append(switch.deadline_ns)
     if switch is not None or growing:
         due += [recovery.reconnected_at_ns if recovery.survivors else None, orders.stall_deadline_ns(node, gpu)]
-    if gpu.leases.active_seats >= 2:
+    if gpu.leases.active_seats >= 2 and not gpu.schedule.side_by_side:
         due += [seat.lease.ends_ns for seat in gpu.leases.running.values() if seat.lease.contention is Contention.QUIET]
     if len(gpu.wait_queue):
         due += [standby.next_due_ns(seat) for seat in gpu.leases.running.values()]

@@ -111,6 +111,7 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns:
         gpu.recovery.expected_holder = None
     if event.lease_id == 0:
         return
+    gpu.schedule.side_by_side = False  # what it claims is no grant to a member
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
         "client": seat.client.client_id,

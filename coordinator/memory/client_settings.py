@@ -28,7 +28,7 @@ def _idle_release_ns(node: Node, seat: Seat) -> int:
     """
     usual_ns = idle_release_ns(seat.gpu, node)
     gang = node.gangs.get(seat.client.gang)
-    if gang is None or all(mate.gpu is seat.gpu for mate in gang.seats):
+    if gang is None or len(gang.seats) < 2:
         return usual_ns
     return max(usual_ns, TIMES_FOR_MATES * node.settings.leases.idle_release_ns)
 

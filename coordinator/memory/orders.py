@@ -92,10 +92,13 @@ def is_complete(seat: Seat) -> bool:
 
 def claim(seat: Seat) -> None:
     """Counts again what the client claims of its GPU.  Called whenever something that `claimed_bytes` reads changes."""
-    now = claimed_bytes(seat)
-    if now != seat.memory.claimed_bytes:
-        seat.gpu.memory.claimed_bytes += now - seat.memory.claimed_bytes
-        seat.memory.claimed_bytes = now
+    now, mine, whole = claimed_bytes(seat), seat.memory, seat.gpu.memory
+    needed = max(now, mine.allocated_bytes)
+    whole.needed_bytes += needed - mine.needed_bytes
+    mine.needed_bytes = needed
+    if now != mine.claimed_bytes:
+        whole.claimed_bytes += now - mine.claimed_bytes
+        mine.claimed_bytes = now
         seat.gpu.wait_queue.changed(seat)
 
 

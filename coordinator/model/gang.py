@@ -1,4 +1,4 @@
-"""Gangs: programs that run at the same time on several GPUs; see gangs/slots.py."""
+"""Gangs: programs that run at the same time; see gangs/slots.py."""
 
 from __future__ import annotations
 
@@ -11,28 +11,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
-    """One gang has all of its GPUs.  Changed by gangs/slots.py."""
-
-    gang: Gang
-    gpus: dict[str, Gpu]
-    quantum_ns: int
-    began_ns: int
-    gather_by_ns: int
-    """Until then members that are ready wait for the others."""
-    ends_ns: int | None = None
-    """None: the members are being gathered."""
-
-
-@dataclass(slots=True, eq=False)
 class Gang:
     """All seats of clients that name it.  Changed by gangs/slots.py."""
 
     name: str
     seats: list[Seat] = field(default_factory=list)
-    slot: Slot | None = None
-    due_since_ns: int | None = None
-    """A policy named a member, and the gang could not have all of its GPUs yet."""
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    """The GPUs of its slot; empty: it has none."""
+    began_ns: int = 0
+    """When its slot began."""
+    together_ns: int | None = None
+    """Since when all members run in the slot; a slot that lasts for a quantum counts as gathered."""
+    caller: str = ""
+    """The GPU whose policy called it for the slot."""
+    retries: int = 0
+    """Slots since then in which a member had to end its drain."""
+    told: bool = False
+    """The log says that its members do not fit beside each other."""
     turns: int = 0
     gathered_ns: int = 0
-    """Time for which its GPUs waited for each other, in all."""
+    """Time from the beginning of slots until all members ran, in all."""

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from nvshare.coordinator.model.gang import Slot
+from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.memory import GpuMemory, Switch
 from nvshare.coordinator.model.seat import REVOKING, Seat
 from nvshare.coordinator.model.statistics import LeaseStatistics
@@ -83,7 +83,7 @@ class GpuLeases:
 
 @dataclass(slots=True, eq=False)
 class Schedule:
-    """The plan of one GPU.  Changed by engine/planning.py, `slot_again_ns` by gangs/slots.py."""
+    """The plan of one GPU.  Changed by engine/planning.py, `rests_since_ns` by gangs/slots.py."""
 
     members: dict[int, Allotment] = field(default_factory=dict)
     """The running set by client, most important first."""
@@ -95,12 +95,14 @@ class Schedule:
     """Something has changed that the policy must be asked about."""
     crowded: bool = False
     """A member was left out because its memory does not fit beside the others'."""
-    called: int | None = None
-    """The member that its gang has called here: the policy of this GPU has not named it."""
+    side_by_side: bool = False
+    """In concurrent sharing: all clients that want the GPU are members, none in turns."""
+    planned_ns: int = 0
+    """When the plan was made last, all clients considered."""
     held_back: bool = False
     """The policy wants a switch that would cost too much now."""
-    slot_again_ns: int = 0
-    """No gang's slot begins before this time, unless no other client waits."""
+    rests_since_ns: int | None = None
+    """A gang's slot ended here while others wanted the GPU: for a quantum no other slot begins."""
 
 
 @dataclass(slots=True)
@@ -174,8 +176,8 @@ class Gpu:
     wait_queue: WaitQueue = field(default_factory=WaitQueue)
     schedule: Schedule = field(default_factory=Schedule)
     switching: Switching = field(default_factory=Switching)
-    slot: Slot | None = None
-    """A gang has this GPU, whatever the policy plans."""
+    gang: Gang | None = None
+    """The gang that has a slot here, whatever the policy plans."""
 
     @property
     def recovering(self) -> bool:

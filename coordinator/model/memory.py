@@ -30,6 +30,8 @@ class SeatMemory:
     growth: Growth | None = None
     claimed_bytes: int = 0
     """As `orders.claim` has counted it."""
+    needed_bytes: int = 0
+    """Allocated or claimed, as `orders.claim` has counted it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +152,7 @@ class GpuMemory:
     resident_bytes: int = 0
     host_bytes: int = 0
     claimed_bytes: int = 0
+    needed_bytes: int = 0
     """Sums over the seats."""
     overflow: Overflow = field(default_factory=Overflow)
     evictable: dict[int, Seat] = field(default_factory=dict)

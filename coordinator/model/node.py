@@ -51,6 +51,8 @@ class Node:
     next_order_id: int = 1
     host: HostBudget = field(default_factory=HostBudget)
     gangs: dict[str, Gang] = field(default_factory=dict)
+    queue: dict[str, Gang] = field(default_factory=dict)
+    """Gangs that wait for their slots, in order."""
     changed_gpus: dict[str, Gpu] = field(default_factory=dict)
     """Further GPUs that the present event concerns; see gangs/slots.py."""
     gang_turns: int = 0

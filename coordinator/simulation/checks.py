@@ -1,7 +1,8 @@
 """Checks of a world (world.py) against what its models really do, and counts of what happened.
 
 - Invariants 1 and 7: at a grant each other process that has its gate open or unfinished work on that GPU holds a lease
-  of the plan; or gives one back, if the new lease has no turn.  Under exclusive sharing there is no such process.
+  of the plan; or gives one back, if the new lease has no turn.  Under exclusive sharing such a process is a mate in a
+  gang's slot.
   Excused are processes past their drain's deadline, with a connection lost at work, or missing in a damaged journal.
   A confirmed claim under other sharing begins no work, so it is not checked.
 - Invariant 7: in the end every process was served, and no client waits.  Excepted are clients that do not fit beside
@@ -108,9 +109,12 @@ class Checks:
         """Whether the plan has the other process run beside the grant, which is one of the commands `out`."""
         assert self._world.scheduler is not None
         gpu = self._world.scheduler._node.gpus[uuid]
+        seat = None if other.connection is None else gpu.seats.get(other.connection)
+        gang = None if gpu.gang is None else gpu.gang.name
+        if seat is not None and seat.client.gang == gpu.seats[grant.client].client.gang == gang:
+            return True
         if gpu.rules.sharing is messages.Sharing.EXCLUSIVE:
             return False
-        seat = None if other.connection is None else gpu.seats.get(other.connection)
         if claimed or (seat is not None and seat.phase is HOLDING):
             return True
         after = out[out.index(grant) :]

@@ -21,32 +21,29 @@ QUANTA: Final = 6
 
 
 class LevelPolicy(TurnPolicy):
-    """A subclass says the key of each job, and which keys are on one level."""
+    """A subclass says the level of each job."""
 
     def keys(self, jobs: Sequence[JobView], now_ns: int) -> list[int]:
-        """The key of each job; the least is first."""
+        """The level of each job; the least is first."""
         raise NotImplementedError
-
-    def last_key(self, key: int) -> int:
-        """The last key of the level that `key` is on."""
-        return key
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """A turn that goes on and is not preempted, then a starved job, then turns within the lowest level."""
         active, waiting = split(jobs)
-        held, keys = self.keys(active, now_ns), self.keys(waiting, now_ns)
-        end = self.last_key(min([*held, *keys]))
-        top = [job for job, key in zip(waiting, keys, strict=True) if key <= end]
+        both = self.keys(jobs, now_ns)
+        held, keys = both[: len(active)], both[len(active) :]
+        end = min(both)
+        top = [job for job, key in zip(waiting, keys, strict=True) if key == end]
         since_ns = [now_ns if (at_ns := job.turn.waiting_since_ns) is None else at_ns for job in waiting]
         running = going_on(active, gpu.quantum_ns, now_ns)
         if running is not None and (mine := held[active.index(running)]) > end:
-            before_ns = [at_ns for key, at_ns in zip(keys, since_ns, strict=True) if self.last_key(key) < mine]
+            before_ns = [at_ns for key, at_ns in zip(keys, since_ns, strict=True) if key < mine]
             running = None if _is_preempted(gpu, running, before_ns, now_ns) else running
         following = (
             self.turns.following(top, running or next(iter((*active, *gpu.draining)), None)) if top else waiting[:AHEAD]
         )
         job = running or (
-            following[0] if top else next(job for job, key in zip(active, held, strict=True) if key <= end)
+            following[0] if top else next(job for job, key in zip(active, held, strict=True) if key == end)
         )
         if running is None and since_ns and now_ns - min(since_ns) >= waiting_limit_ns(gpu):
             job = waiting[since_ns.index(min(since_ns))]

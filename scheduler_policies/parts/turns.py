@@ -11,7 +11,7 @@ other program of its owner has at most one turn.  So with p programs of each of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -93,14 +93,16 @@ class OwnerTurns:
             self._most_programs = max(self._most_programs, self._programs[owner])
             self._most_owners = max(self._most_owners, len(self._programs))
 
-    def following(self, waiting: Sequence[JobView], running: JobView | None = None) -> list[JobView]:
-        """The next few jobs of those in turn order: round by round, owner by owner.
+    def following(
+        self, waiting: Sequence[JobView], running: JobView | None = None, but: Container[int] = ()
+    ) -> list[JobView]:
+        """The next few jobs of those in turn order, `but` some clients: round by round, owner by owner.
 
         The owner of the running job has its turn now, so it is the last of each round.  At most one pass.
         """
         owners = len({job.owner for job in waiting})
         if owners <= 1:
-            return list(islice(waiting, AHEAD))
+            return list(islice((job for job in waiting if job.client not in but), AHEAD))
         now = None if running is None else running.owner
         rounds = -(-AHEAD // owners)
         lacking = rounds * owners
@@ -108,6 +110,8 @@ class OwnerTurns:
         ranks: dict[str, int] = {}
         early: list[int] = []
         for job in waiting:
+            if job.client in but:
+                continue
             queue = queues.get(job.owner)
             if queue is None:
                 since_ns = _since(job)

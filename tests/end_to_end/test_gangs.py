@@ -1,7 +1,7 @@
 """Gangs of real processes on two simulated GPUs, judged by the GPUs' own trace.
 
 Beside the members there is one competitor on the first GPU and two on the second one.  Under round robin alone the
-members' turns have different periods, and drift apart; those of a gang begin at one moment of the coordinator's clock.
+members' turns have different periods, and drift apart; those of a gang begin as soon as both GPUs have drained.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ def test_members_start_together(node: Node, saturate: Path) -> None:
     others = [start(node, saturate, gpu) for gpu in (0, 1, 1)]
     for process in (*members, *others):
         node.await_work(process.pid)
-    ids = {client["process_id"]: client["client"] for client in node.control("status")["clients"]}
 
-    def grants(process: subprocess.Popen[str]) -> set[int]:
-        own = ids[process.pid]
-        return {event["at_ns"] for event in node.events if event["kind"] == "granted" and event["client"] == own}
+    def together() -> int:
+        return sum(event["kind"] == "gang_gathered" and event["missing"] == 0 for event in node.events)
 
-    eventually(lambda: len(grants(members[0]) & grants(members[1])) >= 8, f"turns together\n{node.log()}")
+    eventually(lambda: together() >= 8, f"turns together\n{node.log()}")
     assert node.control("status")["gangs"][0]["turns"] > 0
     for process in (*members, *others):
         stop(process)

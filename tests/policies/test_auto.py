@@ -352,6 +352,21 @@ def test_best_effort_work_that_waited_long_has_a_whole_turn() -> None:
     assert first(State.RUNNING, 31, 31) == spare.client
 
 
+def test_an_interactive_owner_has_half_of_the_turns() -> None:
+    """Broken: a program that says that it is interactive, and is idle for a moment at the end of each turn, has 98 % of
+    the time where programs take turns."""
+    world = VirtualGpu(Auto(), replace(GPU, exclusive=True))
+    claims = world.job(owner="a", job_class=JobClass.INTERACTIVE)
+    others = [world.job(owner=owner) for owner in ("b", "c")]
+    for _ in range(60_000 // 10):
+        world.play(10)
+        if world.holder() is claims and world.now_ns - claims.view.turn.began_ns >= 90 * MS:
+            world.idle(claims)
+            world.play(1)
+            world.want(claims)
+    assert min(world.used_ns(other) for other in others) >= 0.15 * world.now_ns
+
+
 def test_shares_are_rates() -> None:
     """Broken: a limit or a guarantee means nothing where programs run side by side."""
     world = Card(Auto())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nvshare.scheduler_policies.api import TurnEnded
-from nvshare.scheduler_policies.fair_share import FairShare
+from nvshare.scheduler_policies.fair_share import REST, SHORTEST_NS, FairShare
 from nvshare.scheduler_policies.parts.fair_queue import DEBT
 from tests.policies.virtual_gpu import GPU, MS, Job, VirtualGpu
 
@@ -157,6 +159,25 @@ def test_a_guarantee_holds_and_what_is_not_used_is_lent() -> None:
     world.want(sure)
     world.play(101)
     assert world.holder() is sure
+
+
+def test_requests_leave_the_others_something() -> None:
+    """Broken: a request of 100 % keeps the others from the GPU, and then the engine replaces the policy."""
+    world = VirtualGpu(FairShare())
+    others = [world.job() for _ in range(2)]
+    world.job(share_request=1.0), world.job(share_request=0.8)
+    assert min(gains(world, others, 20_000)) >= 20_000 * MS // (2 * REST) - QUANTUM_NS
+
+
+def test_a_small_limit_means_long_pauses() -> None:
+    """Broken: a turn is shorter than a policy may give, and the engine replaces the policy for everybody."""
+    world = VirtualGpu(FairShare(), replace(GPU, quantum_ns=20 * MS))
+    limited, _ = world.job(share_limit=0.001), world.job()
+    for _ in range(1_000):
+        world.play(5)
+        turns = [one.quantum_ns for one in world.plan.running if one.client == limited.client]
+        assert all(turn is not None and turn >= SHORTEST_NS for turn in turns)
+    assert limited.leases >= 2
 
 
 def test_clients_that_left_are_forgotten() -> None:

@@ -24,6 +24,7 @@ from nvshare.scheduler_policies.api import (
     State,
     TurnEnded,
 )
+from tests.harness import one_gpu
 
 
 def first(jobs: Sequence[JobView], gpu: GpuView, now_ns: int) -> Plan:
@@ -155,6 +156,22 @@ class Starving(PolicyBase):
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         last = max(jobs, key=lambda job: job.client)
         return Plan((Allotment(last.client),), ask_again_ns=now_ns + SECOND_NS)
+
+
+def test_a_job_that_waits_by_its_own_limit_is_not_starved() -> None:
+    """Broken: a program with a small limit and one long kernel ends the policy of all programs of its GPU."""
+    harness = one_gpu(policy="fair_share")
+    limited, other = harness.client(wanted=True), harness.client()
+    harness.handle(events.SharesSet(limited.client, 0.0, 0.01))
+    harness.milliseconds(2_000)  # its kernel
+    other.request()
+    limited.release(limited.seat().lease_id, wanted=True)
+    for _ in range(1_500):
+        harness.milliseconds(100)
+        for revoke in other.take(messages.Revoke):
+            other.release(revoke.lease_id, wanted=True)
+    assert limited.seat().phase == "waiting"
+    assert harness.gpu_snapshot().rules.policy == "fair_share"
 
 
 def test_a_policy_that_starves_a_job_is_replaced() -> None:

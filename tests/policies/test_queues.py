@@ -54,6 +54,18 @@ def test_a_starved_job_has_its_whole_turn() -> None:
     assert PATIENCE_NS <= old.max_wait_ns <= PATIENCE_NS + 205 * 100 * MS
 
 
+def test_a_program_that_connects_again_has_what_it_had() -> None:
+    """Broken: a program stays in the first queue by new connections, and the other one has a fiftieth of the time."""
+    world = VirtualGpu(LeastAttained())
+    steady, other = world.job(owner="a"), world.job(owner="b")
+    for _ in range(200):
+        world.play(2_000)
+        if world.used_ns(other) > 9 * SECOND:
+            world.leave(other)
+            other = world.job(owner="b")
+    assert 0.45 <= world.used_ns(steady) / world.now_ns <= 0.55
+
+
 def test_the_earliest_deadline_preempts() -> None:
     """Broken: a job misses its deadline because an easier one had its turn."""
     world = VirtualGpu(Edf())
@@ -79,3 +91,14 @@ def test_jobs_without_a_deadline_and_late_jobs_take_turns() -> None:
     assert used[0] >= SECOND
     assert abs(used[1] - used[2]) <= 100 * MS
     assert used[1] >= 800 * MS
+
+
+def test_new_deadlines_leave_other_owners_their_time() -> None:
+    """Broken: an owner whose programs name a deadline each minute has all turns but one a minute."""
+    world = VirtualGpu(Edf())
+    without = world.job(owner="a")
+    for _ in range(10):
+        job = world.job(owner="b", deadline_ns=world.now_ns + 61 * SECOND)
+        world.play(60_000)
+        world.leave(job)
+    assert world.used_ns(without) / world.now_ns >= 0.4

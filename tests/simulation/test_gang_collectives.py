@@ -165,7 +165,7 @@ def test_ranks_find_back_to_each_other() -> None:
     assert statistics.mean(one.gang for one in found) > 0.4 * alone
     assert min(one.gang for one in found) > 0.35 * alone
     assert min(share for one in found for share in one.rivals) > 0.35
-    assert max(one.longest_wait_ns for one in found) < 5 * QUANTUM_MS * MILLISECOND_NS
+    assert max(one.longest_wait_ns for one in found) < 6 * QUANTUM_MS * MILLISECOND_NS
 
 
 def test_without_a_gang_they_wait_for_each_other() -> None:

@@ -122,7 +122,7 @@ def take_gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
             members=tuple(gpu.schedule.members),
             held_back=gpu.schedule.held_back,
             crowded=gpu.schedule.crowded,
-            slot_of_gang="" if gpu.slot is None else gpu.slot.gang.name,
+            slot_of_gang="" if gpu.gang is None else gpu.gang.name,
         ),
         recovery=RecoverySnapshot(
             recovering=gpu.recovering,

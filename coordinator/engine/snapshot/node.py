@@ -57,10 +57,10 @@ class Snapshot:
     """A counter."""
 
 
-def _gang(gang: Gang) -> GangSnapshot:
-    state = "idle" if gang.due_since_ns is None else "due"
-    if gang.slot is not None:
-        state = "gathering" if gang.slot.ends_ns is None else "running"
+def _gang(node: Node, gang: Gang) -> GangSnapshot:
+    state = "due" if gang.name in node.queue else "idle"
+    if gang.gpus:
+        state = "gathering" if gang.together_ns is None else "running"
     return GangSnapshot(
         name=gang.name,
         clients=tuple(dict.fromkeys(seat.client.client_id for seat in gang.seats)),
@@ -80,7 +80,7 @@ def take(node: Node, now_ns: int) -> Snapshot:
         host_shared_bytes=host.shared_bytes,
         gpus=tuple(take_gpu(gpu, now_ns) for gpu in node.gpus.values()),
         clients=tuple(take_client(client, now_ns) for client in node.clients.values()),
-        gangs=tuple(_gang(gang) for gang in node.gangs.values()),
+        gangs=tuple(_gang(node, gang) for gang in node.gangs.values()),
         gang_turns=node.gang_turns,
         gang_gathered_ns=node.gang_gathered_ns,
         host_owners=tuple(

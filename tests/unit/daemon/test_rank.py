@@ -83,6 +83,18 @@ def test_who_may_use_nvshare_ctl_has_no_bound(user: int) -> None:
     assert greet(Peer(7, user), 1000, 10_000) == (1000, 10_000, [])
 
 
+@pytest.mark.parametrize(("user", "request_share"), [(OTHER, 0.0), (0, 0.9)])
+def test_operators_give_guaranteed_shares(user: int, request_share: float) -> None:
+    """Broken: a user's program has nine tenths of the GPU by its own environment, and the others what is left."""
+    dispatcher, connections = dispatcher_for(Peer(7, user))
+    dispatcher.frame(1, messages.encode(messages.Hello(1, "job", "python", 1, 0, 1, 0, "", 1)), 1)
+    dispatcher.frame(1, messages.encode(messages.Profile(1, 900, 1000)), 2)
+    (client,) = dispatcher.scheduler.snapshot(3).clients
+    assert (client.rank.job_class, client.rank.share_request) == (JobClass.INTERACTIVE, request_share)
+    told = [message.text for message in connections.sent if isinstance(message, messages.Rejected)]
+    assert ["guaranteed share" in text for text in told] == ([True] if user else [])
+
+
 def test_a_slot_has_its_annotations() -> None:
     """Broken: bounds for users change what annotations say, or the environment counts."""
     for user in (0, OTHER):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobClass, JobView, Plan, PolicyBase, Rank, State
 from nvshare.scheduler_policies.registry import create
 from nvshare.scheduler_policies.round_robin import RoundRobin
-from tests.harness import one_gpu
+from tests.harness import one_gpu, steps
 
 
 def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Harness, ScriptedClient, ScriptedClient]:
@@ -46,6 +47,24 @@ def test_what_fits_runs_side_by_side() -> None:
     assert a.reserve(50) == 50
     assert harness.gpu_snapshot().rules.sharing is Sharing.CONCURRENT
     assert not b.take(messages.Revoke)
+
+
+def test_an_event_costs_the_same_beside_many_programs() -> None:
+    """Broken: with a thousand concurrent programs each event takes the coordinator milliseconds."""
+
+    def cost(clients: int) -> int:
+        harness = one_gpu(sharing=Sharing.CONCURRENT, check_invariants=False)
+        one, *_ = [harness.client(wanted=True) for _ in range(clients)]
+
+        lease_id = one.seat().lease_id
+
+        def come_and_go() -> None:
+            one.release(lease_id, idle=True)
+            one.request()
+
+        return steps(come_and_go)
+
+    assert cost(200) < 1.2 * cost(20)
 
 
 def test_growth_beyond_the_card_begins_turns() -> None:
@@ -201,6 +220,16 @@ def test_classes_and_shares_change_the_rank() -> None:
     assert (rank().job_class, rank().share_request, rank().share_limit) == (JobClass.INTERACTIVE, 0.5, 0.8)
     harness.handle(events.SharesSet(a.client, None, 0.3))
     assert (rank().share_request, rank().share_limit) == (0.3, 0.3), "a request above the limit is lowered to it"
+
+
+def test_the_first_deadline_stands() -> None:
+    """Broken: a program that sends its deadline again is never late, and has all turns under `edf`."""
+    harness = running_set()
+    a = harness.client(wanted=True)
+    for deadline_ns in (5 * SECOND_NS, 9 * SECOND_NS):
+        harness.handle(events.Profiled(a.client, JobClass.BATCH, 0.0, 1.0, deadline_ns, False))
+    (client,) = harness.scheduler.snapshot(harness.clock.now_ns).clients
+    assert client.rank.deadline_ns == 5 * SECOND_NS
 
 
 class _TurnsOfTwo(PolicyBase):
