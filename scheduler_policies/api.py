@@ -191,11 +191,12 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
     """A lease ended, also by the end of its client.  `called`: the job ran as a member of its gang's slot, not because
-    this GPU's policy named it."""
+    this GPU's policy named it.  `rate`: that of its last allotment."""
 
     job: JobView
     now_ns: int
     called: bool = False
+    rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,15 +77,15 @@ def _policy(name: str, *options: str) -> Way:
 
 SCENARIOS = {
     "class": Scenario(
-        tuple(_mix(Job("server", INTERACTIVE), Job(name, BEST_EFFORT)) for name in ("products", "elementwise")),
+        tuple(_mix(Job("server", INTERACTIVE), Job(name, BEST_EFFORT)) for name in ("products", "elementwise", "long")),
         tuple(WAYS.values()), 6.0, beside_best_effort,
     ),
     "limits": Scenario(
         tuple(
             _mix(*(Job(name, (("NVSHARE_SHARE_LIMIT", str(limit)),)) for limit in LIMITS))
-            for name in ("products", "graphed")
+            for name in ("products", "graphed", "long", "graphed_long", "elementwise", "graphed_elementwise")
         ),
-        (_policy("fair_share", "--policy=fair_share"),), 10.0, limited,
+        (WAYS["default"], _policy("fair_share", "--policy=fair_share")), 10.0, limited,
     ),
     "opportunistic": Scenario(
         (_mix(Job("data", BATCH), Job("products", BEST_EFFORT)),),

@@ -47,8 +47,8 @@ def products(device: torch.device) -> Callable[[], None]:
     return _products(device, PRODUCTS_A_STEP)
 
 
-def _products(device: torch.device, count: int) -> Callable[[], None]:
-    side = 2048 if device.type == "cuda" else 64
+def _products(device: torch.device, count: int, side: int = 2048) -> Callable[[], None]:
+    side = side if device.type == "cuda" else 64
     left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(left)
 
@@ -59,17 +59,41 @@ def _products(device: torch.device, count: int) -> Callable[[], None]:
     return step
 
 
-def graphed_products(device: torch.device) -> Callable[[], None]:
-    """Matrix products as one CUDA graph."""
-    step = products(device)
-    if device.type == "cpu":
-        return step
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+def long(device: torch.device) -> Callable[[], None]:
+    """8 bf16 products of 8192 cubed, 1.6 ms each."""
+    return _products(device, 8, 8192)
+
+
+def _graphed(make: Callable[[torch.device], Callable[[], None]]) -> Callable[[torch.device], Callable[[], None]]:
+    """A step as one CUDA graph."""
+
+    def made(device: torch.device) -> Callable[[], None]:
+        step = make(device)
+        if device.type == "cpu":
+            return step
         step()
-    return lambda: graph.replay()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return lambda: graph.replay()
+
+    return made
+
+
+def _synchronised(make: Callable[[torch.device], Callable[[], None]]) -> Callable[[torch.device], Callable[[], None]]:
+    """The program waits for each step."""
+
+    def made(device: torch.device) -> Callable[[], None]:
+        step, (mark, wait) = make(device), _events(device)
+
+        def synchronised() -> None:
+            step()
+            wait(mark())
+
+        return synchronised
+
+    return made
 
 
 def elementwise(device: torch.device) -> Callable[[], None]:
@@ -184,8 +208,9 @@ def data(device: torch.device) -> Callable[[], None]:
 
 
 JOBS: dict[str, Callable[[torch.device], Callable[[], None]]] = {
-    "products": products, "graphed": graphed_products, "elementwise": elementwise, "tiny": tiny, "decode": decode,
-    "train": train, "cnn": cnn, "server": server, "data": data,
+    "products": products, "graphed": _graphed(products), "elementwise": elementwise, "tiny": tiny, "decode": decode,
+    "train": train, "cnn": cnn, "server": server, "data": data, "long": _synchronised(long),
+    "graphed_long": _synchronised(_graphed(long)), "graphed_elementwise": _graphed(elementwise),
 }  # fmt: skip
 
 

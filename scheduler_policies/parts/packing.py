@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from nvshare.scheduler_policies.api import GpuView, Happened, JobClass, JobLeft, JobView, Measured
+from nvshare.scheduler_policies.api import Domain, GpuView, Happened, JobClass, JobLeft, JobView, Measured
 from nvshare.scheduler_policies.parts.looks import Looks
 from nvshare.scheduler_policies.parts.rates import Rates
 
@@ -152,15 +152,38 @@ class Packing:
         return self._rates.mean(setting, job.client, now_ns) / alone if alone > 0.0 else 0.0
 
 
+def takers_by_share(gpu: GpuView, jobs: Sequence[JobView]) -> list[JobView]:
+    """The jobs that take turns by their shares: those that may want more.  None where fewer than two do."""
+    heavy = [job for job in (*jobs, *gpu.draining) if may_want_more(job)]
+    return [job for job in jobs if job in heavy] if len(heavy) > 1 and any(map(has_shares, heavy)) else []
+
+
+def may_want_more(job: JobView) -> bool:
+    """Whether a batch job may want more than its limit, or all that there is."""
+    busy, rank = job.progress.busy_alone, job.rank
+    is_heavy = busy >= min(rank.share_limit, SATURATING) if busy else has_shares(job)
+    return is_heavy and rank.job_class is JobClass.BATCH and not job.gang
+
+
+def has_shares(job: JobView) -> bool:
+    """Whether it has a guarantee or a limit."""
+    return job.rank.share_request > 0.0 or job.rank.share_limit < 1.0
+
+
 def _fitting(group: Sequence[JobView]) -> float:
     """The sum of normalised progress that a group could have, by its members' busy shares."""
     wanted = sum(job.progress.busy_alone for job in group)
     return len(group) * min(1.0, 1.0 / wanted) if len(group) > 1 and wanted > 0.0 else float(len(group))
 
 
-def why_together(jobs: Sequence[JobView]) -> str:
+def why_together(jobs: Sequence[JobView], domain: Domain) -> str:
     """A sentence for people: why these jobs run side by side unmeasured."""
     count, what = len(jobs), "programs run side by side"
+    of_class = {job.rank.job_class: job.name for job in jobs}
+    if domain is Domain.TIME_SLICED and of_class.keys() >= {JobClass.INTERACTIVE, JobClass.BEST_EFFORT}:
+        server, spare = of_class[JobClass.INTERACTIVE], of_class[JobClass.BEST_EFFORT]
+        why = f"requests of {server} wait for slices of {spare} (about 2 ms)"
+        return f"{count} {what}, as without a coordinator: {why}; `nvshare-coordinator --mps` prevents this"
     batch = [job for job in jobs if job.rank.job_class is JobClass.BATCH]
     gang = next((job for job in batch if job.gang), None)
     if gang is not None:
