@@ -63,7 +63,7 @@ def mix(name: str) -> Mix:
 
 WORKLOADS = (
     "products", "graphed", "elementwise", "tiny", "decode", "train", "cnn", "server", "data", "cupy", "long",
-    "graphed_long", "graphed_elementwise",
+    "graphed_long", "wide", "graphed_wide",
 )  # fmt: skip
 MODELS = frozenset({"decode", "train", "cnn"})
 """Trainings and decoders."""

@@ -96,15 +96,20 @@ def _synchronised(make: Callable[[torch.device], Callable[[], None]]) -> Callabl
     return made
 
 
-def elementwise(device: torch.device) -> Callable[[], None]:
+def elementwise(device: torch.device, count: int = 1 << 28) -> Callable[[], None]:
     """One power of 2^28 doubles: a kernel of some milliseconds over all multiprocessors."""
-    values = torch.rand((1 << 28) if device.type == "cuda" else 1024, device=device, dtype=torch.float64) + 0.5
+    values = torch.rand(count if device.type == "cuda" else 1024, device=device, dtype=torch.float64) + 0.5
     out = torch.empty_like(values)
 
     def step() -> None:
         torch.pow(values, 1.37, out=out)
 
     return step
+
+
+def wide(device: torch.device) -> Callable[[], None]:
+    """The same of 2^29 doubles: about 4 ms."""
+    return elementwise(device, 1 << 29)
 
 
 def tiny(device: torch.device) -> Callable[[], None]:
@@ -210,7 +215,7 @@ def data(device: torch.device) -> Callable[[], None]:
 JOBS: dict[str, Callable[[torch.device], Callable[[], None]]] = {
     "products": products, "graphed": _graphed(products), "elementwise": elementwise, "tiny": tiny, "decode": decode,
     "train": train, "cnn": cnn, "server": server, "data": data, "long": _synchronised(long),
-    "graphed_long": _synchronised(_graphed(long)), "graphed_elementwise": _graphed(elementwise),
+    "graphed_long": _synchronised(_graphed(long)), "wide": wide, "graphed_wide": _graphed(wide),
 }  # fmt: skip
 
 
