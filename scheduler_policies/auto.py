@@ -3,7 +3,7 @@
 Source: introspection and packing of Gandiva (Xiao et al., OSDI 2018); control of best-effort work as in TGS and AntMan.
 Rule: everybody who wants the GPU runs, as on the card without a coordinator, until measurements say that turns are
 better (parts/packing.py).  Looks measure programs alone (parts/looks.py).
-- An interactive job is named first.  In turns and under MPS, others have little unfinished work while it is active.
+- An interactive job is named first.  In turns, others have little unfinished work while it is active.
 - Best-effort jobs have the rate of parts/harvest.py beside others.  Beside interactive jobs that want no more than an
   equal part they run as in the card's own slices: a rate would shorten no slice.
 - Where memory is short, or more than `MOST` jobs want the GPU, jobs take turns; interactive and small ones stay.
@@ -103,21 +103,21 @@ class Auto(PolicyBase):
         turn = turn_of(shared, takers) if takers else next_turn(verdict.groups, self._turns, gpu.quantum_ns, now_ns)
         out = turn.waiting.union(job.client for job in (*first, *spare))
         members = [*first, *(job for job in jobs if job.client not in out)]
-        plan = allot(gpu, members, spare, turn.quanta, self._harvest, now_ns)
+        plan = allot(members, spare, turn.quanta, self._harvest, now_ns)
         if verdict.groups:
             plan = self._watched(plan)
         if takers:
             running = (replace(one, rate=1.0) if one.client in turn.quanta else one for one in plan.running)
             due_ns = [at_ns for at_ns in (plan.ask_again_ns, shared.ask_again_ns) if at_ns is not None]
             return Plan(tuple(running), turn.order, min(due_ns, default=None), shared.why)
-        why = verdict.why(gpu.quantum_ns) if verdict.considered else why_together(jobs, gpu.domain)
+        why = verdict.why(gpu.quantum_ns) if verdict.considered else why_together(jobs)
         return replace(plan, order=turn.order, why=why)
 
     def _look(
         self, gpu: GpuView, urgent: list[JobView], seen: JobView, jobs: Sequence[JobView], end_ns: int, now_ns: int
     ) -> Plan:
         """One program without other batch programs, and without a limit; alone, its busy share is measured."""
-        plan = allot(gpu, [*urgent, seen], [], {}, self._harvest, now_ns)
+        plan = allot([*urgent, seen], [], {}, self._harvest, now_ns)
         plan = replace(plan, running=(*plan.running[:-1], replace(plan.running[-1], rate=1.0, watch=not urgent)))
         others = tuple(job.client for job in jobs if job is not seen and job not in urgent)[:AHEAD]
         beside = f" beside {urgent[0].name}" if urgent else " alone"
@@ -164,7 +164,7 @@ class Auto(PolicyBase):
         patient = [job for job in back if job.rank.job_class is _BEST_EFFORT and job.turn.waiting_since_ns is not None]
         again_ns = min([(job.turn.waiting_since_ns or 0) + PATIENCE_NS + 1 for job in patient], default=None)
         why = f"{what}: {len(jobs)} programs take turns of {quantum_ns / 1e6:g} ms, now {members[0].name}"
-        plan = allot(gpu, members, [], quanta, self._harvest, now_ns)
+        plan = allot(members, [], quanta, self._harvest, now_ns)
         due_ns = [at_ns for at_ns in (plan.ask_again_ns, again_ns) if at_ns is not None]
         return replace(plan, order=order, ask_again_ns=min(due_ns, default=None), why=why)
 

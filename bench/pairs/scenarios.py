@@ -77,7 +77,10 @@ def _policy(name: str, *options: str) -> Way:
 
 SCENARIOS = {
     "class": Scenario(
-        tuple(_mix(Job("server", INTERACTIVE), Job(name, BEST_EFFORT)) for name in ("products", "elementwise", "long", "wide")),
+        tuple(
+            _mix(Job("server", INTERACTIVE), Job(name, BEST_EFFORT))
+            for name in ("products", "elementwise", "long", "wide")
+        ),
         tuple(WAYS.values()), 6.0, beside_best_effort,
     ),
     "limits": Scenario(

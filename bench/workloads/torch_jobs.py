@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,40 +65,32 @@ def long(device: torch.device) -> Callable[[], None]:
     return _products(device, 8, 8192)
 
 
-def _graphed(make: Callable[[torch.device], Callable[[], None]]) -> Callable[[torch.device], Callable[[], None]]:
+def _graphed(make: Callable[[torch.device], Callable[[], None]], device: torch.device) -> Callable[[], None]:
     """A step as one CUDA graph."""
-
-    def made(device: torch.device) -> Callable[[], None]:
-        step = make(device)
-        if device.type == "cpu":
-            return step
+    step = make(device)
+    if device.type == "cpu":
+        return step
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        return lambda: graph.replay()
-
-    return made
+    return lambda: graph.replay()
 
 
-def _synchronised(make: Callable[[torch.device], Callable[[], None]]) -> Callable[[torch.device], Callable[[], None]]:
+def _waited(make: Callable[[torch.device], Callable[[], None]], device: torch.device) -> Callable[[], None]:
     """The program waits for each step."""
+    step, (mark, wait) = make(device), _events(device)
 
-    def made(device: torch.device) -> Callable[[], None]:
-        step, (mark, wait) = make(device), _events(device)
+    def waited() -> None:
+        step()
+        wait(mark())
 
-        def synchronised() -> None:
-            step()
-            wait(mark())
-
-        return synchronised
-
-    return made
+    return waited
 
 
 def elementwise(device: torch.device, count: int = 1 << 28) -> Callable[[], None]:
-    """One power of 2^28 doubles: a kernel of some milliseconds over all multiprocessors."""
+    """One power of 2^28 doubles: a kernel of about 2 ms over all multiprocessors."""
     values = torch.rand(count if device.type == "cuda" else 1024, device=device, dtype=torch.float64) + 0.5
     out = torch.empty_like(values)
 
@@ -105,11 +98,6 @@ def elementwise(device: torch.device, count: int = 1 << 28) -> Callable[[], None
         torch.pow(values, 1.37, out=out)
 
     return step
-
-
-def wide(device: torch.device) -> Callable[[], None]:
-    """The same of 2^29 doubles: about 4 ms."""
-    return elementwise(device, 1 << 29)
 
 
 def tiny(device: torch.device) -> Callable[[], None]:
@@ -212,10 +200,11 @@ def data(device: torch.device) -> Callable[[], None]:
     return step
 
 
+_wide = partial(elementwise, count=1 << 29)
 JOBS: dict[str, Callable[[torch.device], Callable[[], None]]] = {
-    "products": products, "graphed": _graphed(products), "elementwise": elementwise, "tiny": tiny, "decode": decode,
-    "train": train, "cnn": cnn, "server": server, "data": data, "long": _synchronised(long),
-    "graphed_long": _synchronised(_graphed(long)), "wide": wide, "graphed_wide": _graphed(wide),
+    "products": products, "graphed": partial(_graphed, products), "elementwise": elementwise, "tiny": tiny,
+    "decode": decode, "train": train, "cnn": cnn, "server": server, "data": data, "long": partial(_waited, long),
+    "graphed_long": partial(_waited, partial(_graphed, long)), "wide": _wide, "graphed_wide": partial(_graphed, _wide),
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from nvshare.scheduler_policies.api import Domain, GpuView, Happened, JobClass, JobLeft, JobView, Measured
+from nvshare.scheduler_policies.api import GpuView, Happened, JobClass, JobLeft, JobView, Measured
 from nvshare.scheduler_policies.parts.looks import Looks
 from nvshare.scheduler_policies.parts.rates import Rates
 
@@ -176,12 +176,12 @@ def _fitting(group: Sequence[JobView]) -> float:
     return len(group) * min(1.0, 1.0 / wanted) if len(group) > 1 and wanted > 0.0 else float(len(group))
 
 
-def why_together(jobs: Sequence[JobView], domain: Domain) -> str:
+def why_together(jobs: Sequence[JobView]) -> str:
     """A sentence for people: why these jobs run side by side unmeasured."""
     count, what = len(jobs), "programs run side by side"
-    of_class = {job.rank.job_class: job.name for job in jobs}
-    if domain is Domain.TIME_SLICED and of_class.keys() >= {JobClass.INTERACTIVE, JobClass.BEST_EFFORT}:
-        server, spare = of_class[JobClass.INTERACTIVE], of_class[JobClass.BEST_EFFORT]
+    sliced = {job.rank.job_class: job.name for job in jobs if not job.spatial}
+    if sliced.keys() >= {JobClass.INTERACTIVE, JobClass.BEST_EFFORT}:
+        server, spare = sliced[JobClass.INTERACTIVE], sliced[JobClass.BEST_EFFORT]
         why = f"requests of {server} wait for slices of {spare} (about 2 ms)"
         return f"{count} {what}, as without a coordinator: {why}; `nvshare-coordinator --mps` prevents this"
     batch = [job for job in jobs if job.rank.job_class is JobClass.BATCH]
