@@ -4,8 +4,8 @@ Source: introspection and packing of Gandiva (Xiao et al., OSDI 2018); control o
 Rule: everybody who wants the GPU runs, as on the card without a coordinator, until measurements say that turns are
 better (parts/packing.py).  Looks measure programs alone (parts/looks.py).
 - An interactive job is named first.  In turns, others have little unfinished work while it is active.
-- Best-effort jobs have the rate of parts/harvest.py beside others.  Beside interactive jobs that want no more than an
-  equal part they run as in the card's own slices: a rate would shorten no slice.
+- Best-effort jobs have the rate of parts/harvest.py beside others.  Beside interactive jobs that want at most half of
+  the GPU they run as in the card's own slices: a rate would shorten no slice.
 - Where memory is short, or more than `MOST` jobs want the GPU, jobs take turns; interactive and small ones stay.
 - Batch jobs that may want more than their shares take turns as under `fair_share`.  Another limit is a rate.  A request
   of more than an equal part caps the rates of the others.
@@ -69,7 +69,7 @@ class Auto(PolicyBase):
         """Notes turns and reports."""
         self._turns.observe(happened)
         self._packing.observe(happened)
-        if not isinstance(happened, Measured) or not has_its_part(happened.job, len(happened.running)):
+        if not isinstance(happened, Measured) or not has_its_part(happened.job):
             self._harvest.observe(happened, lambda job: job.rank.job_class is _BEST_EFFORT)
         if not isinstance(happened, TurnEnded) or may_want_more(happened.job) or has_shares(happened.job):
             self._shares.observe(happened)
@@ -96,7 +96,7 @@ class Auto(PolicyBase):
             return self._look(gpu, urgent, seen, jobs, look[1], now_ns)
         spare = [job for job in jobs if job.rank.job_class is _BEST_EFFORT]
         others = [job for job in jobs if job.rank.job_class is not _BEST_EFFORT and active_until_ns(job) > now_ns]
-        if all(has_its_part(job, len(jobs)) for job in others):
+        if all(has_its_part(job) for job in others):
             spare = []
         shared = self._shares.decide(gpu, takers, now_ns) if takers else Plan()
         verdict = Verdict() if takers else self._packing.arrange(gpu, jobs, now_ns)

@@ -33,10 +33,10 @@ def is_active(job: JobView, now_ns: int) -> bool:
     return active_until_ns(job) > now_ns or not job.progress.measured_at_ns
 
 
-def has_its_part(job: JobView, count: int) -> bool:
-    """An interactive job that wants no more than an equal part: it has that beside others, and only its requests wait
+def has_its_part(job: JobView) -> bool:
+    """An interactive job that wants at most half of the GPU: it has that beside another one, and only its requests wait
     for slices."""
-    return job.rank.job_class is _INTERACTIVE and job.progress.busy_alone * count <= 1.0
+    return job.rank.job_class is _INTERACTIVE and job.progress.busy_alone <= 0.5
 
 
 def allot(
