@@ -76,14 +76,14 @@ class Auto(PolicyBase):
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """Alone, in turns of memory, or in the running set that gives most."""
-        takers = takers_by_share(gpu, jobs)
+        is_crowded = gpu.exclusive or gpu.memory_short or len(jobs) > MOST
+        takers = [] if is_crowded else takers_by_share(gpu, jobs)
         if len(jobs) == 1 and not takers:
             job, limit = jobs[0], jobs[0].rank.share_limit
-            watch = limit == 1.0 and self._packing.looks.wants(
-                job.client
-            )  # at a rate it would seem to leave the GPU idle
+            # At a rate it would seem to leave the GPU idle.
+            watch = limit == 1.0 and self._packing.looks.wants(job.client)
             return Plan((Allotment(job.client, rate=limit, watch=watch),), why=f"{job.name} is alone")
-        if gpu.exclusive or gpu.memory_short or len(jobs) > MOST:
+        if is_crowded:
             return self._crowded(gpu, jobs, now_ns)
         return self._packed(gpu, jobs, takers, now_ns)
 

@@ -154,8 +154,8 @@ class Packing:
 
 def takers_by_share(gpu: GpuView, jobs: Sequence[JobView]) -> list[JobView]:
     """The jobs that take turns by their shares: those that may want more.  None where fewer than two do."""
-    heavy = [job for job in (*jobs, *gpu.draining) if may_want_more(job)]
-    return [job for job in jobs if job in heavy] if len(heavy) > 1 and any(map(has_shares, heavy)) else []
+    heavy, gone = [job for job in jobs if may_want_more(job)], [job for job in gpu.draining if may_want_more(job)]
+    return heavy if len(heavy) + len(gone) > 1 and any(map(has_shares, (*heavy, *gone))) else []
 
 
 def may_want_more(job: JobView) -> bool:
