@@ -27,14 +27,6 @@ class JobClass(enum.IntEnum):
     """It runs in what the others leave."""
 
 
-class Domain(enum.IntEnum):
-    """The card's execution of a running set of several programs."""
-
-    TIME_SLICED = 0
-    SPATIAL = 1
-    """Under NVIDIA's MPS: kernels of several programs at the same moment."""
-
-
 class State(enum.IntEnum):
     """The state of a job.  Idle jobs are not shown to a policy."""
 
@@ -146,7 +138,6 @@ class GpuView:
     capacity_bytes: int
     quantum_ns: int
     """The present quantum, fixed or automatic."""
-    domain: Domain = Domain.TIME_SLICED
     exclusive: bool = False
     """The operator wants one job at a time: the engine keeps the first member of a plan only."""
     switch_cost_ns: int = 0
@@ -191,11 +182,12 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
     """A lease ended, also by the end of its client.  `called`: the job ran as a member of its gang's slot, not because
-    this GPU's policy named it."""
+    this GPU's policy named it.  `rate`: that of its last allotment."""
 
     job: JobView
     now_ns: int
     called: bool = False
+    rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

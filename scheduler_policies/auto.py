@@ -3,11 +3,13 @@
 Source: introspection and packing of Gandiva (Xiao et al., OSDI 2018); control of best-effort work as in TGS and AntMan.
 Rule: everybody who wants the GPU runs, as on the card without a coordinator, until measurements say that turns are
 better (parts/packing.py).  Looks measure programs alone (parts/looks.py).
-- An interactive job is named first.  In turns and under MPS, others have little unfinished work while it is active.
-- Best-effort jobs have the rate of parts/harvest.py beside others.
+- An interactive job is named first.  In turns, others have little unfinished work while it is active.
+- Best-effort jobs have the rate of parts/harvest.py beside others.  Beside interactive jobs that want at most half of
+  the GPU they run as in the card's own slices: a rate would shorten no slice.
 - Where memory is short, or more than `MOST` jobs want the GPU, jobs take turns; interactive and small ones stay.  An
   interactive job waits for its turn while its owner's interactive jobs have had half of the GPU's time.
-- A limit is a rate.  A request of more than an equal part caps the rates of the others.
+- Batch jobs that may want more than their shares take turns as under `fair_share`.  Another limit is a rate.  A request
+  of more than an equal part caps the rates of the others.
 Bound: none.  Turns rotate as in parts/turns.py, and turns that leave a program with too little are undone.
 """
 
@@ -23,15 +25,25 @@ from nvshare.scheduler_policies.api import (
     Happened,
     JobClass,
     JobView,
+    Measured,
     Plan,
     PolicyBase,
     TurnEnded,
 )
-from nvshare.scheduler_policies.parts.group_turns import next_turn
+from nvshare.scheduler_policies.fair_share import FairShare
+from nvshare.scheduler_policies.parts.group_turns import next_turn, turn_of
 from nvshare.scheduler_policies.parts.harvest import Harvest
 from nvshare.scheduler_policies.parts.looks import LONGEST_NS
-from nvshare.scheduler_policies.parts.members import MOST, allot, is_active
-from nvshare.scheduler_policies.parts.packing import SATURATING, Packing, why_together
+from nvshare.scheduler_policies.parts.members import MOST, active_until_ns, allot, has_its_part, is_active
+from nvshare.scheduler_policies.parts.packing import (
+    SATURATING,
+    Packing,
+    Verdict,
+    has_shares,
+    may_want_more,
+    takers_by_share,
+    why_together,
+)
 from nvshare.scheduler_policies.parts.service import OwnerService
 from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, has_waited, is_over, split
 
@@ -56,6 +68,7 @@ class Auto(PolicyBase):
         self._packing = Packing()
         self._harvest = Harvest()
         self._urgent = OwnerService(HALF_NS)
+        self._shares = FairShare()
 
     def observe(self, happened: Happened) -> None:
         """Notes turns and reports."""
@@ -63,42 +76,56 @@ class Auto(PolicyBase):
         self._packing.observe(happened)
         urgent = isinstance(happened, TurnEnded) and happened.job.rank.job_class is _INTERACTIVE
         self._urgent.observe(happened, counts=urgent)
-        self._harvest.observe(happened, lambda job: job.rank.job_class is _BEST_EFFORT)
+        if not isinstance(happened, Measured) or not has_its_part(happened.job):
+            self._harvest.observe(happened, lambda job: job.rank.job_class is _BEST_EFFORT)
+        if not isinstance(happened, TurnEnded) or may_want_more(happened.job) or has_shares(happened.job):
+            self._shares.observe(happened)
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """Alone, in turns of memory, or in the running set that gives most."""
-        if len(jobs) == 1:
-            job = jobs[0]
-            watch = self._packing.looks.wants(job.client)
-            return Plan((Allotment(job.client, rate=job.rank.share_limit, watch=watch),), why=f"{job.name} is alone")
-        if gpu.exclusive or gpu.memory_short or len(jobs) > MOST:
+        is_crowded = gpu.exclusive or gpu.memory_short or len(jobs) > MOST
+        takers = [] if is_crowded else takers_by_share(gpu, jobs)
+        if len(jobs) == 1 and not takers:
+            job, limit = jobs[0], jobs[0].rank.share_limit
+            # At a rate it would seem to leave the GPU idle.
+            watch = limit == 1.0 and self._packing.looks.wants(job.client)
+            return Plan((Allotment(job.client, rate=limit, watch=watch),), why=f"{job.name} is alone")
+        if is_crowded:
             return self._crowded(gpu, jobs, now_ns)
-        return self._packed(gpu, jobs, now_ns)
+        return self._packed(gpu, jobs, takers, now_ns)
 
-    def _packed(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+    def _packed(self, gpu: GpuView, jobs: Sequence[JobView], takers: Sequence[JobView], now_ns: int) -> Plan:
         """All but those that wait for their turn, or for the end of a look at one of them."""
         first, look = [job for job in jobs if job.rank.job_class is _INTERACTIVE], self._packing.looks.window(now_ns)
         seen = next((job for job in jobs if look is not None and job.client == look[0]), None)
         if look is not None and seen is not None:
-            return self._look(gpu, [job for job in first if is_active(job, now_ns)], seen, jobs, look[1], now_ns)
+            urgent = [job for job in first if job is not seen and is_active(job, now_ns)]
+            return self._look(gpu, urgent, seen, jobs, look[1], now_ns)
         spare = [job for job in jobs if job.rank.job_class is _BEST_EFFORT]
-        verdict = self._packing.arrange(gpu, jobs, now_ns)
-        turn = next_turn(verdict.groups, self._turns, gpu.quantum_ns, now_ns)
+        others = [job for job in jobs if job.rank.job_class is not _BEST_EFFORT and active_until_ns(job) > now_ns]
+        if all(has_its_part(job) for job in others):
+            spare = []
+        shared = self._shares.decide(gpu, takers, now_ns) if takers else Plan()
+        verdict = Verdict() if takers else self._packing.arrange(gpu, jobs, now_ns)
+        turn = turn_of(shared, takers) if takers else next_turn(verdict.groups, self._turns, gpu.quantum_ns, now_ns)
         out = turn.waiting.union(job.client for job in (*first, *spare))
         members = [*first, *(job for job in jobs if job.client not in out)]
-        plan = allot(gpu, members, spare, turn.quanta, self._harvest, now_ns)
+        plan = allot(members, spare, turn.quanta, self._harvest, now_ns)
         if verdict.groups:
             plan = self._watched(plan)
+        if takers:
+            running = (replace(one, rate=1.0) if one.client in turn.quanta else one for one in plan.running)
+            due_ns = [at_ns for at_ns in (plan.ask_again_ns, shared.ask_again_ns) if at_ns is not None]
+            return Plan(tuple(running), turn.order, min(due_ns, default=None), shared.why)
         why = verdict.why(gpu.quantum_ns) if verdict.considered else why_together(jobs)
         return replace(plan, order=turn.order, why=why)
 
     def _look(
         self, gpu: GpuView, urgent: list[JobView], seen: JobView, jobs: Sequence[JobView], end_ns: int, now_ns: int
     ) -> Plan:
-        """One program without other batch programs; alone, its busy share is measured."""
-        plan = allot(gpu, [*urgent, seen], [], {}, self._harvest, now_ns)
-        if not urgent:
-            plan = replace(plan, running=(replace(plan.running[0], watch=True),))
+        """One program without other batch programs, and without a limit; alone, its busy share is measured."""
+        plan = allot([*urgent, seen], [], {}, self._harvest, now_ns)
+        plan = replace(plan, running=(*plan.running[:-1], replace(plan.running[-1], rate=1.0, watch=not urgent)))
         others = tuple(job.client for job in jobs if job is not seen and job not in urgent)[:AHEAD]
         beside = f" beside {urgent[0].name}" if urgent else " alone"
         why = f"{seen.name} runs{beside} for at most {LONGEST_NS // 1_000_000} ms, to be measured"
@@ -143,7 +170,7 @@ class Auto(PolicyBase):
         patient = [job for job in back if job.rank.job_class is _BEST_EFFORT and job.turn.waiting_since_ns is not None]
         again_ns = min([(job.turn.waiting_since_ns or 0) + PATIENCE_NS + 1 for job in patient], default=None)
         why = f"{what}: {len(jobs)} programs take turns of {quantum_ns / 1e6:g} ms, now {members[0].name}"
-        plan = allot(gpu, members, [], quanta, self._harvest, now_ns)
+        plan = allot(members, [], quanta, self._harvest, now_ns)
         due_ns = [at_ns for at_ns in (plan.ask_again_ns, again_ns) if at_ns is not None]
         return replace(plan, order=order, ask_again_ns=min(due_ns, default=None), why=why)
 

@@ -64,7 +64,7 @@ class Opportunistic(LevelPolicy):
             production = [*starved, *production]
             others = [job for job in others if job not in starved]
             quanta = {job.client: quantum_ns for job in (*production, *others)}
-        plan = allot(gpu, production, others[: max(0, MOST - len(production))], quanta, self._harvest, now_ns)
+        plan = allot(production, others[: max(0, MOST - len(production))], quanta, self._harvest, now_ns)
         why = f"production programs: {len(production)} of {len(jobs)}, {production[0].name} first"
         if others:
             why += f"; the others run at a rate of {plan.running[-1].rate:.2f}"

@@ -61,7 +61,10 @@ def mix(name: str) -> Mix:
     return Mix(name, tuple(Job(workload) for workload in name.split("+")))
 
 
-WORKLOADS = ("products", "graphed", "elementwise", "tiny", "decode", "train", "cnn", "server", "data", "cupy")
+WORKLOADS = (
+    "products", "graphed", "elementwise", "tiny", "decode", "train", "cnn", "server", "data", "cupy", "long",
+    "graphed_long", "wide", "graphed_wide",
+)  # fmt: skip
 MODELS = frozenset({"decode", "train", "cnn"})
 """Trainings and decoders."""
 QUICK = (

@@ -80,7 +80,11 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         "seconds": seconds, "settle_s": settle_s,
     }  # fmt: skip
     if options.scenario is not None:
-        result = about | {"scenario": options.scenario} | measure_scenario(options.scenario, options.ways, plan)
+        result = (
+            about
+            | {"scenario": options.scenario}
+            | measure_scenario(options.scenario, options.ways, options.pairs, plan)
+        )
     else:
         mixes = chosen_mixes(options.pairs, quick=options.quick)
         skipped: list[str] = []

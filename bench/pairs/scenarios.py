@@ -77,15 +77,18 @@ def _policy(name: str, *options: str) -> Way:
 
 SCENARIOS = {
     "class": Scenario(
-        tuple(_mix(Job("server", INTERACTIVE), Job(name, BEST_EFFORT)) for name in ("products", "elementwise")),
+        tuple(
+            _mix(Job("server", INTERACTIVE), Job(name, BEST_EFFORT))
+            for name in ("products", "elementwise", "long", "wide")
+        ),
         tuple(WAYS.values()), 6.0, beside_best_effort,
     ),
     "limits": Scenario(
         tuple(
             _mix(*(Job(name, (("NVSHARE_SHARE_LIMIT", str(limit)),)) for limit in LIMITS))
-            for name in ("products", "graphed")
+            for name in ("products", "graphed", "long", "graphed_long", "wide", "graphed_wide")
         ),
-        (_policy("fair_share", "--policy=fair_share"),), 10.0, limited,
+        (WAYS["native"], WAYS["default"], _policy("fair_share", "--policy=fair_share")), 10.0, limited,
     ),
     "opportunistic": Scenario(
         (_mix(Job("data", BATCH), Job("products", BEST_EFFORT)),),
@@ -94,12 +97,13 @@ SCENARIOS = {
 }  # fmt: skip
 
 
-def measure_scenario(name: str, ways: Sequence[str], plan: Plan) -> dict[str, Any]:
-    """One scenario; `ways` leaves others out."""
+def measure_scenario(name: str, ways: Sequence[str], pairs: Sequence[str], plan: Plan) -> dict[str, Any]:
+    """One scenario; `ways` and `pairs` leave others out."""
     scenario = SCENARIOS[name]
-    result = measure_all(scenario.mixes, [way for way in scenario.ways if not ways or way.name in ways], plan)
+    mixes = [mix for mix in scenario.mixes if not pairs or mix.name in pairs]
+    result = measure_all(mixes, [way for way in scenario.ways if not ways or way.name in ways], plan)
     found = {}
-    for mix in scenario.mixes:
+    for mix in mixes:
         if all(result["alone"][job.workload].get("rate") for job in mix.jobs):
             found[mix.name] = scenario.found(mix.name, result["pairs"][mix.name], result["alone"])
     result["found"] = found

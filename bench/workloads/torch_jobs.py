@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,8 +48,8 @@ def products(device: torch.device) -> Callable[[], None]:
     return _products(device, PRODUCTS_A_STEP)
 
 
-def _products(device: torch.device, count: int) -> Callable[[], None]:
-    side = 2048 if device.type == "cuda" else 64
+def _products(device: torch.device, count: int, side: int = 2048) -> Callable[[], None]:
+    side = side if device.type == "cuda" else 64
     left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(left)
 
@@ -59,9 +60,14 @@ def _products(device: torch.device, count: int) -> Callable[[], None]:
     return step
 
 
-def graphed_products(device: torch.device) -> Callable[[], None]:
-    """Matrix products as one CUDA graph."""
-    step = products(device)
+def long(device: torch.device) -> Callable[[], None]:
+    """8 bf16 products of 8192 cubed, 1.6 ms each."""
+    return _products(device, 8, 8192)
+
+
+def _graphed(make: Callable[[torch.device], Callable[[], None]], device: torch.device) -> Callable[[], None]:
+    """A step as one CUDA graph."""
+    step = make(device)
     if device.type == "cpu":
         return step
     step()
@@ -72,9 +78,20 @@ def graphed_products(device: torch.device) -> Callable[[], None]:
     return lambda: graph.replay()
 
 
-def elementwise(device: torch.device) -> Callable[[], None]:
-    """One power of 2^28 doubles: a kernel of some milliseconds over all multiprocessors."""
-    values = torch.rand((1 << 28) if device.type == "cuda" else 1024, device=device, dtype=torch.float64) + 0.5
+def _waited(make: Callable[[torch.device], Callable[[], None]], device: torch.device) -> Callable[[], None]:
+    """The program waits for each step."""
+    step, (mark, wait) = make(device), _events(device)
+
+    def waited() -> None:
+        step()
+        wait(mark())
+
+    return waited
+
+
+def elementwise(device: torch.device, count: int = 1 << 28) -> Callable[[], None]:
+    """One power of 2^28 doubles: a kernel of about 2 ms over all multiprocessors."""
+    values = torch.rand(count if device.type == "cuda" else 1024, device=device, dtype=torch.float64) + 0.5
     out = torch.empty_like(values)
 
     def step() -> None:
@@ -183,9 +200,11 @@ def data(device: torch.device) -> Callable[[], None]:
     return step
 
 
+_wide = partial(elementwise, count=1 << 29)
 JOBS: dict[str, Callable[[torch.device], Callable[[], None]]] = {
-    "products": products, "graphed": graphed_products, "elementwise": elementwise, "tiny": tiny, "decode": decode,
-    "train": train, "cnn": cnn, "server": server, "data": data,
+    "products": products, "graphed": partial(_graphed, products), "elementwise": elementwise, "tiny": tiny,
+    "decode": decode, "train": train, "cnn": cnn, "server": server, "data": data, "long": partial(_waited, long),
+    "graphed_long": partial(_waited, partial(_graphed, long)), "wide": _wide, "graphed_wide": partial(_graphed, _wide),
 }  # fmt: skip
 
 

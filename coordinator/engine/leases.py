@@ -197,7 +197,8 @@ def _count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
 
 def _notify_policy(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """The policy hears of the end of a turn once: when the lease is released or becomes overdue."""
-    gpu.policy_guard.observe(lambda: TurnEnded(seat.view(), now_ns, seat.lease.called), node.out)
+    rate = seat.sent.allotment.rate if seat.sent.allotment is not None else 1.0
+    gpu.policy_guard.observe(lambda: TurnEnded(seat.view(), now_ns, seat.lease.called, rate), node.out)
 
 
 def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:

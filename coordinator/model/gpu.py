@@ -13,7 +13,7 @@ from nvshare.coordinator.model.statistics import LeaseStatistics
 from nvshare.coordinator.model.switch_cost import SwitchCost
 from nvshare.coordinator.model.wait_queue import WaitQueue
 from nvshare.coordinator.protocol.messages import Sharing
-from nvshare.scheduler_policies.api import Allotment, Domain, GpuView
+from nvshare.scheduler_policies.api import Allotment, GpuView
 
 if TYPE_CHECKING:
     from nvshare.coordinator.engine.policy_guard import PolicyGuard
@@ -32,7 +32,6 @@ class GpuRules:
     quantum_ns: int = 0
     """In force: the setting, or the automatic quantum."""
     switch_share: float = 0.05
-    domain: Domain = Domain.TIME_SLICED
     settings_epoch: int = 0
     """Grows when the settings that clients are sent may have changed."""
     rank_epoch: int = 0
@@ -217,7 +216,6 @@ class Gpu:
                 self.uuid,
                 self.memory.capacity_bytes,
                 rules.quantum_ns,
-                rules.domain,
                 rules.sharing is Sharing.EXCLUSIVE,
                 cost_ns,
                 short,

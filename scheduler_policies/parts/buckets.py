@@ -2,6 +2,7 @@
 
 Rule: credit grows by `share` of the time, up to the share of `DEPTH_NS`, and falls by the time in leases.  So in any
 span of s seconds a job that stops at 0 uses at most share (s + DEPTH).  What it overruns is taken from what comes next.
+A lease at a rate counts for that part of it.
 A job that has waited long begins with a full bucket.
 """
 
@@ -53,7 +54,7 @@ class Buckets:
             used_ns = job.used_ns(now_ns)
             known = self._credit.get(job.client)
             lease_ns = used_ns - (0 if known is None else known[2])
-            credit = self._at(job, now_ns - lease_ns) - lease_ns * (1.0 - self._share(job))
+            credit = self._at(job, now_ns - lease_ns) - lease_ns * (happened.rate - self._share(job))
             self._credit[job.client] = (max(credit, -MOST_DEBT_NS), now_ns, used_ns)
 
     def _share(self, job: JobView) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from nvshare.scheduler_policies.api import JobView, State
+from nvshare.scheduler_policies.api import JobView, Plan, State
 from nvshare.scheduler_policies.parts.turns import OwnerTurns, split
 
 LEAST_NS: Final = 1_000_000
@@ -43,6 +43,12 @@ def next_turn(groups: Sequence[Group], turns: OwnerTurns, quantum_ns: int, now_n
     quanta = {job.client: _quantum_ns(job, group, ends[place], quantum_ns, now_ns) for job in group}
     others = frozenset(job.client for job in jobs if job.client not in quanta)
     return GroupTurn(quanta, others, tuple(job.client for job in following if job.client in others))
+
+
+def turn_of(plan: Plan, takers: Sequence[JobView]) -> GroupTurn:
+    """The turn that a plan gives, as that of a group."""
+    quanta = {one.client: one.quantum_ns for one in plan.running if one.quantum_ns is not None}
+    return GroupTurn(quanta, frozenset(job.client for job in takers if job.client not in quanta), plan.order)
 
 
 def _goes_on(group: Group, end_ns: int, now_ns: int) -> bool:

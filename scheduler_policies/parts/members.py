@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from nvshare.scheduler_policies.api import Allotment, Domain, GpuView, JobClass, JobView, Plan, State
+from nvshare.scheduler_policies.api import Allotment, JobClass, JobView, Plan, State
 from nvshare.scheduler_policies.parts.harvest import Harvest
 
 MOST: Final = 16
@@ -13,8 +13,8 @@ MOST: Final = 16
 ACTIVE_NS: Final = 200_000_000
 """A job is active for this time after its last work: two reports."""
 PACING_NS: Final = 1_000_000
-"""Unfinished work of others while an interactive job is active, in turns and under MPS.  Where the card itself slices
-its time it costs the others, and does not shorten a slice."""
+"""Unfinished work of others while an interactive job is active, in turns.  Where the card itself slices its time it
+costs the others, and does not shorten a slice."""
 _LEAST_CAP: Final = 0.05
 _EVER_NS: Final = 1 << 62
 _INTERACTIVE: Final = JobClass.INTERACTIVE
@@ -33,8 +33,13 @@ def is_active(job: JobView, now_ns: int) -> bool:
     return active_until_ns(job) > now_ns or not job.progress.measured_at_ns
 
 
+def has_its_part(job: JobView) -> bool:
+    """An interactive job that wants at most half of the GPU: it has that beside another one, and only its requests wait
+    for slices."""
+    return job.rank.job_class is _INTERACTIVE and job.progress.busy_alone <= 0.5
+
+
 def allot(
-    gpu: GpuView,
     members: Sequence[JobView],
     spare: Sequence[JobView],
     quanta: Mapping[int, int],
@@ -47,8 +52,7 @@ def allot(
     """
     any_active = any(active_until_ns(job) > now_ns for job in members)
     urgent_ns = max([active_until_ns(job) for job in members if job.rank.job_class is _INTERACTIVE], default=0)
-    shrinks = urgent_ns > now_ns and (gpu.domain is Domain.SPATIAL or bool(quanta))
-    pacing_ns = PACING_NS if shrinks else None
+    pacing_ns = PACING_NS if urgent_ns > now_ns and quanta else None
     requests = [job.rank.share_request for job in members if job.rank.share_request * len(members) > 1.0]
     cap = max(_LEAST_CAP, (1.0 - sum(requests)) / max(1, len(members) - len(requests))) if requests else 1.0
     running = [

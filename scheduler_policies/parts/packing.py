@@ -152,6 +152,24 @@ class Packing:
         return self._rates.mean(setting, job.client, now_ns) / alone if alone > 0.0 else 0.0
 
 
+def takers_by_share(gpu: GpuView, jobs: Sequence[JobView]) -> list[JobView]:
+    """The jobs that take turns by their shares: those that may want more.  None where fewer than two do."""
+    heavy, gone = [job for job in jobs if may_want_more(job)], [job for job in gpu.draining if may_want_more(job)]
+    return heavy if len(heavy) + len(gone) > 1 and any(map(has_shares, (*heavy, *gone))) else []
+
+
+def may_want_more(job: JobView) -> bool:
+    """Whether a batch job may want more than its limit, or all that there is."""
+    busy, rank = job.progress.busy_alone, job.rank
+    is_heavy = busy >= min(rank.share_limit, SATURATING) if busy else has_shares(job)
+    return is_heavy and rank.job_class is JobClass.BATCH and not job.gang
+
+
+def has_shares(job: JobView) -> bool:
+    """Whether it has a guarantee or a limit."""
+    return job.rank.share_request > 0.0 or job.rank.share_limit < 1.0
+
+
 def _fitting(group: Sequence[JobView]) -> float:
     """The sum of normalised progress that a group could have, by its members' busy shares."""
     wanted = sum(job.progress.busy_alone for job in group)
@@ -161,6 +179,11 @@ def _fitting(group: Sequence[JobView]) -> float:
 def why_together(jobs: Sequence[JobView]) -> str:
     """A sentence for people: why these jobs run side by side unmeasured."""
     count, what = len(jobs), "programs run side by side"
+    sliced = {job.rank.job_class: job.name for job in jobs if not job.spatial}
+    if sliced.keys() >= {JobClass.INTERACTIVE, JobClass.BEST_EFFORT}:
+        server, spare = sliced[JobClass.INTERACTIVE], sliced[JobClass.BEST_EFFORT]
+        why = f"requests of {server} wait for slices of {spare} (about 2 ms)"
+        return f"{count} {what}, as without a coordinator: {why}; `nvshare-coordinator --mps` prevents this"
     batch = [job for job in jobs if job.rank.job_class is JobClass.BATCH]
     gang = next((job for job in batch if job.gang), None)
     if gang is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
+from math import prod
 from typing import Any
 
 from nvshare.scheduler_policies.api import Measured, Policy
@@ -34,6 +36,9 @@ class Card(VirtualGpu):
     """Programs have a busy share, and report."""
 
     hides_drains = True
+    duty_cycles = False
+    """A rate is the part of the time in which a program's gate is open, whatever the gates of others: as in the hook.
+    Else it caps what the program gets."""
 
     def __init__(self, policy: Policy, gpu: Any = GPU) -> None:
         super().__init__(policy, gpu)
@@ -71,9 +76,22 @@ class Card(VirtualGpu):
         }
 
     def _speeds(self) -> dict[int, float]:
-        rates = {one.client: one.rate for one in self.plan.running}
+        rated = [job for job in self.running() if job.rate < 1.0]
+        if not self.duty_cycles or not rated:
+            return self._divided({job.client: job.rate for job in self.running()})
+        sums = dict.fromkeys(self.busy, 0.0)
+        for opened in product((0.0, 1.0), repeat=len(rated)):
+            gates = dict(zip((job.client for job in rated), opened, strict=True))
+            chance = prod(job.rate if gates[job.client] else 1.0 - job.rate for job in rated)
+            for client, speed in self._divided(
+                {job.client: gates.get(job.client, 1.0) for job in self.running()}
+            ).items():
+                sums[client] += chance * speed
+        return sums
+
+    def _divided(self, most: dict[int, float]) -> dict[int, float]:
         wants = {
-            job.client: min(self.busy[job.client], rates.get(job.client, 1.0))
+            job.client: min(self.busy[job.client], most[job.client])
             for job in self.running()
             if job.wanted and self.now_ns >= (job.view.turn.granted_at_ns or 0) + self.refill_ns[job.client]
         }
@@ -111,7 +129,7 @@ class Card(VirtualGpu):
         new = replace(old, rate=rate, measured_at_ns=self.now_ns, measured_for_ns=span_ns)
         if len(self._setting) == 1 and span_ns >= 90 * MS:
             watched = any(one.watch for one in self.plan.running)
-            busy = self.busy[job.client]
+            busy = min(self.busy[job.client], job.rate)
             alone = busy * (self.hasty.get(job.client, 1.0) if self.now_ns < 3 * SECOND else 1.0)
             seen = busy if watched else old.busy_alone
             new = replace(new, alone_rate=alone, alone_at_ns=self.now_ns, busy_alone=seen)

@@ -33,6 +33,7 @@ class Job:
     wanted: bool = False
     drains_at_ns: int | None = None
     drain_ns: int = 0
+    rate: float = 1.0
     leases: int = 0
     max_wait_ns: int = 0
 
@@ -181,6 +182,7 @@ class VirtualGpu:
                     job.drains_at_ns = self.now_ns + job.drain_ns
             elif job.view.state is State.RUNNING:
                 job.drains_at_ns = None
+                job.rate = allotments[job.client].rate
                 quantum_ns = allotments[job.client].quantum_ns
                 if quantum_ns is not None and job.view.turn.began_ns + quantum_ns <= self.now_ns:
                     job.turn(began_ns=self.now_ns)
@@ -201,11 +203,12 @@ class VirtualGpu:
         job.max_wait_ns = max(job.max_wait_ns, self.now_ns - waiting_since_ns)
         job.view = replace(job.view, state=State.RUNNING)
         job.turn(waiting_since_ns=None, granted_at_ns=self.now_ns, began_ns=self.now_ns)
+        job.rate = next(one.rate for one in self.plan.running if one.client == job.client)
         job.leases += 1
         self.turns.append(job.client)
 
     def _release(self, job: Job) -> None:
-        self.tell(TurnEnded(job.view, self.now_ns))
+        self.tell(TurnEnded(job.view, self.now_ns, rate=job.rate))
         used_ns = job.view.used_ns(self.now_ns)
         job.view = replace(job.view, state=State.WAITING)
         job.drains_at_ns = None
