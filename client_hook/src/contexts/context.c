@@ -2,6 +2,10 @@
  *
  * One lock guards the table.  It is not held during calls of the driver.  Entries never move: a visitor walks by index, takes the lock for each step,
  * and sees each entry that lives throughout exactly once.  A thread that destroys a context waits for its visitors.
+ *
+ * The driver gives the handle of an ended context to a new one, and records of contexts are found by handle.  So the thread that ends a context removes
+ * its entry last, after all other records of the handle, and the thread that gets the handle again waits for that.  Until an entry is removed, the handle
+ * in a record means its context.  A primary context keeps its handle; one thread at a time retains, releases or resets it (nvs_primary_begin).
  */
 #include "contexts/context.h"
 
@@ -17,6 +21,7 @@
 #include <string.h>
 
 #define RECHECK_EVERY 64u     /* uses of the usual owner before the next query of the driver */
+#define PATIENCE_NS 10000000000u /* the longest wait for a thread that ends a context, which may have died */
 
 typedef struct context_entry {
     CUcontext context; /* NULL: free */
@@ -35,6 +40,7 @@ NVS_FORK_STATE static struct {
     CUcontext context;
     CUcontext last; /* the present primary context, or the previous one */
     uint32_t references; /* seen by the wrappers */
+    bool changing;       /* by the thread between nvs_primary_begin and nvs_primary_end */
 } primaries[NVS_MAX_GPUS];
 static _Atomic bool any_green;
 static bool forgotten; /* a context is missing: the table could not grow */
@@ -111,11 +117,29 @@ static void learn_only_context(void)
     atomic_store_explicit(&nvs_hot.only_context, living == 1 && !forgotten ? only : NULL, memory_order_relaxed);
 }
 
+static context_entry *find_context(CUcontext context)
+{
+    for (size_t i = 0; i < context_count; i++)
+        if (contexts[i].context == context)
+            return &contexts[i];
+    return NULL;
+}
+
+/* Called with the lock held.  The driver has given the handle again, so the thread that has ended its last context only removes records. */
+static void await_end(CUcontext context)
+{
+    const context_entry *entry = find_context(context);
+    const struct timespec until = entry != NULL && entry->leaving ? nvs_wait_until(PATIENCE_NS) : (struct timespec){0};
+    while (entry != NULL && entry->leaving && nvs_cond_wait(&visited, &lock, &until) == 0)
+        entry = find_context(context); /* the table may move meanwhile */
+}
+
 void nvs_context_created(CUcontext context, uint32_t gpu)
 {
     if (context == NULL || gpu == NVS_NO_GPU)
         return;
     pthread_mutex_lock(&lock);
+    await_end(context);
     size_t place = context_count;
     for (size_t i = context_count; i-- > 0;) {
         if (contexts[i].context == context) {
@@ -136,14 +160,6 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
     nvs_gate_set_dead(gpu, false); /* the driver makes no context on a GPU whose contexts are all dead */
 out:
     pthread_mutex_unlock(&lock);
-}
-
-static context_entry *find_context(CUcontext context)
-{
-    for (size_t i = 0; i < context_count; i++)
-        if (contexts[i].context == context)
-            return &contexts[i];
-    return NULL;
 }
 
 void nvs_context_is_green(CUcontext context, CUcontext primary)
@@ -245,20 +261,48 @@ void nvs_context_unhold(size_t visit)
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_context_gone(CUcontext context)
+void nvs_context_left(CUcontext context, bool ended)
 {
     pthread_mutex_lock(&lock);
     context_entry *entry = find_context(context);
-    if (entry != NULL)
-        entry->context = NULL;
+    if (entry != NULL) {
+        entry->leaving = false;
+        entry->context = ended ? NULL : context;
+    }
     learn_only_context();
     for (size_t i = 0; i < NVS_MAX_GPUS; i++)
-        if (primaries[i].context == context) {
+        if (ended && primaries[i].context == context) {
             primaries[i].context = NULL;
             primaries[i].references = 0;
         }
-    pthread_mutex_unlock(&lock);
     nvs_gpus_outdated();
+    pthread_cond_broadcast(&visited);
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- Primary contexts ---- */
+
+int nvs_primary_begin(uint32_t gpu)
+{
+    const int cancel = nvs_cancel_defer(); /* a cancelled thread would leave others waiting */
+    const struct timespec until = nvs_wait_until(PATIENCE_NS);
+    pthread_mutex_lock(&lock);
+    while (gpu < NVS_MAX_GPUS && primaries[gpu].changing && nvs_cond_wait(&visited, &lock, &until) == 0) {
+    }
+    if (gpu < NVS_MAX_GPUS)
+        primaries[gpu].changing = true;
+    pthread_mutex_unlock(&lock);
+    return cancel;
+}
+
+void nvs_primary_end(uint32_t gpu, int cancel)
+{
+    pthread_mutex_lock(&lock);
+    if (gpu < NVS_MAX_GPUS)
+        primaries[gpu].changing = false;
+    pthread_cond_broadcast(&visited);
+    pthread_mutex_unlock(&lock);
+    nvs_cancel_allow(cancel);
 }
 
 void nvs_primary_retained(uint32_t gpu, CUcontext context)
@@ -326,12 +370,16 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
         contexts[i].visitors--;
         pthread_cond_broadcast(&visited);
     }
-    const bool primary_seen = gpu >= NVS_MAX_GPUS || primaries[gpu].context != NULL;
+    const bool hidden = go_on && gpu < NVS_MAX_GPUS && primaries[gpu].context == NULL, changing = hidden && primaries[gpu].changing;
+    if (hidden && !changing)
+        primaries[gpu].changing = true; /* the thread that would end it waits */
     pthread_mutex_unlock(&lock);
-    if (go_on && !primary_seen)
+    if (hidden && !changing) {
         visit_hidden_primary(gpu, visit, argument);
+        nvs_primary_end(gpu, PTHREAD_CANCEL_DISABLE);
+    }
     nvs_cancel_allow(cancel);
-    return all;
+    return all && !changing;
 }
 
 static bool take_first(CUcontext context, void *found)

@@ -41,7 +41,8 @@ bool nvs_context_ends(CUcontext context);
 /* Reports of the hooks (hooks/work/context.c). */
 void nvs_context_learn(void);                              /* the driver is initialised */
 bool nvs_context_possible(uint32_t gpu);                   /* the driver is initialised in this process, and has that GPU */
-void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
+void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent; waits for a thread that still removes records of an ended context
+                                                              with this handle */
 void nvs_context_is_green(CUcontext context, CUcontext primary); /* of a reported context */
 CUcontext nvs_green_owner(CUcontext context);              /* the primary context; NULL: not known */
 uint32_t nvs_context_registered_gpu(CUcontext context);    /* NVS_NO_GPU: not registered */
@@ -49,7 +50,11 @@ uint32_t nvs_primary_gpu(CUcontext context);               /* the GPU whose prim
 bool nvs_context_leaving(CUcontext context, const nvs_slot *by); /* the thread of this slot is about to destroy it: no new visits; false: not
                                                                known */
 void nvs_context_await_visitors(CUcontext context);         /* returns when all visits of a leaving context have ended */
-void nvs_context_gone(CUcontext context);                  /* the context has ended, and its streams too */
+void nvs_context_left(CUcontext context, bool ended);      /* ended: nothing else is recorded for its handle; else a leaving context lives on */
+
+/* A thread retains, releases or resets a GPU's primary context between these two, and reports that in the next two.  Cancellation is deferred. */
+int nvs_primary_begin(uint32_t gpu);
+void nvs_primary_end(uint32_t gpu, int cancel);
 void nvs_primary_retained(uint32_t gpu, CUcontext context);
 CUcontext nvs_primary_released(uint32_t gpu, bool *last);  /* NULL: not known; last: no known reference is left */
 

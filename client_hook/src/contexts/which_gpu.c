@@ -106,7 +106,7 @@ static uint32_t learn(CUcontext context)
 uint32_t nvs_live_context_gpu(CUcontext context)
 {
     const uint32_t gpu = nvs_context_registered_gpu(context);
-    return gpu != NVS_NO_GPU ? gpu : learn(context);
+    return gpu != NVS_NO_GPU && !nvs_context_ends(context) ? gpu : learn(context);
 }
 
 uint32_t nvs_context_gpu(CUcontext context)

@@ -16,7 +16,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
-#include <time.h>
 
 enum { FIRST_GRAINS = 32, AHEAD_GRAINS = 8, HELPERS = 2 };
 enum { REST_FACTOR = 9 };      /* rest per work: a tenth of one thread's time, while the program may run */
@@ -227,11 +226,7 @@ static void *help(void *nothing)
 /* Locked.  True when the time has passed. */
 static bool wait_for(uint64_t length_ns)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until); /* the clock of pthread_cond_timedwait */
-    uint64_t end = (uint64_t)until.tv_nsec + length_ns;
-    until.tv_sec += (time_t)(end / 1000000000u);
-    until.tv_nsec = (long)(end % 1000000000u);
+    const struct timespec until = nvs_wait_until(length_ns);
     return nvs_cond_wait(&changed, &lock, &until) == ETIMEDOUT;
 }
 

@@ -243,6 +243,8 @@ void nvs_capture_ended(CUstream stream, bool per_thread)
 
 void nvs_capture_lost(CUstream stream)
 {
+    if (!nvs_capturing() || is_captured(stream))
+        return;
     pthread_mutex_lock(&lock);
     capture **link = link_of(stream, NULL);
     if (*link != NULL)

@@ -39,7 +39,7 @@ void nvs_capture_may_join(uint32_t gpu, CUstream stream, bool per_thread);
 uint32_t nvs_capture_joined(uint32_t gpu, CUstream stream, bool per_thread);
 
 void nvs_capture_ended(CUstream stream, bool per_thread);
-void nvs_capture_lost(CUstream stream);            /* the stream is destroyed, and its capture with it */
+void nvs_capture_lost(CUstream stream);            /* before the stream is destroyed; the driver refuses that while it is captured */
 void nvs_captures_context_gone(CUcontext context); /* it has ended, and the captures on its streams with it */
 void nvs_captures_after_fork(void);                /* in the child: none */
 

@@ -3,6 +3,7 @@
 
 #include "contexts/context.h"
 #include "contexts/dead.h"
+#include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/backends/mode.h"
@@ -39,6 +40,7 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     if (result != CUDA_SUCCESS)
         return result;
     entry->context = nvs_owner_context();
+    (void)nvs_context_gpu(entry->context); /* registered: movers and reapers visit it */
     if (backend->chunked)
         nvs_memory_in_chunks(entry);
     entry->backend.movable = backend->movable && !backend->chunked && entry->context != NULL; /* it is moved from within its context */

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from nvshare.coordinator.memory import room
 from nvshare.coordinator.model.client import Client, Identity
+from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.model.statistics import SeatMoveStatistics, SeatStatistics
 from nvshare.coordinator.protocol.messages import MemoryMode
@@ -85,8 +87,24 @@ class ClientSnapshot:
     gang: str = ""
 
 
-def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
+def paged_out(gpu: Gpu) -> dict[int, int]:
+    """By client: managed memory that it counts as resident and that cannot be, because the GPU has less.
+
+    The driver pages it out without a report.  The programs with the oldest leases lose theirs first.
+    """
+    beyond = gpu.memory.resident_bytes - gpu.memory.capacity_bytes
+    found: dict[int, int] = {}
+    if beyond > 0:
+        managed = [seat for seat in gpu.memory.evictable.values() if seat.client.memory_mode is MemoryMode.MANAGED]
+        for seat in sorted(managed, key=lambda seat: seat.lease.lease_id):
+            found[seat.client.client_id] = min(beyond, seat.memory.resident_bytes - seat.memory.pinned_bytes)
+            beyond -= found[seat.client.client_id]
+    return found
+
+
+def _seat(seat: Seat, paged: Mapping[int, int], now_ns: int) -> SeatSnapshot:
     memory, order = seat.memory, seat.moves.order
+    resident_bytes = memory.resident_bytes - paged.get(seat.client.client_id, 0)
     return SeatSnapshot(
         uuid=seat.gpu.uuid,
         gpu=seat.ordinal,
@@ -103,10 +121,10 @@ def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
         memory=SeatMemorySnapshot(
             limit_bytes=memory.limit_bytes,
             allocated_bytes=memory.allocated_bytes,
-            resident_bytes=memory.resident_bytes,
+            resident_bytes=resident_bytes,
             pinned_bytes=memory.pinned_bytes,
             host_bytes=memory.host_bytes,
-            evicted_bytes=memory.allocated_bytes - memory.resident_bytes,
+            evicted_bytes=memory.allocated_bytes - resident_bytes,
             reserved_bytes=memory.reserved_bytes,
             room_bytes=room.room_bytes(seat),
             lacking_bytes=seat.room.lacking_bytes,
@@ -121,7 +139,7 @@ def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
     )
 
 
-def take_client(client: Client, now_ns: int) -> ClientSnapshot:
+def take_client(client: Client, now_ns: int, paged: Callable[[Gpu], Mapping[int, int]] = paged_out) -> ClientSnapshot:
     """One connection at this time."""
     return ClientSnapshot(
         client=client.client_id,
@@ -132,7 +150,7 @@ def take_client(client: Client, now_ns: int) -> ClientSnapshot:
         paused=client.paused,
         limit_bytes=client.memory_limit_bytes,
         host_share_bytes=client.host.share_bytes,
-        seats=tuple(_seat(seat, now_ns) for seat in client.seats.values()),
+        seats=tuple(_seat(seat, paged(seat.gpu), now_ns) for seat in client.seats.values()),
         spatial=client.spatial,
         gang=client.gang,
     )

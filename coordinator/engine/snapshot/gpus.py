@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nvshare.coordinator.model.gpu import Gpu
@@ -101,8 +102,8 @@ def queue(gpu: Gpu) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*(client for client in gpu.schedule.order if client in waiting), *waiting)))
 
 
-def take_gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
-    """One GPU at this time."""
+def take_gpu(gpu: Gpu, paged: Mapping[int, int], now_ns: int) -> GpuSnapshot:
+    """One GPU at this time.  `paged`: managed memory that the driver has paged out, by client."""
     seats, rules, memory, switching = gpu.seats.values(), gpu.rules, gpu.memory, gpu.switching
     granted_ns = [seat.lease.granted_at_ns for seat in gpu.leases.by_client.values()]
     running_ns = sum(now_ns - at_ns for at_ns in granted_ns if at_ns is not None)
@@ -142,7 +143,7 @@ def take_gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
             total_bytes=memory.total_bytes,
             capacity_bytes=memory.capacity_bytes,
             allocated_bytes=memory.allocated_bytes,
-            resident_bytes=memory.resident_bytes,
+            resident_bytes=memory.resident_bytes - sum(paged.values()),
             pinned_bytes=sum(seat.memory.pinned_bytes for seat in seats),
             host_bytes=memory.host_bytes,
             overflow_bytes=memory.overflow.bytes,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
-from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot, take_client
+from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot, paged_out, take_client
 from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot, take_gpu
 from nvshare.coordinator.memory import host_budget
 from nvshare.coordinator.model.gang import Gang
@@ -73,13 +74,13 @@ def _gang(node: Node, gang: Gang) -> GangSnapshot:
 
 def take(node: Node, now_ns: int) -> Snapshot:
     """The whole core at this time."""
-    host = node.host
+    host, paged = node.host, functools.cache(paged_out)
     return Snapshot(
         now_ns=now_ns,
         host_budget_bytes=host.budget_bytes,
         host_shared_bytes=host.shared_bytes,
-        gpus=tuple(take_gpu(gpu, now_ns) for gpu in node.gpus.values()),
-        clients=tuple(take_client(client, now_ns) for client in node.clients.values()),
+        gpus=tuple(take_gpu(gpu, paged(gpu), now_ns) for gpu in node.gpus.values()),
+        clients=tuple(take_client(client, now_ns, paged) for client in node.clients.values()),
         gangs=tuple(_gang(node, gang) for gang in node.gangs.values()),
         gang_turns=node.gang_turns,
         gang_gathered_ns=node.gang_gathered_ns,

@@ -387,6 +387,16 @@ static void host_callbacks(void)
     CHECK(order[0] == 20 && order[1] == 20 && order[2] == 20, "host functions ran %u, %u and %u times, not 20", order[0], order[1], order[2]);
 }
 
+/* The driver's error, and no word of the hook about another GPU. */
+static void absent_gpus(void)
+{
+    CUmemAllocationProp wanted = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemGenericAllocationHandle handle;
+    begin();
+    for (wanted.location.id = -1; wanted.location.id < 70; wanted.location.id += 10)
+        CHECK(cuMemCreate(&handle, 2 * MIB, &wanted, 0) == CUDA_ERROR_INVALID_DEVICE, "there is no GPU %d", wanted.location.id);
+}
+
 int main(int count, char **arguments)
 {
     static const named_case cases[] = {
@@ -394,7 +404,7 @@ int main(int count, char **arguments)
         {"detached_context", detached_context}, {"module_unload", module_unload}, {"capture_modes", capture_modes},
         {"capture_to_graph", capture_to_graph}, {"graph_edits", graph_edits}, {"memory_nodes", memory_nodes},
         {"ordered_memory", ordered_memory}, {"launches", launches}, {"host_callbacks", host_callbacks}, {"rival", rival},
-        {NULL, NULL},
+        {"absent_gpus", absent_gpus}, {NULL, NULL},
     };
     return run_case(cases, count, arguments);
 }

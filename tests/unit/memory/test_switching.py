@@ -10,6 +10,7 @@ from nvshare.coordinator.model.events import Paused, ProcessEnded, Resumed
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.fields import RemoteProtocolError
+from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
 from tests.harness import one_gpu
@@ -361,3 +362,16 @@ def test_a_next_client_that_hangs_gets_its_turn_and_its_deadline() -> None:
     assert a.take(messages.Restore)
     harness.milliseconds(110)
     assert a.granted() is not None
+
+
+def test_figures_do_not_exceed_the_card() -> None:
+    """Broken: two programs in mode `managed` are shown with more on the card than it has, though the driver pages."""
+    harness = make_harness()
+    clients = [harness.client(mode=MemoryMode.MANAGED, wanted=not number) for number in range(3)]
+    for each in clients:
+        each.report(allocated=70, resident=70)
+    snapshot = harness.scheduler.snapshot(harness.clock.now_ns)
+    figures = [(seat.memory.resident_bytes, seat.memory.evicted_bytes) for c in snapshot.clients for seat in c.seats]
+    assert clients[0].granted() is not None
+    assert figures == [(70, 0), (0, 70), (30, 40)], "first the holder's, whose pages come in"
+    assert harness.gpu_snapshot().memory.resident_bytes == 100

@@ -7,6 +7,7 @@
 #define NVS_CANCEL_H
 
 #include <pthread.h>
+#include <stdint.h>
 #include <time.h>
 
 /* Disables cancellation until nvs_cancel_allow, which takes this result. */
@@ -20,6 +21,15 @@ static inline int nvs_cancel_defer(void)
 static inline void nvs_cancel_allow(int before)
 {
     (void)pthread_setcancelstate(before, &before);
+}
+
+/* So long from now, by the clock of pthread_cond_timedwait. */
+static inline struct timespec nvs_wait_until(uint64_t length_ns)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const uint64_t end_ns = (uint64_t)now.tv_nsec + length_ns;
+    return (struct timespec){now.tv_sec + (time_t)(end_ns / 1000000000u), (long)(end_ns % 1000000000u)};
 }
 
 /* As pthread_cond_wait, or pthread_cond_timedwait where `until` is not NULL. */

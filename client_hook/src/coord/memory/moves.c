@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #define PROGRESS_NS 20000000u
 #define PROGRESS_BYTES (64u << 20)
@@ -297,10 +296,7 @@ static bool any_running(void) /* locked */
 
 bool nvs_moves_stop(uint64_t patience_ns)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until); /* what pthread_cond_timedwait wants */
-    uint64_t end = (uint64_t)until.tv_sec * 1000000000u + (uint64_t)until.tv_nsec + patience_ns;
-    until = (struct timespec){(time_t)(end / 1000000000u), (long)(end % 1000000000u)};
+    const struct timespec until = nvs_wait_until(patience_ns);
     pthread_mutex_lock(&lock);
     stopping = true;
     pthread_cond_broadcast(&changed);

@@ -90,6 +90,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize
     if (result != CUDA_SUCCESS)
         return result;
     entry->context = nvs_owner_context();
+    (void)nvs_context_gpu(entry->context); /* registered: movers visit it */
     entry->backend.movable = nvs_memory_backend(gpu)->movable && entry->context != NULL;
     result = NVS_REAL(cuMemAllocManaged)(dptr, bytesize, flags);
     if (result == CUDA_SUCCESS)

@@ -251,9 +251,11 @@ static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* as in allocate_async */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     CUresult result = nvs_event_behind(stream, per_thread, &event, &context);
+    if (result == CUDA_SUCCESS)
+        (void)nvs_context_gpu(context); /* registered: reapers visit it */
     nvs_pool_figures *pool = result == CUDA_SUCCESS ? nvs_allocation_take_pool(dptr, &bytes) : NULL;
     nvs_pool_take_back(pool, bytes, true); /* at the call, as the driver does */
-    if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event, identity(stream, per_thread)) != NVS_FOUND) {
+    if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event, context, identity(stream, per_thread)) != NVS_FOUND) {
         NVS_REAL(cuEventDestroy_v2)(event);
         result = CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
     }
@@ -333,9 +335,8 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
 {
     nvs_allocation *mark = NULL;
     nvs_allocation_take(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark);
+    nvs_pool_destroyed(pool); /* now: another pool may have this handle when the driver returns */
     CUresult result = NVS_REAL(cuMemPoolDestroy)(pool);
-    if (result == CUDA_SUCCESS)
-        nvs_pool_destroyed(pool);
     if (mark != NULL && result == CUDA_SUCCESS) {
         atomic_fetch_sub_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
         free(mark);

@@ -83,23 +83,23 @@ static bool withdraw(CUcontext context, uint32_t gpu)
     return known;
 }
 
-/* The driver has ended the context. */
+/* The driver has ended the context.  The registry's entry goes last: a new context with this handle waits for that (contexts/context.c). */
 static void ended(CUcontext context, nvs_slot *held)
 {
     nvs_pacing_context_gone(context); /* again: other threads may have made events meanwhile */
-    nvs_context_gone(context);
     nvs_streams_context_gone(context);
     nvs_marks_context_gone(context);
     nvs_captures_context_gone(context);
     nvs_gate_leave_nowait(held);
     nvs_memory_context_gone(context);
     nvs_ipc_context_gone(context);
+    nvs_context_left(context, true);
 }
 
-static void survived(CUcontext context, uint32_t gpu, bool withdrawn, nvs_slot *held)
+static void survived(CUcontext context, bool withdrawn, nvs_slot *held)
 {
     if (withdrawn)
-        nvs_context_created(context, gpu);
+        nvs_context_left(context, false);
     nvs_gate_leave_nowait(held);
 }
 
@@ -112,7 +112,7 @@ static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
     if (result == CUDA_SUCCESS)
         ended(context, held);
     else
-        survived(context, gpu, known, held);
+        survived(context, known, held);
     nvs_current_changed(NULL);
     return result;
 }
@@ -137,7 +137,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
     if (result == CUDA_SUCCESS && !nvs_context_lives(ctx))
         ended(ctx, held);
     else
-        survived(ctx, gpu, known, held);
+        survived(ctx, known, held);
     nvs_current_changed(NULL);
     return result;
 }
@@ -161,11 +161,14 @@ NVS_SWITCHES(cuCtxPopCurrent_v2, (CUcontext *pctx), (pctx), NULL)
 
 NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
-    const CUresult result = NVS_REAL(cuDevicePrimaryCtxRetain)(pctx, expected(dev));
+    const uint32_t gpu = (uint32_t)expected(dev);
+    const int cancel = nvs_primary_begin(gpu);
+    const CUresult result = NVS_REAL(cuDevicePrimaryCtxRetain)(pctx, dev);
     if (result == CUDA_SUCCESS) {
-        nvs_context_created(*pctx, (uint32_t)dev);
-        nvs_primary_retained((uint32_t)dev, *pctx);
+        nvs_context_created(*pctx, gpu);
+        nvs_primary_retained(gpu, *pctx);
     }
+    nvs_primary_end(gpu, cancel);
     return result;
 }
 
@@ -191,19 +194,22 @@ static CUcontext hidden_primary(CUdevice device)
 static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool reset)
 {
     bool last;
-    CUcontext context = nvs_primary_released((uint32_t)device, &last);
+    const uint32_t gpu = (uint32_t)device;
+    const int cancel = nvs_primary_begin(gpu);
+    CUcontext context = nvs_primary_released(gpu, &last);
     if (context == NULL)
         context = hidden_primary(device);
-    nvs_slot *const held = nvs_gate_enter_nowait((uint32_t)device);
-    const bool withdrawn = context != NULL && (last || reset) && withdraw(context, (uint32_t)device);
+    nvs_slot *const held = nvs_gate_enter_nowait(gpu);
+    const bool withdrawn = context != NULL && (last || reset) && withdraw(context, gpu);
     const CUresult result = real(device);
     const bool lives = is_active(device);
     if (context != NULL && !lives)
         ended(context, held);
     else
-        survived(context, (uint32_t)device, withdrawn, held);
+        survived(context, withdrawn, held);
     if (result != CUDA_SUCCESS && context != NULL && lives)
-        nvs_primary_retained((uint32_t)device, context);
+        nvs_primary_retained(gpu, context);
+    nvs_primary_end(gpu, cancel);
     nvs_current_changed(NULL);
     return result;
 }
@@ -260,7 +266,7 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
     if (result == CUDA_SUCCESS && context != NULL)
         ended(context, held);
     else
-        survived(context, gpu, known, held);
+        survived(context, known, held);
     nvs_current_changed(NULL);
     return result;
 }
@@ -301,14 +307,9 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCt
 static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
 {
     CUcontext context;
-    if (!nvs_stream_leaving(stream, &context)) {
-        nvs_capture_lost(stream);
-        return CUDA_SUCCESS;
-    }
-    const CUresult result = real(stream);
-    if (result == CUDA_SUCCESS)
-        nvs_capture_lost(stream);
-    else if (context != NULL)
+    nvs_capture_lost(stream); /* now: another stream may have this handle when the driver returns */
+    const CUresult result = nvs_stream_leaving(stream, &context) ? real(stream) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS && context != NULL)
         nvs_stream_created(stream, context); /* it still exists */
     return result;
 }

@@ -11,7 +11,6 @@
 #include "contexts/context.h"
 #include "contexts/dead.h"
 #include "contexts/gpu_facts.h"
-#include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/backends/backend.h"
@@ -163,7 +162,7 @@ static bool enter_context(mover *m, CUcontext context)
     if (m->in.context == context)
         return true;
     leave_context(m);
-    if (nvs_context_gpu(context) == NVS_NO_GPU || (m->in.visit = nvs_context_hold(context)) == 0)
+    if ((m->in.visit = nvs_context_hold(context)) == 0)
         return false; /* it is being destroyed, and its memory with it */
     if (!nvs_context_enter(context)) {
         nvs_context_unhold(m->in.visit);

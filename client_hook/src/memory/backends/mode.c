@@ -4,6 +4,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/port.h"
+#include "contexts/context.h"
 
 const nvs_backend *nvs_memory_backend(uint32_t gpu)
 {
@@ -23,8 +24,11 @@ const nvs_backend *nvs_memory_backend(uint32_t gpu)
 
 bool nvs_memory_manages(uint32_t gpu)
 {
-    if (!nvs_config.enabled || gpu >= NVS_MAX_GPUS)
+    if (!nvs_config.enabled)
         return false;
+    nvs_context_learn();
+    if (!nvs_context_possible(gpu))
+        return false; /* the driver refuses the call */
     nvs_coordinator.attach(gpu);
     return true;
 }

@@ -24,7 +24,7 @@ nvs_pool_figures *nvs_pool_give(CUmemoryPool pool, uint64_t bytes);
 /* The memory is free.  NULL is ignored.  `counts`: `used` becomes smaller, too. */
 void nvs_pool_take_back(nvs_pool_figures *figures, uint64_t bytes, bool counts);
 
-/* After the same call of the driver for its pool. */
+/* After the same call of the driver for its pool; the last before it. */
 void nvs_pool_add_figure(CUmemoryPool pool, CUmemPool_attribute attribute, void *value);
 void nvs_pool_set_figure(CUmemoryPool pool, CUmemPool_attribute attribute, const void *value);
 void nvs_pool_trimmed(CUmemoryPool pool, size_t keep_bytes);

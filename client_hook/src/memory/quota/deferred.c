@@ -41,23 +41,41 @@ static void release_deferred(nvs_allocation *entry)
     nvs_memory_drop_all(nvs_allocation_insert(entry));
 }
 
-/* True: the entry has ended, also if its context has ended, and the event and the memory with it. */
-static bool reap_one(nvs_allocation *held)
+/* Inside visits to the contexts of the memory and of the event; `event_in` NULL: the event is done. */
+static bool reap_visited(nvs_allocation *held, CUcontext memory_in, CUcontext event_in)
 {
     CUcontext ignored;
-    CUevent event = held->deferred.event;
     /* The agent's thread has no current context. */
-    bool pushed = nvs_context_enter(held->context);
-    bool done = (pushed || held->context == NULL) && NVS_REAL(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
-    if (done && nvs_allocation_end_deferred(held)) {
-        NVS_REAL(cuEventDestroy_v2)(event);
+    const bool pushed = nvs_context_enter(memory_in);
+    bool done = pushed || memory_in == NULL;
+    done = done && (event_in == NULL || NVS_REAL(cuEventQuery)(held->deferred.event) != CUDA_ERROR_NOT_READY);
+    if (done && event_in != NULL)
+        NVS_REAL(cuEventDestroy_v2)(held->deferred.event);
+    if (done && nvs_allocation_end_deferred(held))
         release_deferred(held);
-    } else if (done || nvs_allocation_unhold(held)) {
+    else if (done)
+        nvs_memory_forget(held);
+    if (pushed)
+        NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    return done;
+}
+
+/* True: the entry has ended, also if its context has ended, and the memory with it. */
+static bool reap_one(nvs_allocation *held)
+{
+    CUcontext memory_in, event_in, memory_now, event_now;
+    nvs_allocation_contexts(held, &memory_in, &event_in);
+    const size_t memory_visit = nvs_context_hold(memory_in), event_visit = nvs_context_hold(event_in);
+    nvs_allocation_contexts(held, &memory_now, &event_now); /* a visit that began after the end is one to another context */
+    const bool visited = memory_now == memory_in && event_now == event_in && (memory_visit != 0 || memory_in == NULL) &&
+                         (event_visit != 0 || event_in == NULL);
+    bool done = visited && reap_visited(held, memory_in, event_in);
+    if (!done && nvs_allocation_unhold(held)) {
         nvs_memory_forget(held);
         done = true;
     }
-    if (pushed)
-        NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    nvs_context_unhold(memory_visit);
+    nvs_context_unhold(event_visit);
     return done;
 }
 

@@ -64,6 +64,8 @@ nvs_allocation *nvs_allocation_take_context(CUcontext context)
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         for (nvs_allocation *at = nvs_registry_first(gpu), *next; at != NULL; at = next) {
             next = at->node.next;
+            if (at->deferred.context == context)
+                at->deferred.context = NULL;
             if (at->context != context)
                 continue;
             nvs_registry_displace(at, &taken);
@@ -140,7 +142,7 @@ int64_t nvs_allocation_set_evicted(uint64_t key, uint64_t serial, uint64_t evict
 
 /* --- deferred frees --- */
 
-nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event, uint64_t freed_on)
+nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event, CUcontext context, uint64_t freed_on)
 {
     nvs_lookup result = NVS_ABSENT;
     nvs_registry_lock();
@@ -150,6 +152,7 @@ nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event, uint64_t freed_on)
         if (result == NVS_FOUND) {
             found->deferred.dying = true;
             found->deferred.event = event;
+            found->deferred.context = context;
             found->deferred.stream = freed_on;
             nvs_registry_defer(found);
         }
@@ -191,6 +194,14 @@ size_t nvs_allocation_hold_deferred(uint32_t gpu, nvs_allocation **out, size_t r
     }
     nvs_registry_unlock();
     return count;
+}
+
+void nvs_allocation_contexts(const nvs_allocation *held, CUcontext *memory, CUcontext *event)
+{
+    nvs_registry_lock();
+    *memory = held->context;
+    *event = held->deferred.context;
+    nvs_registry_unlock();
 }
 
 bool nvs_allocation_unhold(nvs_allocation *held)

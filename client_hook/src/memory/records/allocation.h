@@ -30,7 +30,7 @@ nvs_lookup nvs_allocation_take(nvs_space space, uint64_t key, nvs_allocation **o
 /* Copies the entry that contains `key`. */
 nvs_lookup nvs_allocation_find(nvs_space space, uint64_t key, nvs_allocation *copy);
 
-/* Takes out all entries of a context that die with it, linked by `node.next`. */
+/* Takes out all entries of a context that die with it, linked by `node.next`; its events end, too. */
 nvs_allocation *nvs_allocation_take_context(CUcontext context);
 
 /* Assigns the entry that begins at `key` to a pool's figures.  False: there is no entry. */
@@ -50,11 +50,13 @@ int64_t nvs_allocation_set_evicted(uint64_t key, uint64_t serial, uint64_t evict
 /* --- deferred frees: an entry stays until the queued work that uses it is done --- */
 
 /* Marks the redirected entry at `key` as freed, and adds it at the end of the list.  Only NVS_FOUND has an effect. */
-nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event, uint64_t freed_on);
+nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event, CUcontext context, uint64_t freed_on);
 /* Reuses a deferred free for an allocation on the same stream: same context, same charge, at least `bytes` long.  The event goes to the caller. */
 bool nvs_allocation_revive(const nvs_allocation *wanted, size_t bytes, uint64_t *key, CUevent *event);
 /* Lends the oldest deferred entries to the caller, which ends or returns each. */
 size_t nvs_allocation_hold_deferred(uint32_t gpu, nvs_allocation **out, size_t room);
+/* The contexts of a held entry's memory and of its event.  NULL: none, or it has ended. */
+void nvs_allocation_contexts(const nvs_allocation *held, CUcontext *memory, CUcontext *event);
 /* Returns an entry; true: it is orphaned, and belongs to the caller. */
 bool nvs_allocation_unhold(nvs_allocation *held);
 /* Takes a held entry out, for the caller.  False: it is orphaned, and has no memory of the driver. */

@@ -47,11 +47,12 @@ typedef struct nvs_allocation {
     } vmm;
     struct {                /* a deferred free: records/allocation.c */
         CUevent event;      /* the memory is free when this is done */
+        CUcontext context;  /* the event's; NULL: it has ended, when the event was done */
         uint64_t stream;    /* of the free, for which the memory is free at once; 0: not known */
         struct nvs_allocation *later, *earlier; /* of one GPU, oldest first */
         bool dying;         /* freed by the application, memory still in use by queued work */
         bool held;          /* a reaper has it */
-        bool orphaned;      /* its context ended while it was held */
+        bool orphaned;      /* its context ended while it was held; `context` is NULL */
     } deferred;
     struct {                /* the pool that counts it: pools/figures.h */
         struct nvs_pool_figures *figures; /* NULL: none */

@@ -170,6 +170,7 @@ void nvs_registry_displace(nvs_allocation *other, nvs_allocation **list)
     nvs_registry_remove(other);
     if (other->deferred.held) { /* a reaper has it, and sees that it is orphaned */
         other->deferred.orphaned = true;
+        other->context = NULL;
     } else if (other->kind == NVS_MEMORY_MAPPING) {
         nvs_registry_end_mapping(other, list);
     } else if (other->vmm.mappings != 0) {

@@ -63,7 +63,13 @@ void nvs_swap_lanes_context_leaving(CUcontext context) {}
 void nvs_gate_leave_nowait(nvs_slot *slot) {}
 void nvs_agent_begin(void) {}
 void nvs_agent_driver_begun(void) {}
-void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
+static void (*when_gone)(void); /* what happens while the memory side is told */
+void nvs_memory_context_gone(CUcontext context)
+{
+    memory_gone = context;
+    if (when_gone != NULL)
+        when_gone();
+}
 void nvs_ipc_context_gone(CUcontext context) {}
 _Atomic uint32_t nvs_graph_gpus;
 void nvs_graphs_run_on(uint32_t gpus) {}

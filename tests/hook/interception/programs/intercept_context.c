@@ -90,7 +90,7 @@ static void test_contexts(void)
     nvs_context_is_green(second, (CUcontext)0x101);
     pushed_late = false;
     CHECK(nvs_context_gpu(second) == 1 && nvs_context_enter(second) && pushed_late, "a green context of which a driver does not say so is not visited");
-    nvs_context_gone(second);
+    nvs_context_left(second, true);
     CHECK(!nvs_context_enter(second) && !nvs_context_enter(NULL), "a green context that has ended is made current");
     pushed_late = false;
     detached = NULL;
@@ -196,6 +196,40 @@ static void test_context_under_visit(void)
     atomic_store_explicit(&nvs_reals[NVS_ID_cuCtxDestroy_v2], NULL, memory_order_release);
 }
 
+static pthread_t successor;
+static atomic_bool successor_begins, successor_made;
+
+static void *make_successor(void *argument)
+{
+    CUcontext context = NULL;
+    atomic_store_explicit(&successor_begins, true, memory_order_relaxed);
+    (void)cuCtxCreate_v2(&context, 0, 0);
+    atomic_store_explicit(&successor_made, true, memory_order_relaxed);
+    return context;
+}
+
+/* The driver has ended a context and gives its handle to another thread, before the hook has removed all records of the ended one. */
+static void give_handle_again(void)
+{
+    next_handle -= 0x100;
+    pthread_create(&successor, NULL, make_successor, NULL);
+    for (unsigned looks = 0; looks < 1000 || !atomic_load_explicit(&successor_begins, memory_order_relaxed); looks++)
+        sched_yield();
+    CHECK(!atomic_load_explicit(&successor_made, memory_order_relaxed), "a context is used whose handle still has another one's records");
+}
+
+static void test_handle_given_again(void)
+{
+    void *again = NULL;
+    const CUcontext context = made(0);
+    when_gone = give_handle_again;
+    cuCtxDestroy_v2(context);
+    when_gone = NULL;
+    pthread_join(successor, &again);
+    CHECK(again == (void *)context && contexts_of(0) == 1, "a new context with the handle of an ended one is not visited");
+    cuCtxDestroy_v2(context);
+}
+
 int main(void)
 {
     test_expected();
@@ -203,6 +237,7 @@ int main(void)
     test_usual_owner();
     test_streams();
     test_context_under_visit();
+    test_handle_given_again();
     printf("done %u\n", checks);
     return 0;
 }
