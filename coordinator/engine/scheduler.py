@@ -355,8 +355,8 @@ class Scheduler:
 
     def _reservation_asked(self, event: events.ReservationAsked, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)
-        swap = seat.client.memory_mode is MemoryMode.SWAP
-        if swap and admission.refusal(self._node, seat, event.total_bytes) is None:
+        moves_itself = seat.client.memory_mode is MemoryMode.MANAGED
+        if not moves_itself and admission.refusal(self._node, seat, event.total_bytes) is None:
             admission.ask_growth(self._node, seat, event.sequence, event.total_bytes, now_ns)
             return (seat.gpu,)
         admission.reserve(self._node, seat, event.sequence, event.total_bytes)
