@@ -167,8 +167,7 @@ class Scheduler:
             if node.gangs:  # first of all, or a plan would still follow a slot that has ended
                 slots.advance(node, now_ns)
             for gpu in gpus.values():
-                pinning.update(node, gpu, now_ns)
-                reconcile.advance(node, gpu, now_ns)
+                self._advance(gpu, now_ns)
             if node.gangs or node.changed_gpus:
                 gpus.update(self._advance_slots(now_ns))
             for gpu in gpus.values():
@@ -198,8 +197,15 @@ class Scheduler:
                 return seen
             seen.update(changed)
             for gpu in changed.values():
-                reconcile.advance(node, gpu, now_ns)
+                self._advance(gpu, now_ns)
         raise AssertionError("the slots of gangs do not come to rest")
+
+    def _advance(self, gpu: Gpu, now_ns: int) -> None:
+        pinning.update(self._node, gpu, now_ns)
+        reconcile.advance(self._node, gpu, now_ns)
+        while gpu.memory.immovable.stale:  # a question for room was answered: others have more or less of it
+            pinning.update(self._node, gpu, now_ns)
+            reconcile.advance(self._node, gpu, now_ns)
 
     def _set_timer(self, out: list[Command], *, fired: bool) -> None:
         due = [deadline for deadline in self._deadlines.values() if deadline is not None]
