@@ -14,6 +14,7 @@ from typing import Any
 from nvshare.coordinator.engine import leases, reconcile
 from nvshare.coordinator.engine.policy_guard import PolicyFactory
 from nvshare.coordinator.gangs import slots
+from nvshare.coordinator.memory import room
 from nvshare.coordinator.memory.client_settings import send_settings, send_settings_to_all
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
@@ -174,6 +175,7 @@ def set_limit(node: Node, event: events.LimitSet, now_ns: int) -> Iterable[Gpu]:
     for seat in client.seats.values():
         if event.uuid in (None, seat.gpu.uuid):
             seat.memory.limit_bytes = event.limit_bytes
+            room.raise_highest_limit(seat)
             seat.gpu.settings_changed()
             send_settings(node, seat)
     node.out.append(Notify("limit", {"client": event.client, "uuid": event.uuid, "limit_bytes": event.limit_bytes}))

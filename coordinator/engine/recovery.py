@@ -72,7 +72,8 @@ def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu |
 
 def _add_seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int) -> Seat:
     place = Place(attached_at_ns=now_ns, turn=gpu.leases.next_turn)
-    seat = Seat(client, gpu, event.gpu, place, SeatMemory(limit_bytes=client.memory_limit_bytes))
+    limit = client.memory_limit_bytes
+    seat = Seat(client, gpu, event.gpu, place, SeatMemory(limit_bytes=limit, highest_limit_bytes=limit))
     gpu.recovery.survivors = gpu.recovery.survivors or event.lease_id != 0 or event.allocated_bytes != 0
     gpu.leases.next_turn += 1
     client.seats[event.gpu] = seat

@@ -167,8 +167,7 @@ class Scheduler:
             if node.gangs:  # first of all, or a plan would still follow a slot that has ended
                 slots.advance(node, now_ns)
             for gpu in gpus.values():
-                pinning.update(node, gpu, now_ns)
-                reconcile.advance(node, gpu, now_ns)
+                self._advance(gpu, now_ns)
             if node.gangs or node.changed_gpus:
                 gpus.update(self._advance_slots(now_ns))
             for gpu in gpus.values():
@@ -198,8 +197,15 @@ class Scheduler:
                 return seen
             seen.update(changed)
             for gpu in changed.values():
-                reconcile.advance(node, gpu, now_ns)
+                self._advance(gpu, now_ns)
         raise AssertionError("the slots of gangs do not come to rest")
+
+    def _advance(self, gpu: Gpu, now_ns: int) -> None:
+        pinning.update(self._node, gpu, now_ns)
+        reconcile.advance(self._node, gpu, now_ns)
+        while gpu.memory.immovable.stale:  # a question for room was answered: others have more or less of it
+            pinning.update(self._node, gpu, now_ns)
+            reconcile.advance(self._node, gpu, now_ns)
 
     def _set_timer(self, out: list[Command], *, fired: bool) -> None:
         due = [deadline for deadline in self._deadlines.values() if deadline is not None]
@@ -355,8 +361,8 @@ class Scheduler:
 
     def _reservation_asked(self, event: events.ReservationAsked, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)
-        swap = seat.client.memory_mode is MemoryMode.SWAP
-        if swap and admission.refusal(self._node, seat, event.total_bytes) is None:
+        moves_itself = seat.client.memory_mode is MemoryMode.MANAGED
+        if not moves_itself and admission.refusal(self._node, seat, event.total_bytes) is None:
             admission.ask_growth(self._node, seat, event.sequence, event.total_bytes, now_ns)
             return (seat.gpu,)
         admission.reserve(self._node, seat, event.sequence, event.total_bytes)

@@ -1,4 +1,4 @@
-"""Admission of growing memory, and room for a client that grows while it holds the lease.
+"""Admission of growing memory, and room for a client whose memory must be on the GPU at once.
 
 Rules:
 - A client's own limit is never exceeded.  Clients of one group have their limit together.
@@ -7,8 +7,10 @@ Rules:
 - Memory that can move is admitted beyond capacity, as far as the host has room for it (`host_budget.most_bytes`).
 - Giving memory back is always allowed, and so is bringing back to the GPU what was moved away from it.
 
-A client in `swap` mode asks for room before it allocates under the lease (`ReserveMemory`).  Where that does not fit,
-clients whose turn is farthest away are evicted, no more than is missing, and the answer waits for them.
+A client in `device` mode asks for room before it allocates, one in `swap` mode before it allocates under the lease
+(`ReserveMemory`).  Where that does not fit, clients whose turn is farthest away are evicted, no more than is missing,
+and the answer waits for them.  Room that a client in `device` mode asks for counts as immovable from then on, so
+members of the running set that do not fit beside it give their leases back.
 - Growth goes before prefetch: nothing more is brought in meanwhile, and what has come is evicted if nothing is farther.
 - Every question is answered: when there is room, when no client is left that could make some, at the deadline, or
   when the lease ends.  Then the client needs no physical memory, and the next switch brings it in, if it will fit
@@ -41,21 +43,12 @@ def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
     return others + max(0, total_bytes - seat.memory.pinned_bytes) <= host_budget.most_bytes(node, client)
 
 
-def _group_bytes(seat: Seat) -> int:
-    """Memory of the other clients of its group on this GPU."""
-    group = seat.client.identity.group
-    if not group:
-        return 0
-    others = (other for other in seat.gpu.seats.values() if other is not seat and other.client.identity.group == group)
-    return sum(max(other.memory.reserved_bytes, other.memory.allocated_bytes) for other in others)
-
-
 def refusal(node: Node, seat: Seat, total_bytes: int) -> str | None:
     """Why the client may not have `total_bytes` in all; None: it may."""
     has = seat.memory.allocated_bytes if seat.client.memory_mode is not MemoryMode.DEVICE else 0
     if total_bytes <= max(seat.memory.reserved_bytes, has):
         return None  # nothing grows: memory that it has comes back to the GPU
-    if seat.memory.limit_bytes and total_bytes + _group_bytes(seat) > seat.memory.limit_bytes:
+    if seat.memory.limit_bytes and total_bytes + room.group_bytes(seat) > seat.memory.limit_bytes:
         return "limit"
     if seat.client.memory_mode is not MemoryMode.DEVICE:
         return None if _host_has_room(node, seat, total_bytes) else "host"
@@ -108,9 +101,10 @@ def send_reservation(node: Node, seat: Seat, sequence: int, *, by_limit: bool = 
 
 
 def ask_growth(node: Node, seat: Seat, sequence: int, total_bytes: int, now_ns: int) -> None:
-    """The holder of a lease wants `total_bytes` resident in all.  Answered by `answer_growth`."""
+    """The client wants `total_bytes` resident in all.  Answered by `answer_growth`."""
     seat.memory.growth = Growth(sequence, total_bytes, now_ns + node.settings.memory.move_deadline_ns)
     seat.gpu.memory.growing[seat.client.client_id] = seat
+    room.update(seat)
 
 
 def answer_growth(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -122,6 +116,7 @@ def answer_growth(node: Node, gpu: Gpu, now_ns: int) -> None:
             _answer_one(node, gpu, seat, seat.memory.growth, now_ns)
         if seat.memory.growth is None:
             del gpu.memory.growing[client]
+            room.update(seat)
 
 
 def _leases_are_ending(gpu: Gpu) -> bool:
@@ -129,15 +124,24 @@ def _leases_are_ending(gpu: Gpu) -> bool:
     return any(seat.phase is REVOKING for seat in gpu.leases.by_client.values())
 
 
+def _paged_bytes(gpu: Gpu) -> int:
+    """Managed memory under a lease: its pages leave as others allocate."""
+    managed = (s for s in gpu.leases.by_client.values() if s.client.memory_mode is MemoryMode.MANAGED)
+    return sum(max(0, seat.memory.claimed_bytes - seat.memory.pinned_bytes) for seat in managed)
+
+
 def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> None:
+    swaps = seat.client.memory_mode is MemoryMode.SWAP
+    at_once = seat.phase in WITH_LEASE or not swaps
     most_bytes = max(room.room_bytes(seat), seat.memory.allocated_bytes)
-    if seat.phase not in WITH_LEASE and growth.total_bytes > most_bytes:
+    if not at_once and growth.total_bytes > most_bytes:
         seat.memory.growth = None
         refuse(node, seat, growth.sequence, growth.total_bytes, "pins")
         return
     free = orders.free_room(gpu)
-    lacking = growth.total_bytes - orders.claimed_bytes(seat) - free.free_bytes
-    if seat.phase not in WITH_LEASE or lacking <= 0:
+    lacking = growth.total_bytes - orders.claimed_bytes(seat) - free.free_bytes - (0 if swaps else _paged_bytes(gpu))
+    gives_back = not swaps and growth.total_bytes <= seat.memory.reserved_bytes
+    if not at_once or lacking <= 0 or gives_back:
         seat.memory.growth = None
         seat.memory.reserved_bytes = growth.total_bytes
         orders.claim(seat)
@@ -148,7 +152,8 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
         orders.evict(node, gpu, more, now_ns)
     if now_ns >= growth.deadline_ns or not (orders.any_moving(gpu) or _leases_are_ending(gpu)):
         seat.memory.growth = None
-        seat.room.refused = True
-        seat.memory.reserved_bytes = min(seat.memory.reserved_bytes, seat.memory.resident_bytes)
-        orders.claim(seat)
+        if swaps:
+            seat.room.refused = True
+            seat.memory.reserved_bytes = min(seat.memory.reserved_bytes, seat.memory.resident_bytes)
+            orders.claim(seat)
         refuse(node, seat, growth.sequence, growth.total_bytes, "capacity")

@@ -45,10 +45,11 @@ SAMPLE_BYTES: Final = 1 << 20
 def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: int) -> None:
     """Changes a seat's memory usage and the GPU's sums; nothing else does.
 
-    The client reports the figures, so they are bounded to what is possible.
+    The client reports the figures, so they are bounded to what it may have.
     """
     gpu = seat.gpu
-    allocated = min(allocated, MOST_BYTES)
+    if allocated > seat.memory.allocated_bytes:
+        allocated = max(seat.memory.allocated_bytes, min(allocated, room.most_bytes(seat)))
     resident = min(resident, allocated)
     host = min(host, MOST_BYTES)
     needs = allocated != seat.memory.allocated_bytes

@@ -27,7 +27,9 @@ STEPS: Final = 256
 
 def _immovable_bytes(seat: Seat) -> int:
     if seat.client.memory_mode is MemoryMode.DEVICE:
-        return max(seat.memory.reserved_bytes, seat.memory.resident_bytes)
+        growth = seat.memory.growth
+        asked = growth.total_bytes if growth is not None else 0
+        return max(seat.memory.reserved_bytes, seat.memory.resident_bytes, asked)
     return max(seat.memory.pinned_bytes, seat.room.promised_bytes)
 
 
@@ -61,6 +63,32 @@ def remove_seat(seat: Seat) -> None:
     whole.bytes -= seat.room.immovable_bytes
     seat.room = SeatRoom()
     whole.stale = True
+
+
+def group_bytes(seat: Seat) -> int:
+    """Memory of the other clients of its group on this GPU."""
+    group = seat.client.identity.group
+    if not group:
+        return 0
+    others = (other for other in seat.gpu.seats.values() if other is not seat and other.client.identity.group == group)
+    return sum(max(other.memory.reserved_bytes, other.memory.allocated_bytes) for other in others)
+
+
+def raise_highest_limit(seat: Seat) -> None:
+    """The seat has a new limit."""
+    memory = seat.memory
+    unlimited = not memory.limit_bytes or not memory.highest_limit_bytes
+    memory.highest_limit_bytes = 0 if unlimited else max(memory.limit_bytes, memory.highest_limit_bytes)
+
+
+def most_bytes(seat: Seat) -> int:
+    """The most that the client may have on the GPU, whatever it reports."""
+    capacity, limit = seat.gpu.memory.capacity_bytes, seat.memory.highest_limit_bytes
+    if not limit:
+        return capacity
+    if seat.client.memory_mode is MemoryMode.DEVICE:  # it asks before it grows
+        limit = max(limit - group_bytes(seat), seat.memory.reserved_bytes)
+    return min(capacity, limit)
 
 
 def room_bytes(seat: Seat, *, more_bytes: int = 0) -> int:

@@ -27,6 +27,8 @@ class SeatMemory:
     """The client may allocate up to this without asking again."""
     limit_bytes: int = 0
     """0: none."""
+    highest_limit_bytes: int = 0
+    """Since it attached; 0: none.  What it has may be more than its limit, if that has fallen."""
     growth: Growth | None = None
     claimed_bytes: int = 0
     """As `orders.claim` has counted it."""

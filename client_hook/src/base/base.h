@@ -3,7 +3,7 @@
  * Rules of this library in a process of an application:
  *  - it never exits, aborts or hangs the application, and prints only what NVSHARE_LOG asks for, and each warning once;
  *  - it passes a call that it does not understand to the real function;
- *  - it holds no lock during calls of the CUDA driver or dlsym on an application's thread.
+ *  - it holds no lock during calls of the CUDA driver or dlsym on an application's thread, except calls that name a pool (memory/pools/figures.h).
  *
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
  * pool.

@@ -2,7 +2,9 @@
 #ifndef NVS_RELEASE_H
 #define NVS_RELEASE_H
 
+#include "base/hot.h"
 #include "memory/pools/book.h"
+#include "memory/pools/figures.h"
 #include "memory/quota/quota.h"
 #include "memory/records/allocation.h"
 
@@ -24,6 +26,8 @@ static inline CUresult nvs_memory_pooled_freed(nvs_pool_place *claimed, const nv
 {
     if (NVS_LIKELY(result == CUDA_SUCCESS)) {
         nvs_pool_book_remove(claimed);
+        if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.pools, memory_order_relaxed) == NVS_POOLS_SLOW)) /* see its declaration */
+            nvs_pools_freed(memory->gpu, memory->charged_bytes);
         return result;
     }
     nvs_memory_charge_again(memory->gpu, memory->charged_bytes);

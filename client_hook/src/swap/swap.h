@@ -143,6 +143,7 @@ uint64_t nvs_swap_unit(uint32_t gpu);
 uint64_t nvs_segment_chunk_bytes(const nvs_segment *segment, uint32_t chunk);
 CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk);
 
+bool nvs_swap_owns(CUdeviceptr address); /* in the large reservation of a GPU; ranges that are separate are not recognised */
 bool nvs_share_possible(uint32_t gpu); /* the driver can export this GPU's memory as a descriptor */
 
 /* An unlisted segment: addresses and host room, no memory.  `bytes` is a multiple of the unit.  `block_bytes` not 0: an

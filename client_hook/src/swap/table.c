@@ -40,6 +40,18 @@ CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk
     return segment->base + segment->chunks[chunk].at * NVS_HOST_GRAIN;
 }
 
+bool nvs_swap_owns(CUdeviceptr address)
+{
+    bool owns = false;
+    nvs_swap_lock();
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && !owns; gpu++) {
+        const nvs_arena *ranges = &nvs_swap_gpus[gpu].space.ranges;
+        owns = ranges->used != NULL && address - nvs_swap_gpus[gpu].space.base < (uint64_t)ranges->blocks * ranges->block_bytes;
+    }
+    nvs_swap_unlock();
+    return owns;
+}
+
 void nvs_segment_list(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];

@@ -397,14 +397,71 @@ static void absent_gpus(void)
         CHECK(cuMemCreate(&handle, 2 * MIB, &wanted, 0) == CUDA_ERROR_INVALID_DEVICE, "there is no GPU %d", wanted.location.id);
 }
 
+/* Each call but the first of a kind goes one byte beyond an allocation, or to freed memory. */
+static void bounds(void)
+{
+    unsigned char host[2048] = {0};
+    unsigned type;
+    size_t bytes;
+    CUgraph graph;
+    CUgraphNode node;
+    begin();
+    CUstream stream = new_stream();
+    CUdeviceptr before = filled(512, 0x11111111), at = filled(512, 0x22222222), behind = filled(512, 0x33333333), base, reserved;
+    CUdeviceptr targets[] = {before, at}, sources[] = {behind, behind};
+    CUmemcpyAttributes how = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+    CUDA_MEMCPY2D flat = {.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = host, .srcPitch = 64, .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = at,
+                          .dstPitch = 64, .WidthInBytes = 64, .Height = 8};
+    CUDA_MEMCPY3D deep = {.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = host, .srcPitch = 64, .srcHeight = 4, .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .dstDevice = at, .dstPitch = 64, .dstHeight = 4, .WidthInBytes = 64, .Height = 4, .Depth = 2};
+    CUDA_MEMSET_NODE_PARAMS fill = {.dst = at, .pitch = 64, .elementSize = 4, .width = 16, .height = 8};
+    OK(cuGraphCreate(&graph, 0));
+    for (size_t more = 0; more < 2; more++) {
+        const CUresult wanted = more == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        size_t sizes[] = {512, 512 + more}, first = 0;
+        flat.dstXInBytes = deep.dstXInBytes = more;
+        fill.width += more;
+        const CUresult said[] = {
+            cuMemsetD8(at, 0, 512 + more), cuMemsetD8Async(at, 0, 512 + more, stream), cuMemsetD16(at, 0, 256 + more), cuMemsetD32(at, 0, 128 + more),
+            cuMemsetD2D8(at, 64, 0, 64, 8 + more), cuMemsetD2D32(at + 4 * more, 64, 0, 16, 8), cuMemcpyHtoD(at, host, 512 + more),
+            cuMemcpyDtoH(host, at, 512 + more), cuMemcpyDtoHAsync(host, at, 512 + more, stream), cuMemcpyDtoD(at, behind, 512 + more),
+            cuMemcpy(at, behind, 512 + more), cuMemcpyPeer(at, primary, behind, primary, 512 + more), cuMemcpy2D(&flat), cuMemcpy3D(&deep),
+            cuMemcpyBatchAsync(targets, sources, sizes, 2, &how, &first, 1, stream), cuGraphAddMemsetNode(&node, graph, NULL, 0, &fill, primary),
+            cuGraphAddMemcpyNode(&node, graph, NULL, 0, &deep, primary),
+        };
+        for (unsigned i = 0; i < sizeof said / sizeof said[0]; i++)
+            CHECK(said[i] == wanted, "call %u with %u bytes beyond says %d", i, (unsigned)more, (int)said[i]);
+        OK(cuStreamSynchronize(stream));
+        let_others();
+    }
+    CHECK(cuMemsetD8(at + 512, 0, 0) == CUDA_SUCCESS && cuMemsetD8(at + 1, 0, 511) == CUDA_SUCCESS, "a fill up to the end fails");
+    CHECK(holds(behind, 512, 0x33333333), "a neighbour has changed");
+    OK(cuMemFree(at));
+    CHECK(cuMemsetD8(at, 0, 4) == CUDA_ERROR_INVALID_VALUE, "freed memory can be filled");
+    CHECK(cuMemGetAddressRange(&base, &bytes, at) == CUDA_ERROR_NOT_FOUND, "freed memory has a range");
+    CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_ERROR_INVALID_VALUE, "freed memory has a type");
+    /* The application's own mappings are one range. */
+    const CUmemAllocationProp kind = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
+    const CUmemAccessDesc rights = {.location = kind.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    OK(cuMemAddressReserve(&reserved, 4 * MIB, 0, 0, 0));
+    for (unsigned i = 0; i < 2; i++) {
+        CUmemGenericAllocationHandle handle;
+        OK(cuMemCreate(&handle, 2 * MIB, &kind, 0));
+        OK(cuMemMap(reserved + i * 2 * MIB, 2 * MIB, 0, handle, 0));
+    }
+    OK(cuMemSetAccess(reserved, 4 * MIB, &rights, 1));
+    OK(cuMemsetD8(reserved + 2 * MIB - 8, 1, 16));
+    OK(cuMemcpyDtoH(host, reserved + 2 * MIB - 8, 16));
+}
+
 int main(int count, char **arguments)
 {
     static const named_case cases[] = {
         {"green_contexts", green_contexts}, {"several_contexts", several_contexts}, {"primary_reset", primary_reset},
         {"detached_context", detached_context}, {"module_unload", module_unload}, {"capture_modes", capture_modes},
         {"capture_to_graph", capture_to_graph}, {"graph_edits", graph_edits}, {"memory_nodes", memory_nodes},
-        {"ordered_memory", ordered_memory}, {"launches", launches}, {"host_callbacks", host_callbacks}, {"rival", rival},
-        {"absent_gpus", absent_gpus}, {NULL, NULL},
+        {"ordered_memory", ordered_memory}, {"launches", launches}, {"host_callbacks", host_callbacks}, {"bounds", bounds},
+        {"rival", rival}, {"absent_gpus", absent_gpus}, {NULL, NULL},
     };
     return run_case(cases, count, arguments);
 }

@@ -119,6 +119,17 @@ def test_freed_memory_waits_for_its_stream(
         assert kernel.end_ns <= time.monotonic_ns()
 
 
+@pytest.mark.parametrize("mode", ["managed", "swap"])
+def test_short_lived_buffers_add_up_to_a_bound(simulated: dict[str, str], tmp_path: Path, mode: str) -> None:
+    """Broken: a program with much memory that frees short-lived buffers in stream order grows by them until they are
+    as much again, with an event for each."""
+    with start({**simulated, "NVSHARE_MEMORY": mode}, tmp_path) as client:
+        assert client.ask("start") == client.ask("alloc", 8 * GIB)[0] == 0
+        result, most = client.ask("short_lived", 2500)
+        assert result == 0
+        assert most < 10 * GIB, "1024 of up to 2 MiB"
+
+
 def test_a_shared_pool_stays_the_drivers(
     coordinator: ScriptedCoordinator, simulated: dict[str, str], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.memory.test_memory_process import MIB, Client, attached, environment, simulated, start
+from tests.hook.memory.test_memory_process import MIB, OUT_OF_MEMORY, Client, attached, environment, simulated, start
 from tests.hook.scripted import ScriptedCoordinator
 
 __all__ = ["environment", "simulated"]  # fixtures
@@ -138,3 +138,28 @@ def test_a_context_takes_its_pools_memory_with_it(
         assert client.ask("reset") == client.ask("synchronize_all") == 0
         used, _, reserved, _ = client.ask("pool_figures", client.ask("pool_default")[1])
         assert (used, reserved) == kept
+
+
+def test_memory_that_pools_keep_is_charged(environment: dict[str, str], tmp_path: Path) -> None:
+    """Broken: a program holds pools full of freed memory beside its limit, is charged twice for memory that a pool
+    reuses, or cannot have what its other pools keep."""
+    limited = {**environment, "NVSHARE_MEMORY": "device", "NVSHARE_MEMORY_LIMIT": "128MiB"}
+    with start(limited, tmp_path) as client:
+        assert client.ask("start") == 0
+        one, other = (client.ask("pool_make")[1] for _ in range(2))
+        assert [client.ask("pool_set", pool, THRESHOLD, UNBOUNDED) for pool in (one, other)] == [0, 0]
+        for _ in range(3):
+            result, pointer = client.ask("pool_alloc", one, 60 * MIB)
+            assert (result, client.ask("info")[1]) == (0, 64 * MIB)
+            assert client.ask("pool_free", pointer) == client.ask("synchronize_all") == 0
+            assert client.ask("info")[1] == 64 * MIB
+        result, pointer = client.ask("pool_alloc", other, 90 * MIB)
+        assert (result, client.ask("info")[1]) == (0, 32 * MIB)
+        assert client.ask("pool_alloc", one, 33 * MIB)[0] == OUT_OF_MEMORY
+        assert client.ask("pool_free", pointer) == client.ask("pool_trim", other, 0) == 0
+        assert client.ask("info")[1] == 128 * MIB
+        result, pointer = client.ask("pool_alloc", one, 60 * MIB)
+        assert client.ask("pool_free", pointer) == client.ask("pool_set", one, THRESHOLD, 0) == 0
+        assert client.ask("synchronize_all") == 0
+        assert client.ask("info")[1] == 128 * MIB
+        assert client.ask("alloc", 128 * MIB)[0] == 0

@@ -34,7 +34,10 @@ def test_pinned_memory_of_movable_clients_counts() -> None:
     a.report(allocated=80, resident=80, pinned=40)
     b = harness.client(mode=MemoryMode.DEVICE)
     assert b.reserve(61) == 0
-    assert b.reserve(60) == 60
+    harness.handle(events.ReservationAsked(b.client, 0, 1, 60))
+    (evict,) = a.take(messages.Evict)
+    a.moved(evict.order_id, 40)
+    assert [answer.bytes for answer in b.take(messages.MemoryReserved)] == [60]
 
 
 def test_movable_memory_is_admitted_beyond_capacity() -> None:
@@ -82,6 +85,20 @@ def test_impossible_figures_are_bounded() -> None:
     assert (gpu.memory.allocated_bytes, gpu.memory.resident_bytes, gpu.memory.pinned_bytes) == (5, 5, 5)
     a.die()
     assert harness.gpu_snapshot().memory.resident_bytes == 0
+
+
+def test_a_report_counts_up_to_what_the_client_may_have() -> None:
+    """Broken: a program with a limit, or a slot of several, reports the whole GPU, and others find no room."""
+    harness = make_harness()
+    limited = harness.client(mode=MemoryMode.DEVICE, limit=20)
+    slot = [harness.client(mode=MemoryMode.DEVICE, limit=30, group="slot") for _ in range(2)]
+    for client in (limited, *slot):
+        client.report(allocated=1 << 47, resident=1 << 47, pinned=1 << 47)
+    assert harness.gpu_snapshot().memory.resident_bytes == 50
+    assert harness.client(mode=MemoryMode.DEVICE).reserve(50) == 50
+    harness.handle(events.LimitSet(limited.client, 10))
+    limited.report(allocated=20, resident=20)
+    assert limited.seat().memory.resident_bytes == 20, "what it has stays when its limit falls"
 
 
 def test_a_refusal_names_the_limit() -> None:

@@ -113,3 +113,58 @@ def test_growth_after_the_lease_must_fit_beside_immovable_memory() -> None:
     (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes < 70
     assert harness.notifications("refused")[0]["why"] == "pins"
+
+
+def test_memory_that_cannot_move_evicts_others_first() -> None:
+    """Broken: an allocation in mode `device` is allowed while others fill the capacity, and exceeds it or fails in the
+    driver, though others could move."""
+    harness, _, b = crowded()
+    device = harness.client(mode=MemoryMode.DEVICE)
+    device.report(allocated=30, resident=30)  # a hook charges before it asks
+    ask(harness, device, 30)
+    (evict,) = b.take(messages.Evict)
+    assert evict.bytes == 20
+    assert not device.take(messages.MemoryReserved), "not before the room is there"
+    b.moved(evict.order_id, 20)
+    assert [answer.bytes for answer in device.take(messages.MemoryReserved)] == [30]
+    assert device.reserve(10) == 10, "giving back needs no room"
+
+
+def test_memory_that_cannot_move_ends_leases_that_do_not_fit_beside_it() -> None:
+    """Broken: it is refused, or exceeds the capacity, because all others run side by side and hold leases."""
+    harness = Harness(create, sharing=messages.Sharing.CONCURRENT)
+    harness.gpu(capacity=100)
+    both = [harness.client(wanted=True, mode=MemoryMode.SWAP) for _ in range(2)]
+    for client in both:
+        assert client.granted() is not None
+        client.report(allocated=45, resident=45)
+    device = harness.client(mode=MemoryMode.DEVICE)
+    ask(harness, device, 50)
+    (leaving,) = (client for client in both if client.take(messages.Revoke))
+    assert not device.take(messages.MemoryReserved)
+    leaving.release(wanted=True)
+    (evict,) = leaving.take(messages.Evict)
+    leaving.moved(evict.order_id, evict.bytes)
+    assert [answer.bytes for answer in device.take(messages.MemoryReserved)] == [50]
+
+
+def test_managed_memory_under_a_lease_gives_way() -> None:
+    """Broken: a program in mode `device` is out of memory beside pages that leave by themselves."""
+    harness = Harness(create)
+    harness.gpu(capacity=100)
+    managed = harness.client(wanted=True)
+    managed.report(allocated=90, resident=90)
+    assert managed.granted() is not None
+    assert harness.client(mode=MemoryMode.DEVICE).reserve(50) == 50
+
+
+def test_memory_that_cannot_move_and_finds_no_room_is_refused() -> None:
+    """Broken: an allocation waits for room that will never come, or its program loses what it had."""
+    harness, _, b = crowded()
+    device = harness.client(mode=MemoryMode.DEVICE)
+    assert device.reserve(10) == 10
+    ask(harness, device, 40)
+    (evict,) = b.take(messages.Evict)
+    b.moved(evict.order_id, 5)
+    assert [answer.bytes for answer in device.take(messages.MemoryReserved)] == [10]
+    assert harness.notifications("refused")[-1]["why"] == "capacity"

@@ -148,7 +148,7 @@ static inline bool as_the_driver_says(void)
 
 static bool redirected(CUdeviceptr pointer, nvs_allocation *copy)
 {
-    return nvs_config.enabled && nvs_config.memory_mode != NVS_MODE_DEVICE && nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT &&
+    return nvs_config.enabled && nvs_config.memory_mode != NVS_MODE_DEVICE && nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) == NVS_FOUND &&
            (copy->kind == NVS_MEMORY_REDIRECTED || copy->backend.chunked);
 }
 
@@ -185,7 +185,7 @@ static __attribute__((noinline)) CUresult ask_about(void *data, CUpointer_attrib
     /* The most frequent query has the same answer for managed memory, and needs no lock. */
     const bool same = nvs_config.memory_mode == NVS_MODE_MANAGED && attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
     if (data == NULL || same || !redirected(ptr, &as))
-        return NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
+        return nvs_between_chunks(ptr) ? CUDA_ERROR_INVALID_VALUE : NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
     if (as.backend.chunked)
         return nvs_pointer_answer(data, attribute, &as, ptr);
     if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER)
@@ -213,6 +213,8 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, C
             nvs_pointer_answer(data[i], attributes[i], &as, ptr); /* ignored: this function clears an attribute that does not apply */
         return CUDA_SUCCESS;
     }
+    if (nvs_between_chunks(ptr))
+        ptr = 1; /* of no memory: the driver clears the values */
     CUresult result = NVS_REAL(cuPointerGetAttributes)(numAttributes, attributes, data, ptr);
     if (result == CUDA_SUCCESS && nvs_ipc_imported(ptr, &shared))
         for (unsigned int i = 0; i < numAttributes; i++)

@@ -14,19 +14,23 @@ static bool can_reach(uint32_t accessor, uint32_t owner)
 }
 
 /* The GPU whose chunk is at an address (NVS_NO_GPU: none).  Memory of another GPU stays on its card from now on. */
-static uint32_t find(uint32_t gpu, CUdeviceptr address, unsigned *found)
+static uint32_t find(uint32_t gpu, nvs_operand at, unsigned *found)
 {
     nvs_allocation as;
-    if (address == 0)
+    if (at.address == 0)
         return NVS_NO_GPU;
-    if (nvs_in_chunks(address, &as)) {
+    if (nvs_in_chunks(at.address, &as)) {
+        if (as.kind != NVS_MEMORY_MAPPING && at.bytes > as.length - (at.address - as.key))
+            *found |= NVS_OPERANDS_BEYOND;
         if (as.gpu != gpu)
             nvs_swap_pin_gpu(as.gpu);
         else
             *found |= NVS_OPERANDS_MOVE;
         return as.gpu;
     }
-    if (!nvs_ipc_allow(address, gpu))
+    if (at.bytes != 0 && nvs_between_chunks(at.address))
+        *found |= NVS_OPERANDS_BEYOND;
+    if (!nvs_ipc_allow(at.address, gpu))
         *found |= NVS_OPERANDS_UNREACHABLE;
     return NVS_NO_GPU;
 }
@@ -41,7 +45,7 @@ static bool give(uint32_t owner, uint32_t accessor)
     return true;
 }
 
-unsigned nvs_operands_prepare(uint32_t gpu, CUdeviceptr one, CUdeviceptr other)
+unsigned nvs_operands_prepare(uint32_t gpu, nvs_operand one, nvs_operand other)
 {
     unsigned found = 0;
     const uint32_t owners[2] = {find(gpu, one, &found), find(gpu, other, &found)};
@@ -52,61 +56,77 @@ unsigned nvs_operands_prepare(uint32_t gpu, CUdeviceptr one, CUdeviceptr other)
     return found;
 }
 
-unsigned nvs_operands_prepare_list(uint32_t gpu, const CUdeviceptr *targets, const CUdeviceptr *sources, size_t count)
+unsigned nvs_operands_prepare_list(uint32_t gpu, const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes, size_t count)
 {
     unsigned found = 0;
-    for (size_t i = 0; targets != NULL && sources != NULL && i < count; i++)
-        found |= nvs_operands_prepare(gpu, targets[i], sources[i]);
+    for (size_t i = 0; targets != NULL && sources != NULL && sizes != NULL && i < count; i++)
+        found |= nvs_operands_prepare(gpu, (nvs_operand){targets[i], sizes[i]}, (nvs_operand){sources[i], sizes[i]});
     return found;
 }
 
-static unsigned prepare_shape(uint32_t gpu, CUmemorytype to, CUdeviceptr target, CUmemorytype from, CUdeviceptr source)
+/* The bytes of a box of rows, which begins at (x, y, z). */
+static nvs_operand box(CUdeviceptr base, size_t x, size_t y, size_t z, size_t pitch, size_t rows, size_t width, size_t height, size_t depth)
 {
-    const bool there = to == CU_MEMORYTYPE_DEVICE || to == CU_MEMORYTYPE_UNIFIED;
-    const bool here = from == CU_MEMORYTYPE_DEVICE || from == CU_MEMORYTYPE_UNIFIED;
-    return nvs_operands_prepare(gpu, there ? target : 0, here ? source : 0);
+    if (base == 0)
+        return (nvs_operand){0};
+    return (nvs_operand){base + (z * rows + y) * pitch + x,
+                         width != 0 && height != 0 && depth != 0 ? ((depth - 1) * rows + height - 1) * pitch + width : 0};
 }
+
+#define NVS_NAMED(at, end) ((at)->end##MemoryType == CU_MEMORYTYPE_DEVICE || (at)->end##MemoryType == CU_MEMORYTYPE_UNIFIED ? (at)->end##Device : 0)
+#define NVS_BOX_2D(at, end) \
+    box(NVS_NAMED(at, end), (at)->end##XInBytes, (at)->end##Y, 0, (at)->end##Pitch, 0, (at)->WidthInBytes, (at)->Height, 1)
+#define NVS_BOX_3D(at, end)                                                                                                              \
+    box(NVS_NAMED(at, end), (at)->end##XInBytes, (at)->end##Y, (at)->end##Z, (at)->end##Pitch, (at)->end##Height, (at)->WidthInBytes, \
+        (at)->Height, (at)->Depth)
 
 unsigned nvs_operands_prepare_2d(uint32_t gpu, const CUDA_MEMCPY2D *at)
 {
-    return at != NULL ? prepare_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) : 0;
+    return at != NULL ? nvs_operands_prepare(gpu, NVS_BOX_2D(at, dst), NVS_BOX_2D(at, src)) : 0;
 }
 
 unsigned nvs_operands_prepare_3d(uint32_t gpu, const CUDA_MEMCPY3D *at)
 {
-    return at != NULL ? prepare_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) : 0;
+    return at != NULL ? nvs_operands_prepare(gpu, NVS_BOX_3D(at, dst), NVS_BOX_3D(at, src)) : 0;
 }
 
 /* The call names a context for each end, and needs only their rights. */
 unsigned nvs_operands_prepare_peer(uint32_t gpu, const CUDA_MEMCPY3D_PEER *at)
 {
-    return at != NULL ? prepare_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) & ~NVS_OPERANDS_UNREACHABLE : 0;
+    return at != NULL ? nvs_operands_prepare(gpu, NVS_BOX_3D(at, dst), NVS_BOX_3D(at, src)) & ~NVS_OPERANDS_UNREACHABLE : 0;
+}
+
+/* A length of 0 means: no gaps. */
+static nvs_operand of_shape(const CUmemcpy3DOperand *at, const CUextent3D *size)
+{
+    const size_t pitch = at->op.ptr.rowLength != 0 ? at->op.ptr.rowLength : size->width, rows = at->op.ptr.layerHeight != 0 ? at->op.ptr.layerHeight : size->height;
+    return box(at->type == CU_MEMCPY_OPERAND_TYPE_POINTER ? at->op.ptr.ptr : 0, 0, 0, 0, pitch, rows, size->width, size->height, size->depth);
 }
 
 unsigned nvs_operands_prepare_shapes(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *list, size_t count)
 {
     unsigned found = 0;
-    for (size_t i = 0; list != NULL && i < count; i++) {
-        const CUmemcpy3DOperand *to = &list[i].dst, *from = &list[i].src;
-        found |= nvs_operands_prepare(gpu, to->type == CU_MEMCPY_OPERAND_TYPE_POINTER ? to->op.ptr.ptr : 0,
-                          from->type == CU_MEMCPY_OPERAND_TYPE_POINTER ? from->op.ptr.ptr : 0);
-    }
+    for (size_t i = 0; list != NULL && i < count; i++)
+        found |= nvs_operands_prepare(gpu, of_shape(&list[i].dst, &list[i].extent), of_shape(&list[i].src, &list[i].extent));
     return found;
 }
 
 unsigned nvs_operands_prepare_values(uint32_t gpu, const CUstreamBatchMemOpParams *list, size_t count)
 {
     unsigned found = 0;
-    for (size_t i = 0; list != NULL && i < count; i++)
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        nvs_operand at = {0, sizeof(cuuint32_t)};
         switch ((int)list[i].operation) {
         case CU_STREAM_MEM_OP_WAIT_VALUE_32:
-        case CU_STREAM_MEM_OP_WAIT_VALUE_64: found |= nvs_operands_prepare(gpu, list[i].waitValue.address, 0); break;
+        case CU_STREAM_MEM_OP_WAIT_VALUE_64: at.address = list[i].waitValue.address; break;
         case CU_STREAM_MEM_OP_WRITE_VALUE_32:
-        case CU_STREAM_MEM_OP_WRITE_VALUE_64: found |= nvs_operands_prepare(gpu, list[i].writeValue.address, 0); break;
+        case CU_STREAM_MEM_OP_WRITE_VALUE_64: at.address = list[i].writeValue.address; break;
 #if CUDA_VERSION >= 13050
-        case CU_STREAM_MEM_OP_ATOMIC_REDUCTION: found |= nvs_operands_prepare(gpu, list[i].atomicReduction.address, 0); break;
+        case CU_STREAM_MEM_OP_ATOMIC_REDUCTION: at.address = list[i].atomicReduction.address; break;
 #endif
         default: break; /* it names no memory, or is newer than this list */
         }
+        found |= nvs_operands_prepare(gpu, at, (nvs_operand){0});
+    }
     return found;
 }

@@ -1,5 +1,8 @@
 /* Prepares the memory that a call names, which may be another GPU's: chunks must be on their GPU, and the GPUs that access them need rights.
  *
+ * The driver checks copies and fills against its allocations, to the byte (measured on a driver 580).  Allocations in chunks share mappings, so they are
+ * checked here.
+ *
  * A lease and a drain concern one GPU (swap/share.c), so memory that another GPU accesses stays on its card from then on.  nvs_operands_prepare and its
  * variants are called before the gate, and wait for the other GPU's lease, once.  Their arguments are the application's: a shape may be NULL.
  *
@@ -16,10 +19,16 @@
 
 #include <stdatomic.h>
 
+/* True: named memory may be in chunks. */
+static inline bool nvs_operands_have_bounds(void)
+{
+    return nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP;
+}
+
 /* True: calls of this process need the functions below. */
 static inline bool nvs_operands_matter(void)
 {
-    return (nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP) ||
+    return nvs_operands_have_bounds() ||
            atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) != 0; /* see base/hot.h */
 }
 
@@ -27,10 +36,16 @@ static inline bool nvs_operands_matter(void)
 enum {
     NVS_OPERANDS_MOVE = 1u, /* some of the memory moves with the leases of `gpu`: its addresses are valid inside the gate */
     NVS_OPERANDS_UNREACHABLE = 2u, /* a GPU cannot get rights to the memory: see nvs_peer_copy_try */
+    NVS_OPERANDS_BEYOND = 4u, /* not within one allocation: the call is CUDA_ERROR_INVALID_VALUE */
 };
 
-unsigned nvs_operands_prepare(uint32_t gpu, CUdeviceptr one, CUdeviceptr other); /* an address 0 names no memory */
-unsigned nvs_operands_prepare_list(uint32_t gpu, const CUdeviceptr *targets, const CUdeviceptr *sources, size_t count);
+typedef struct nvs_operand {
+    CUdeviceptr address; /* 0: no memory */
+    uint64_t bytes;      /* from the first to the last */
+} nvs_operand;
+
+unsigned nvs_operands_prepare(uint32_t gpu, nvs_operand one, nvs_operand other);
+unsigned nvs_operands_prepare_list(uint32_t gpu, const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes, size_t count);
 unsigned nvs_operands_prepare_2d(uint32_t gpu, const CUDA_MEMCPY2D *shape);
 unsigned nvs_operands_prepare_3d(uint32_t gpu, const CUDA_MEMCPY3D *shape);
 unsigned nvs_operands_prepare_peer(uint32_t gpu, const CUDA_MEMCPY3D_PEER *shape);

@@ -2,8 +2,8 @@
  *
  * In a mode that moves memory, the backend makes an allocation outside a capture at once, and its free waits for the work queued before it
  * (an event; nvs_memory_reap).  An allocation of the same size on the same stream may take the memory earlier.  Inside a capture the memory belongs
- * to the graph and is the driver's (memory/quota/graph_memory.h).  A program is charged for its allocations, not for the free memory of a driver's
- * pool, which the driver releases under pressure.
+ * to the graph and is the driver's (memory/quota/graph_memory.h).  A program is charged for its allocations, and for the free memory that a driver's
+ * pool keeps (memory/pools/figures.h).
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -57,6 +57,11 @@ static bool mark_special(CUmemoryPool pool, bool on_gpu)
     atomic_store_explicit(&nvs_hot.pools, NVS_POOLS_SLOW, memory_order_relaxed); /* see base/hot.h */
     free(stale); /* one key, so one at most */
     return true;
+}
+
+static bool keep(void)
+{
+    return atomic_load_explicit(&nvs_pools_keep, memory_order_relaxed); /* see its declaration */
 }
 
 /* True if the stream is captured, or in a state in which the driver refuses the call. */
@@ -137,19 +142,20 @@ static __attribute__((noinline)) CUresult note(nvs_pool_memory *memory, CUdevice
 }
 
 /* Memory of the driver's pools is only counted. */
-static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request *r)
+static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request *r, CUmemoryPool pool)
 {
     nvs_pool_memory memory = {.gpu = gpu};
-    CUresult result = nvs_memory_charge(gpu, r->bytes, &memory.charged_bytes);
-    if (result != CUDA_SUCCESS)
-        return result;
+    const uint64_t kept = keep() && pool != NULL ? nvs_pool_take_kept(pool, gpu, nvs_memory_grains(r->bytes)) : 0;
+    CUresult result = kept < r->bytes ? nvs_memory_charge(gpu, r->bytes - kept, &memory.charged_bytes) : CUDA_SUCCESS;
+    memory.charged_bytes = result == CUDA_SUCCESS ? memory.charged_bytes + kept : kept;
     memory.context = nvs_usual_owner();
-    result = ask_driver(dptr, r);
-    if (result != CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS && (result = ask_driver(dptr, r)) == CUDA_SUCCESS)
+        result = note(&memory, *dptr, r);
+    else
         nvs_memory_uncharge(gpu, memory.charged_bytes);
-        return result;
-    }
-    return note(&memory, *dptr, r);
+    if (keep() && (kept < r->bytes || result != CUDA_SUCCESS)) /* the pool may have grown */
+        nvs_pools_learn();
+    return result;
 }
 
 /* Counts memory of a backend in its pool's figures. */
@@ -171,12 +177,12 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
     }
     CUmemoryPool pool = r->pool;
     const bool moves = nvs_memory_backend(gpu)->movable;
-    if (pool == NULL && (moves || atomic_load_explicit(&special_pools, memory_order_relaxed) != 0)) /* see its declaration */
+    if (pool == NULL && (moves || keep() || atomic_load_explicit(&special_pools, memory_order_relaxed) != 0)) /* see its declaration */
         NVS_REAL(cuDeviceGetMemPool)(&pool, (CUdevice)gpu);
     if (pool != NULL && !is_on_gpu(pool))
         return ask_driver(dptr, r); /* host memory, which has no quota */
     if (!moves || (pool != NULL && is_special(pool)) || nvs_current_gpu() != gpu)
-        return allocate_in_pool(gpu, dptr, r);
+        return allocate_in_pool(gpu, dptr, r, pool);
     /* The application's call is legal while this thread captures another stream, so the calls that replace it must be legal too. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
@@ -185,7 +191,7 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
     if (result == CUDA_SUCCESS)
         count_in(pool, *dptr, r->bytes);
     if (result == CUDA_ERROR_INVALID_CONTEXT) /* this thread has no context; the driver's pools need only the stream */
-        return allocate_in_pool(gpu, dptr, r);
+        return allocate_in_pool(gpu, dptr, r, pool);
     if (result == CUDA_SUCCESS && (atomic_load_explicit(&backend_gpus, memory_order_relaxed) >> gpu & 1) == 0) /* see its declaration */
         atomic_fetch_or_explicit(&backend_gpus, UINT32_C(1) << gpu, memory_order_relaxed);
     return result;
@@ -283,6 +289,7 @@ static __attribute__((noinline)) CUresult free_other(CUdeviceptr dptr, CUstream 
         nvs_memory_drop(entry);
     else
         nvs_memory_drop_all(nvs_allocation_insert(entry));
+    nvs_pools_learn();
     return result;
 }
 
@@ -335,8 +342,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
 {
     nvs_allocation *mark = NULL;
     nvs_allocation_take(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark);
-    nvs_pool_destroyed(pool); /* now: another pool may have this handle when the driver returns */
-    CUresult result = NVS_REAL(cuMemPoolDestroy)(pool);
+    const CUresult result = nvs_pool_destroy(pool);
     if (mark != NULL && result == CUDA_SUCCESS) {
         atomic_fetch_sub_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
         free(mark);
@@ -359,6 +365,8 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_a
     const CUresult result = NVS_REAL(cuMemPoolSetAttribute)(pool, attr, value);
     if (result == CUDA_SUCCESS)
         nvs_pool_set_figure(pool, attr, value);
+    if (result == CUDA_SUCCESS && attr == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD && *(const cuuint64_t *)value != 0 && nvs_config.enabled && is_on_gpu(pool))
+        nvs_pool_keeps(pool, nvs_current_gpu());
     return result;
 }
 

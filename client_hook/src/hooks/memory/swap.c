@@ -15,7 +15,13 @@
 bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
 {
     return nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled &&
-           nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT && copy->backend.chunked;
+           nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) == NVS_FOUND && copy->backend.chunked;
+}
+
+bool nvs_between_chunks(CUdeviceptr pointer)
+{
+    nvs_allocation ignored;
+    return nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled && nvs_swap_owns(pointer) && !nvs_in_chunks(pointer, &ignored);
 }
 
 /* The attributes that differ for memory that the application mapped itself. */
@@ -89,7 +95,7 @@ NVS_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_a
 {
     nvs_allocation as, at, *handle;
     if (value == NULL || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !nvs_in_chunks(ptr, &as))
-        return NVS_REAL(cuPointerSetAttribute)(value, attribute, ptr);
+        return nvs_between_chunks(ptr) ? CUDA_ERROR_INVALID_VALUE : NVS_REAL(cuPointerSetAttribute)(value, attribute, ptr);
     if (as.kind != NVS_MEMORY_MAPPING)
         return nvs_swap_set_sync_memops(as.gpu, as.backend.kept, *(const unsigned int *)value);
     if ((handle = nvs_allocation_pin_mapping(ptr, 1, &at)) == NULL)
@@ -106,7 +112,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *
     if (nvs_ipc_imported(dptr, &shared))
         as = (nvs_allocation){.key = shared.address, .length = shared.length};
     else if (!nvs_in_chunks(dptr, &as))
-        return NVS_REAL(cuMemGetAddressRange_v2)(pbase, psize, dptr);
+        return nvs_between_chunks(dptr) ? CUDA_ERROR_NOT_FOUND : NVS_REAL(cuMemGetAddressRange_v2)(pbase, psize, dptr);
     if (pbase != NULL)
         *pbase = as.key;
     if (psize != NULL)
@@ -119,7 +125,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevice
 {
     nvs_allocation as;
     if (!nvs_in_chunks(dptr, &as))
-        return NVS_REAL(cuMemGetHandleForAddressRange)(handle, dptr, size, handleType, flags);
+        return nvs_between_chunks(dptr) ? CUDA_ERROR_INVALID_VALUE : NVS_REAL(cuMemGetHandleForAddressRange)(handle, dptr, size, handleType, flags);
     NVS_LOG_ONCE(NVS_LOG_WARNING, "memory that moves cannot be exported to other devices (cuMemGetHandleForAddressRange): "
                                   "run this program with --memory device (NVSHARE_MEMORY=device)");
     return CUDA_ERROR_NOT_SUPPORTED;

@@ -4,7 +4,8 @@
 
 #include "memory/records/allocation.h"
 
-bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy);
+bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy); /* in live memory */
+bool nvs_between_chunks(CUdeviceptr pointer); /* in addresses of the hook's where there is no live memory: an error in every call */
 
 /* cuPointerGetAttribute of memory in chunks. */
 CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer);

@@ -23,35 +23,37 @@ typedef struct named { /* the memory that an edit names; the rest is NULL */
     bool idle;         /* the node has no work, or is a child graph */
     CUcontext context; /* where the work will run */
     const CUDA_MEMCPY3D *copy;
-    CUdeviceptr fill;
+    nvs_operand fill;
     const CUstreamBatchMemOpParams *values;
     const CUdeviceptr *targets, *sources;
+    const size_t *sizes;
     size_t count; /* of values, or of pairs */
+    bool beyond;  /* found: NVS_OPERANDS_BEYOND */
 } named;
 
 /* True: some of the memory moves with the turns of this GPU. */
-static bool prepare(uint32_t gpu, const named *what)
+static bool prepare(uint32_t gpu, named *what)
 {
     unsigned found = nvs_operands_prepare_3d(gpu, what->copy);
-    if (what->fill != 0)
-        found |= nvs_operands_prepare(gpu, what->fill, 0);
+    found |= nvs_operands_prepare(gpu, what->fill, (nvs_operand){0});
     if (what->values != NULL)
         found |= nvs_operands_prepare_values(gpu, what->values, what->count);
     if (what->targets != NULL)
-        found |= nvs_operands_prepare_list(gpu, what->targets, what->sources, what->count);
+        found |= nvs_operands_prepare_list(gpu, what->targets, what->sources, what->sizes, what->count);
     if (found & NVS_OPERANDS_UNREACHABLE)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "a graph uses memory of a GPU that its own GPU cannot access (cuDeviceCanAccessPeer): run this "
                                       "program with --memory device (NVSHARE_MEMORY=device)");
+    what->beyond = (found & NVS_OPERANDS_BEYOND) != 0;
     return (found & NVS_OPERANDS_MOVE) != 0;
 }
 
 /* The GPU whose gate must be open while the driver checks the addresses; NVS_NO_GPU: none, since no such memory moves.  If the edit does not name the
  * GPU of the work, every GPU of the program counts. */
-static uint32_t gate_for(const named *what)
+static uint32_t gate_for(named *what)
 {
     const uint32_t known = nvs_context_gpu(what->context);
     uint32_t gate = NVS_NO_GPU;
-    if (what->copy == NULL && what->fill == 0 && what->values == NULL && what->targets == NULL)
+    if (what->copy == NULL && what->fill.address == 0 && what->values == NULL && what->targets == NULL)
         return NVS_NO_GPU;
     if (known != NVS_NO_GPU)
         gate = prepare(known, what) ? known : NVS_NO_GPU;
@@ -59,6 +61,14 @@ static uint32_t gate_for(const named *what)
         if (nvs_any_context(gpu) != NULL && prepare(gpu, what))
             gate = gpu;
     return gate != NVS_NO_GPU && nvs_swap_gpu_is_pinned(gate) ? NVS_NO_GPU : gate;
+}
+
+static nvs_operand target_of(const CUDA_MEMSET_NODE_PARAMS *params)
+{
+    if (params == NULL)
+        return (nvs_operand){0};
+    const bool any = params->width != 0 && params->height != 0;
+    return (nvs_operand){params->dst, any ? (params->height - 1) * params->pitch + params->width * params->elementSize : 0};
 }
 
 static named of_params(const CUgraphNodeParams *params)
@@ -75,7 +85,8 @@ static named of_params(const CUgraphNodeParams *params)
         break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
         what.context = params->memset.ctx;
-        what.fill = params->memset.dst;
+        what.fill = target_of(&(CUDA_MEMSET_NODE_PARAMS){params->memset.dst, params->memset.pitch, 0, params->memset.elementSize,
+                                                         params->memset.width, params->memset.height});
         break;
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
         what.context = params->memOp.ctx;
@@ -86,6 +97,7 @@ static named of_params(const CUgraphNodeParams *params)
     case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH: /* ignores its context, which may be a green one: the two look the same */
         what.targets = params->memcpyBatch.dsts;
         what.sources = params->memcpyBatch.srcs;
+        what.sizes = params->memcpyBatch.sizes;
         what.count = params->memcpyBatch.count;
         break;
 #endif
@@ -98,8 +110,6 @@ static named of_values(const CUDA_BATCH_MEM_OP_NODE_PARAMS *params)
 {
     return params != NULL ? (named){.context = params->ctx, .values = params->paramArray, .count = params->count} : (named){.context = NULL};
 }
-
-static CUdeviceptr target_of(const CUDA_MEMSET_NODE_PARAMS *params) { return params != NULL ? params->dst : 0; }
 
 /* For edits that add no node; in the others a parameter of this name hides it. */
 static const CUgraph hGraph = NULL;
@@ -138,8 +148,10 @@ static CUresult added(CUresult result, named what)
     {                                                                                                                   \
         if (NVS_LIKELY(!nvs_operands_matter()))                                                                                   \
             return NVS_REAL(symbol) arguments;                                                                          \
-        const named what = of;                                                                                          \
+        named what = of;                                                                                                \
         const uint32_t gpu = gate_for(&what);                                                                           \
+        if (what.beyond)                                                                                                \
+            return CUDA_ERROR_INVALID_VALUE;                                                                            \
         nvs_slot *const slot = nvs_gate_enter(gpu);                                                                     \
         const CUresult result = NVS_REAL(symbol) arguments;                                                             \
         nvs_gate_leave(slot, gpu);                                                                                      \

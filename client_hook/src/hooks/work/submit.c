@@ -28,23 +28,31 @@ static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
 /* Addresses in the call that may be memory of another GPU (hooks/memory/operands.h); parameters hide them in the same way. */
 static const CUdeviceptr dst = 0, src = 0, dstDevice = 0, srcDevice = 0, addr = 0;
 static const CUdeviceptr *const dsts = NULL, *const srcs = NULL;
-static const size_t count = 0, numOps = 0, size = 0;
+static const size_t count = 0, numOps = 0, size = 0, dstPitch = 0;
+static const size_t *const sizes = NULL;
+static const struct { char absent[16]; } uc, us, ui; /* the value of a fill; larger than each */
+#define NVS_ELEMENT (sizeof uc < sizeof(void *) ? sizeof uc : sizeof us < sizeof(void *) ? sizeof us : sizeof ui < sizeof(void *) ? sizeof ui : 1)
+#define NVS_NAMED_BYTES                                                                                  \
+    (ByteCount + size + N * NVS_ELEMENT + (addr != 0 ? sizeof(cuuint32_t) : 0) +                         \
+     (Width != 0 && Height != 0 ? Width * NVS_ELEMENT + (Height - 1) * dstPitch : 0))
 static const void *const pCopy = NULL, *const opList = NULL, *const op = NULL, *const paramArray = NULL;
 static unsigned no_operands(uint32_t gpu, const void *shape) { return 0; }
 static unsigned no_operand_list(uint32_t gpu, const void *list, size_t length) { return 0; }
+#define NVS_NAMES_MEMORY                                                                                                   \
+    (dst + src + dstDevice + srcDevice + addr != 0 || dsts != NULL || pCopy != NULL || opList != NULL || op != NULL || paramArray != NULL)
 static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { return nvs_operands_prepare_shapes(gpu, shape, 1); }
 
-/* The NVS_OPERANDS_ bits of a call (hooks/memory/operands.h).  None in a process that sees one GPU, or whose memory never moves. */
+/* The NVS_OPERANDS_ bits of a call (hooks/memory/operands.h).  None in a process whose memory never moves. */
 #define NVS_PREPARE_OPERANDS(gpu, found)                                                                                    \
     do {                                                                                                        \
-        if (NVS_LIKELY(dst + src + dstDevice + srcDevice + addr != 0 || dsts != NULL || pCopy != NULL || opList != NULL || \
-                       op != NULL || paramArray != NULL) && /* a constant in most calls */                           \
-            NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) && \
+        if (NVS_NAMES_MEMORY && /* a constant in most calls */                                                   \
+            NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU || nvs_operands_have_bounds()) && \
             (gpu) != NVS_NO_GPU && nvs_operands_matter()) {                                                               \
             if (dst + src + dstDevice + srcDevice + addr != 0) /* a call has one pair or the other */           \
-                found |= nvs_operands_prepare(gpu, dst + dstDevice + addr, src + srcDevice);                                \
+                found |= nvs_operands_prepare(gpu, (nvs_operand){dst + dstDevice + addr, NVS_NAMED_BYTES},     \
+                                              (nvs_operand){src + srcDevice, NVS_NAMED_BYTES});                  \
             if (dsts != NULL)                                                                                   \
-                found |= nvs_operands_prepare_list(gpu, dsts, srcs, count);                                                 \
+                found |= nvs_operands_prepare_list(gpu, dsts, srcs, sizes, count);                                                 \
             found |= _Generic((pCopy), const CUDA_MEMCPY2D *: nvs_operands_prepare_2d, const CUDA_MEMCPY3D *: nvs_operands_prepare_3d,  \
                               const CUDA_MEMCPY3D_PEER *: nvs_operands_prepare_peer, default: no_operands)(gpu, pCopy);    \
             found |= _Generic((opList), CUDA_MEMCPY3D_BATCH_OP *: nvs_operands_prepare_shapes, default: no_operand_list)(gpu, opList, numOps); \
@@ -65,6 +73,8 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
         CUresult result;                                                           \
         unsigned found = 0;                                                        \
         NVS_PREPARE_OPERANDS(gpu, found);                                                      \
+        if (NVS_UNLIKELY((found & NVS_OPERANDS_BEYOND) != 0))                      \
+            return CUDA_ERROR_INVALID_VALUE;                                       \
         bool stopped = false;                                                      \
         nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(gpu, &stopped) : nvs_gate_enter_stoppable(gpu, &stopped); \
         if (NVS_UNLIKELY(stopped))                                                 \
@@ -87,7 +97,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
     {                                                                               \
         nvs_slot *slot;                                                             \
         const nvs_function real = nvs_real_known(NVS_ID_##symbol); /* no call before the driver's: no register is saved */ \
-        if (NVS_UNLIKELY(real == NULL) ||                                           \
+        if (NVS_UNLIKELY(real == NULL) || (NVS_NAMES_MEMORY && NVS_UNLIKELY(nvs_operands_have_bounds())) || \
             NVS_UNLIKELY((slot = nvs_gate_enter_fast(NVS_IS_GRAPH(#symbol) ? hGraph : NULL)) == NULL)) \
             return slow_##symbol arguments;                                          \
         const CUresult result = ((__typeof__(&symbol))real) arguments;              \

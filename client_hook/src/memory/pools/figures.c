@@ -1,7 +1,9 @@
 /* See figures.h. */
 #include "memory/pools/figures.h"
 
+#include "base/hot.h"
 #include "driver/cuda_api.h"
+#include "memory/quota/quota.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -16,11 +18,13 @@ struct nvs_pool_figures {
     uint64_t held;      /* given out and not free */
     uint64_t threshold; /* beyond it, a wait gives back what is reserved */
     uint64_t count;     /* of allocations that are given out */
+    uint32_t gpu;       /* of the driver's pool; NVS_NO_GPU: not known yet */
 };
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "figures of pools" in the lock order of base/base.h */
 NVS_FORK_STATE static nvs_pool_figures *pools;
-NVS_FORK_STATE _Atomic bool nvs_pools_may_shrink;
+NVS_FORK_STATE _Atomic bool nvs_pools_may_shrink, nvs_pools_keep;
+NVS_FORK_STATE static uint64_t kept[NVS_MAX_GPUS]; /* charged for what the driver's pools keep */
 
 /* Locked. */
 static nvs_pool_figures *find(CUmemoryPool pool)
@@ -42,6 +46,7 @@ static nvs_pool_figures *make(CUmemoryPool pool)
         threshold = 0;
     made->pool = pool;
     made->threshold = threshold;
+    made->gpu = NVS_NO_GPU;
     return made;
 }
 
@@ -65,7 +70,8 @@ static void look(const nvs_pool_figures *of)
         atomic_store_explicit(&nvs_pools_may_shrink, true, memory_order_relaxed); /* see its declaration */
 }
 
-nvs_pool_figures *nvs_pool_give(CUmemoryPool pool, uint64_t bytes)
+/* Locks.  NULL: the host has no memory. */
+static nvs_pool_figures *lock_or_make(CUmemoryPool pool)
 {
     nvs_pool_figures *fresh = NULL, *of;
     pthread_mutex_lock(&lock);
@@ -79,6 +85,13 @@ nvs_pool_figures *nvs_pool_give(CUmemoryPool pool, uint64_t bytes)
             fresh = NULL;
         }
     }
+    free(fresh);
+    return of;
+}
+
+nvs_pool_figures *nvs_pool_give(CUmemoryPool pool, uint64_t bytes)
+{
+    nvs_pool_figures *const of = lock_or_make(pool);
     if (of != NULL) {
         of->count++;
         of->used += bytes;
@@ -91,7 +104,6 @@ nvs_pool_figures *nvs_pool_give(CUmemoryPool pool, uint64_t bytes)
             of->reserved_high = of->reserved;
     }
     pthread_mutex_unlock(&lock);
-    free(fresh);
     return of;
 }
 
@@ -152,15 +164,17 @@ void nvs_pool_trimmed(CUmemoryPool pool, size_t keep_bytes)
     if (of != NULL)
         shrink(of, keep_bytes);
     pthread_mutex_unlock(&lock);
+    nvs_pools_learn();
 }
 
-void nvs_pool_destroyed(CUmemoryPool pool)
+CUresult nvs_pool_destroy(CUmemoryPool pool)
 {
     pthread_mutex_lock(&lock);
+    const CUresult result = NVS_REAL(cuMemPoolDestroy)(pool);
     nvs_pool_figures **link = &pools, *of;
     while (*link != NULL && (*link)->pool != pool)
         link = &(*link)->next;
-    if ((of = *link) != NULL) {
+    if ((of = result == CUDA_SUCCESS ? *link : NULL) != NULL) {
         *link = of->next;
         of->pool = NULL;
     }
@@ -168,6 +182,8 @@ void nvs_pool_destroyed(CUmemoryPool pool)
     pthread_mutex_unlock(&lock);
     if (last)
         free(of);
+    nvs_pools_learn();
+    return result;
 }
 
 void nvs_pools_shrink(void)
@@ -178,6 +194,96 @@ void nvs_pools_shrink(void)
         if (of->reserved > of->threshold)
             shrink(of, of->threshold);
     pthread_mutex_unlock(&lock);
+    nvs_pools_learn();
+}
+
+/* --- what the driver's pools keep --- */
+
+/* Locked.  By the driver's figures, which are 0 for a pool whose memory the hook allocates. */
+static uint64_t spare(const nvs_pool_figures *of)
+{
+    cuuint64_t reserved = 0, used = 0;
+    if (NVS_REAL(cuMemPoolGetAttribute)(of->pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS ||
+        NVS_REAL(cuMemPoolGetAttribute)(of->pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS || used > reserved)
+        return 0;
+    return (reserved - used) / NVS_CHARGE_GRAIN * NVS_CHARGE_GRAIN;
+}
+
+void nvs_pool_keeps(CUmemoryPool pool, uint32_t gpu)
+{
+    nvs_pool_figures *const of = lock_or_make(pool);
+    if (of != NULL && of->gpu == NVS_NO_GPU)
+        of->gpu = gpu;
+    pthread_mutex_unlock(&lock);
+    atomic_store_explicit(&nvs_pools_keep, true, memory_order_relaxed); /* see its declaration */
+    atomic_store_explicit(&nvs_hot.pools, NVS_POOLS_SLOW, memory_order_relaxed); /* see base/hot.h */
+    nvs_pools_learn();
+}
+
+uint64_t nvs_pool_take_kept(CUmemoryPool pool, uint32_t gpu, uint64_t bytes)
+{
+    uint64_t taken = 0;
+    nvs_pool_figures *const of = lock_or_make(pool);
+    if (of != NULL) {
+        of->gpu = gpu;
+        taken = kept[gpu] != 0 ? spare(of) : 0;
+        taken = taken < bytes ? taken : bytes;
+        taken = taken < kept[gpu] ? taken : kept[gpu];
+        kept[gpu] -= taken;
+    }
+    pthread_mutex_unlock(&lock);
+    return taken;
+}
+
+void nvs_pools_freed(uint32_t gpu, uint64_t bytes)
+{
+    if (!atomic_load_explicit(&nvs_pools_keep, memory_order_relaxed)) /* see its declaration */
+        return;
+    pthread_mutex_lock(&lock);
+    kept[gpu] += bytes;
+    atomic_store_explicit(&nvs_pools_may_shrink, true, memory_order_relaxed); /* changes under the lock */
+    pthread_mutex_unlock(&lock);
+    nvs_memory_charge_again(gpu, bytes);
+}
+
+void nvs_pools_learn(void)
+{
+    uint64_t now[NVS_MAX_GPUS] = {0};
+    if (NVS_LIKELY(!atomic_load_explicit(&nvs_pools_keep, memory_order_relaxed))) /* see its declaration */
+        return;
+    pthread_mutex_lock(&lock);
+    for (const nvs_pool_figures *of = pools; of != NULL; of = of->next)
+        if (of->gpu < NVS_MAX_GPUS)
+            now[of->gpu] += spare(of);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        const uint64_t more = now[gpu] - kept[gpu]; /* unsigned arithmetic: right in both directions */
+        kept[gpu] = now[gpu];
+        now[gpu] = more;
+        if (kept[gpu] != 0)
+            atomic_store_explicit(&nvs_pools_may_shrink, true, memory_order_relaxed); /* changes under the lock */
+    }
+    pthread_mutex_unlock(&lock);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if (now[gpu] != 0)
+            nvs_memory_charge_again(gpu, now[gpu]);
+}
+
+bool nvs_pools_trim(uint32_t gpu)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* a capture of this thread is not disturbed */
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    pthread_mutex_lock(&lock);
+    const uint64_t before = kept[gpu];
+    for (const nvs_pool_figures *of = pools; before != 0 && of != NULL; of = of->next)
+        if (of->gpu == gpu)
+            NVS_REAL(cuMemPoolTrimTo)(of->pool, 0);
+    pthread_mutex_unlock(&lock);
+    nvs_pools_learn();
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    pthread_mutex_lock(&lock);
+    const bool less = kept[gpu] < before;
+    pthread_mutex_unlock(&lock);
+    return less;
 }
 
 NVS_FORK_CODE void nvs_pool_figures_after_fork(void)
@@ -185,4 +291,6 @@ NVS_FORK_CODE void nvs_pool_figures_after_fork(void)
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     pools = NULL;                    /* CUDA is not usable here */
     atomic_store_explicit(&nvs_pools_may_shrink, false, memory_order_relaxed);
+    atomic_store_explicit(&nvs_pools_keep, false, memory_order_relaxed);
+    memset(kept, 0, sizeof kept);
 }

@@ -2,6 +2,7 @@
 #include "memory/quota/admission.h"
 
 #include "memory/backends/mode.h"
+#include "memory/pools/figures.h"
 #include "memory/quota/deferred.h"
 #include "memory/quota/graph_memory.h"
 #include "memory/quota/quota.h"
@@ -11,13 +12,14 @@
 #include <stdlib.h>
 
 static const uint64_t KEEP_DEFERRED = UINT64_C(64) << 20;
+enum { KEEP_DEFERRED_COUNT = 1024 }; /* each has an event, and a record that is searched */
 
 /* A free by the driver waits for the whole GPU.  So memory that was freed in stream order is kept for the next allocation of its size on that stream
- * (nvs_memory_allocate_in_order), until it exceeds the memory in use. */
+ * (nvs_memory_allocate_in_order), until it exceeds the memory in use, or it is in many pieces. */
 static bool too_much_deferred(uint32_t gpu)
 {
     uint64_t deferred = nvs_registry_deferred_bytes(gpu), charged = atomic_load_explicit(&nvs_ledgers[gpu].charged, memory_order_relaxed); /* see ledger.h */
-    return deferred > KEEP_DEFERRED && deferred > charged / 2;
+    return (deferred > KEEP_DEFERRED && deferred > charged / 2) || nvs_registry_deferred(gpu) > KEEP_DEFERRED_COUNT;
 }
 
 CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes)
@@ -29,7 +31,7 @@ CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes
     if (too_much_deferred(gpu))
         nvs_memory_reap(gpu, false);
     while (!nvs_quota_charge(gpu, *charged_bytes, ask))
-        if (!nvs_memory_reap(gpu, true) && !nvs_graph_memory_trim(gpu)) {
+        if (!nvs_memory_reap(gpu, true) && !nvs_graph_memory_trim(gpu) && !nvs_pools_trim(gpu)) {
             nvs_memory_log_refused(gpu, *charged_bytes, false);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }

@@ -1,7 +1,7 @@
 /* The quota in front of every allocation.
  *
  * An allocation is charged before the call of the driver, and uncharged if that fails.  The charge is the requested size, rounded up to the driver's 512
- * bytes.  The driver's overhead (contexts, code, memory that pools keep) is not charged.  The limit applies to `charged`.  Each registry entry has its own
+ * bytes.  The driver's overhead (contexts, code) is not charged.  The limit applies to `charged`.  Each registry entry has its own
  * charge, which is subtracted at its end.
  */
 #ifndef NVS_QUOTA_H

@@ -289,6 +289,19 @@ def fork_and_stay() -> int:
     return child
 
 
+def short_lived(count: int) -> list[int]:
+    """[CUresult, most bytes in all] with buffers of as many sizes, one at a time, made and freed in stream order."""
+    most, state = 0, Gpu(size=ctypes.sizeof(Gpu))
+    for number in range(count):
+        result, pointer = allocate("cuMemAllocAsync", size_t((1 << 20) + 512 * number), stream)
+        result = result or cuda.cuMemFreeAsync(u64(pointer), stream) or cuda.cuStreamSynchronize(stream)
+        ctypes.CDLL(None).nvshare_gpu_state(0, ctypes.byref(state))
+        if result:
+            return [result, most]
+        most = max(most, state.figures[1])  # allocated
+    return [0, most]
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     "start": start,
     "use": use,
@@ -328,6 +341,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "release": lambda handle: cuda.cuMemRelease(u64(handle)),
     "free": lambda pointer: cuda.cuMemFree_v2(u64(pointer)),
     "free_async": lambda pointer: cuda.cuMemFreeAsync(u64(pointer), stream),
+    "short_lived": short_lived,
     "info": info,
     "attribute": attribute,
     "range": address_range,
