@@ -200,8 +200,8 @@ class Coordinator:
                 Access(self.settings.metrics_token_file, self.settings.metrics_tls_dir),
                 lambda: self.server.run_on_loop(lambda: True),
             )
-        except AccessError as error:  # the file was there before
-            raise StartError(f"metrics_token_file, metrics_tls_dir: {error}") from None
+        except AccessError as error:
+            raise StartError(str(error), 2) from None
         except OSError as error:
             where = f"{self.settings.metrics_address}:{port}"
             raise StartError(f"metrics on {where}: {error.strerror}; choose another --metrics-port") from None

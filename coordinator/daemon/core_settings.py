@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,7 +12,7 @@ from nvshare.coordinator.model.settings import LeaseSettings, MemorySettings, Qu
 from nvshare.coordinator.model.settings import Settings as CoreSettings
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.host_memory import default_budget_bytes
-from nvshare.coordinator.system.web_process import WebError, check_installed, read_token
+from nvshare.coordinator.system.web_process import check_installed, read_token
 from nvshare.scheduler_policies import registry
 
 MIB: Final = 1 << 20
@@ -91,18 +90,14 @@ def check_machine(settings: settings_file.Settings) -> None:
         if settings.metrics_port is not None:
             from nvshare.coordinator.system.http import metrics  # imports Prometheus' client
 
-            socket.getaddrinfo(settings.metrics_address, settings.metrics_port)
-            try:
-                metrics.check(metrics.Access(settings.metrics_token_file, settings.metrics_tls_dir))
-            except metrics.AccessError as error:
-                raise StartError(f"metrics_token_file, metrics_tls_dir: {error}", 2) from None
+            metrics.check(
+                settings.metrics_address, metrics.Access(settings.metrics_token_file, settings.metrics_tls_dir)
+            )
         if settings.web_port is not None:
             check_installed()
             if settings.web_token_file is not None:
                 read_token(settings.web_token_file)
-    except socket.gaierror as error:
-        raise StartError(f"metrics_address: {settings.metrics_address}: {error.strerror}", 2) from None
-    except WebError as error:
+    except ValueError as error:
         raise StartError(str(error), 2) from None
 
 

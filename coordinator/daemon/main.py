@@ -70,7 +70,8 @@ def find_devices(options: Options) -> list[Device]:
     except ValueError as error:
         raise StartError(f"--simulate: {error}", 2) from None
     except NoGpuError as error:
-        remedy = ", or run on a simulated GPU with --simulate" if options.simulate is None else ""
+        alone = options.simulate is None and not options.driver_wait_ns
+        remedy = ", or run on a simulated GPU with --simulate" if alone else ""
         raise StartError(f"{error}{remedy}") from None
     except OSError as error:
         raise StartError(f"{state}: {error.strerror}; remove it or choose another --runtime-dir") from None
@@ -163,7 +164,7 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
 
 def _mark(path: Path) -> None:
     try:
-        path.touch()
+        path.touch(mode=0o600)
     except OSError as error:
         raise runtime_dir.unusable(path, error) from None
 

@@ -67,14 +67,6 @@ class _Connection:
     count: int = 0
 
 
-def _spare_descriptor() -> int:
-    """One that `_refuse_one` may close; -1 if there is none."""
-    try:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return -1
-
-
 class PeerListener:
     """The listening sockets and their connections.  Implements `Outbox`."""
 
@@ -99,7 +91,7 @@ class PeerListener:
         self._users: Counter[int] = Counter()
         """Connections of each user, without those of slots."""
         self._log_at_ns = 0
-        self._spare = _spare_descriptor()
+        self._spare = Path(os.devnull).open("rb")  # noqa: SIM115 - stays open
         self.refusals: Counter[str] = Counter(dict.fromkeys(("full", "user", "slot", "silent", "protocol"), 0))
         """Connections that were refused or cut, by reason."""
         self.listen(path, mode)
@@ -176,9 +168,9 @@ class PeerListener:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._refuse_one(listener):
-                    return  # the peer is gone already
-                continue
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # else the peer is gone already
+                    self._refuse_one(listener)
+                return
             accepted.setblocking(False)
             process, user = peer_of(accepted)
             peer = Peer(process, user, listener.slot)
@@ -199,21 +191,15 @@ class PeerListener:
             self._epoll.register(accepted, select.EPOLLIN)
             self._reply(connection)
 
-    def _refuse_one(self, listener: _Listener) -> bool:
+    def _refuse_one(self, listener: _Listener) -> None:
         """Without a free descriptor: refuses a peer by the spare one, because it would wake the loop for ever."""
+        self._spare.close()
         with contextlib.suppress(OSError):
-            os.close(self._spare)
-        try:
             accepted, _ = listener.socket.accept()
-        except OSError:
-            return False
-        else:
-            process, user = peer_of(accepted)
-            self._count_refusal("full", Peer(process, user, listener.slot), "this process has no free descriptor")
+            peer = Peer(*peer_of(accepted), listener.slot)
             accepted.close()
-            return True
-        finally:
-            self._spare = _spare_descriptor()
+            self._spare = Path(os.devnull).open("rb")  # noqa: SIM115 - stays open
+            self._count_refusal("full", peer, "this process has no free descriptor")
 
     def _crowded(self, listener: _Listener, user: int) -> tuple[str, str] | None:
         """Name and text of the limit that forbids one more connection; None when there is room."""
@@ -416,6 +402,5 @@ class PeerListener:
         for slot in list(self._listening):
             with contextlib.suppress(OSError):
                 self.unlisten(slot)
-        with contextlib.suppress(OSError):
-            os.close(self._spare)
+        self._spare.close()
         self._epoll.close()

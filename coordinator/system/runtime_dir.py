@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import signal
 import socket
 import stat
@@ -124,8 +125,7 @@ def client_directory(environment: Mapping[str, str] | None = None, user_id: int 
     During its restart this user's own running coordinator comes first.
     """
     env = os.environ if environment is None else environment
-    own = own_directory(env, user_id)
-    system = RuntimeDir(SYSTEM_DIRECTORY)
+    own, system = own_directory(env, user_id), RuntimeDir(SYSTEM_DIRECTORY)
     if env.get("NVSHARE_RUNTIME_DIR"):
         return own
     return system if system.answers() or (os.path.exists(system.daemon_mark) and not own.answers()) else own
@@ -222,20 +222,20 @@ def _flock_soon(descriptor: int) -> bool:
 
 def _take_over(descriptor: int) -> bool:
     """Ends an embedded coordinator and takes its lock.  False for another coordinator, or one that does not end."""
-    pid = _pid_in(descriptor)
+    pid = _pid_in(descriptor) or 0
     try:
-        if pid is None or b"--embedded" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+        process = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return False
+    try:
+        if b"--embedded" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
             return False
-        os.kill(pid, signal.SIGTERM)
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        return bool(select.select([process], [], [], _TAKE_OVER_S)[0]) and _flock_soon(descriptor)
     except OSError:
         return False
-    deadline = time.monotonic() + _TAKE_OVER_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        time.sleep(0.005)
-    return False
+    finally:
+        os.close(process)
 
 
 def _is_coordinator(pid: int | None) -> bool:

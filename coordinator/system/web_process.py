@@ -32,7 +32,7 @@ MIN_TOKEN_LENGTH: Final = 16
 MAX_TOKEN_BYTES: Final = 1024
 
 
-class WebError(Exception):
+class WebError(ValueError):
     """The page cannot be served; the text names the remedy."""
 
 

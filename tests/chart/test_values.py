@@ -45,7 +45,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nested paths": ({"hostPaths": {"libraryDirectory": "/run/nvshare/lib"}}, "hostPaths.libraryDirectory"),
     "label of a number": ({"nodeSelector": {"gpu": True}}, "/nodeSelector/gpu"),
     "label that is none": ({"daemonPodLabels": {"a b": "c"}}, "a b"),
-    "label's value that is none": ({"daemonPodLabels": {"a": "c d"}}, "/daemonPodLabels/a"),
     "label of the chart's": ({"daemonPodLabels": {"app.kubernetes.io/component": "x"}}, "app.kubernetes.io/component"),
     "toleration of nothing": ({"tolerations": [{"kee": "a"}]}, "kee"),
     "name that YAML reads as a number": ({"priorityClassName": "123"}, "/priorityClassName"),

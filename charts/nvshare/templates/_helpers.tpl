@@ -231,6 +231,9 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if and $values.networkPolicy.enabled (not $values.networkPolicy.metricsFrom) }}
 {{- fail "networkPolicy.metricsFrom: empty would let everybody in; name who may scrape, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]" }}
 {{- end }}
+{{- range $label := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "nvshare.com/part" }}
+{{- if hasKey $values.daemonPodLabels $label }}{{ fail (printf "daemonPodLabels: %s is the chart's own" $label) }}{{ end }}
+{{- end }}
 {{- $groups := list }}
 {{- range $index, $group := $values.nodeGroups }}
 {{- if has $group.name $groups }}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import sys
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -27,17 +26,7 @@ def install_unit(
 ) -> None:
     """Print a systemd unit for the coordinator, or a sample configuration file."""
     text = (_FOLDER / _FILES[unit]).read_text(encoding="utf-8")
-    programs = Path(sys.executable).parent
-    typer.echo(text.replace("@BIN@", str(programs)), nl=False)
-    if unit == "system" and (closed := closed_to_users(programs)) is not None:
-        typer.echo(
-            f"nvshare-ctl: users cannot read {closed}, and so not nvshare-run: install in /opt/nvshare", err=True
-        )
-
-
-def closed_to_users(path: Path) -> Path | None:
-    """The first folder on the way to `path` that other users may not enter."""
-    return next((each for each in (*reversed(path.parents), path) if not each.stat().st_mode & stat.S_IXOTH), None)
+    typer.echo(text.replace("@BIN@", str(Path(sys.executable).parent)), nl=False)
 
 
 def man(

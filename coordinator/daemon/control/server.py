@@ -86,8 +86,8 @@ class Administration:
             result = _ANSWERS[type(request)](self, request, call)
             if not isinstance(request, (api.Ping, api.Status)):
                 self.changes += 1
-                of = {name: result[name] for name in ("name", "process_id", "slot") if name in result}
-                log.info("user %d: %s", user_id, {**request.model_dump(exclude_none=True), **of})
+                known = {name: result[name] for name in ("name", "process_id", "slot") if name in result}
+                log.info("user %d: %s", user_id, request.model_dump(exclude_none=True) | known)
             return api.encode_result(result)
         except api.ControlError as error:
             return api.encode_error(error)

@@ -27,8 +27,8 @@ log: Final = logging.getLogger("nvshare")
 _PEER_S: Final = 10.0
 
 
-class AccessError(Exception):
-    """Token or certificate cannot be used; the text names the file."""
+class AccessError(ValueError):
+    """Address, token or certificate cannot be used; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class MetricsServer:
             registry = CollectorRegistry(auto_describe=False)
             registry.register(collector)
             self._metrics = make_wsgi_app(registry)
-        certificate = check(access)
+        certificate = check(address, access)
         family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self._server = _Server(family, str(where[0]), port, certificate)
         self._server.set_app(self._answer)
@@ -133,8 +133,12 @@ class _Handler(WSGIRequestHandler):
         """Nothing: a scrape is no event."""
 
 
-def check(access: Access) -> Certificate | None:
-    """Raises AccessError for a token or a certificate that cannot be used."""
+def check(address: str, access: Access) -> Certificate | None:
+    """Raises AccessError for an address, a token or a certificate that cannot be used."""
+    try:
+        socket.getaddrinfo(address, None)
+    except socket.gaierror as error:
+        raise AccessError(f"metrics_address: {address}: {error.strerror}") from None
     if access.token_file is not None:
         _token(Path(access.token_file))
     if access.tls_dir is None:

@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from nvshare import simulated_gpu
+from nvshare.coordinator.daemon.coordinator import Options
+from nvshare.coordinator.daemon.core_settings import StartError
+from nvshare.coordinator.daemon.main import find_devices
 from nvshare.coordinator.system.devices import NoGpuError, discover, load_simulated_nvml
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 
 class NvmlError(Exception):
@@ -91,11 +95,13 @@ def test_a_driver_that_fails_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPa
         discover()
 
 
-def test_a_node_without_cards_is_told_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken if a coordinator without GPUs ran, and every client waited for ever."""
+def test_a_node_without_cards_is_told_of_the_simulation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Broken: a coordinator without GPUs runs, and every client waits; or a command without --simulate advises it."""
     play(monkeypatch, [])
-    with pytest.raises(NoGpuError, match="--simulate"):
+    with pytest.raises(NoGpuError, match=r"no GPU$"):
         discover()
+    with pytest.raises(StartError, match=r"no GPU, or run on a simulated GPU with --simulate$"):
+        find_devices(Options(RuntimeDir(tmp_path)))
 
 
 def test_a_simulation_that_is_not_built_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
