@@ -301,6 +301,8 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCt
 static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
 {
     CUcontext context;
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.capturing, memory_order_relaxed) != 0) && nvs_stream_context(stream) != NULL) /* as in nvs_capture_submitted */
+        nvs_capture_may_join(nvs_stream_gpu(stream), stream, false); /* no drain queries the stream afterwards */
     if (!nvs_stream_leaving(stream, &context)) {
         nvs_capture_lost(stream);
         return CUDA_SUCCESS;
