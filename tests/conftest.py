@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 settings.register_profile("steady", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")  # a slow machine is no failure
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background ignores it, and programs inherit that
 
 logging.raiseExceptions = False  # a command's handler keeps the stream of its test, which is closed when others log
 

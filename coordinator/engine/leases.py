@@ -287,9 +287,12 @@ def client_left(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
 
 
 def _measure_switch(gpu: Gpu, node: Node, seat: Seat, event: Released, now_ns: int) -> None:
-    """Takes samples of the hand-over and the drain.  The client reports the figures, so impossible ones are dropped."""
+    """Takes samples of the hand-over and the drain.
+
+    A drain that failed has no cost.  The client reports the figures, so impossible ones are dropped.
+    """
     granted_at_ns, costs = seat.lease.granted_at_ns, gpu.switching
-    if granted_at_ns is None:
+    if granted_at_ns is None or seat.phase is OVERDUE or not event.drained:
         return
     start_ns, opened_at_ns, drain_ns = seat.lease.handed_over_from_ns, event.opened_at_ns, event.drain_ns
     if start_ns is not None and granted_at_ns <= opened_at_ns <= now_ns and opened_at_ns >= start_ns:

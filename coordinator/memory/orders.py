@@ -284,7 +284,7 @@ def _finish(node: Node, seat: Seat, order: Order, event: MoveProgressed, now_ns:
     failed = event.error != 0 or (short and order.evict)
     gpu.memory.statistics.failed_orders += failed
     seat.moves.statistics.failed_orders += failed
-    hidden_ns = _count_time(gpu, seat, order, now_ns)
+    hidden_ns = _count_time(gpu, seat, order, now_ns, sample=not failed and not order.stalled)
     node.out.append(
         Notify(
             "moved",
@@ -352,8 +352,8 @@ def end_order(gpu: Gpu, seat: Seat) -> None:
     claim(seat)
 
 
-def _count_time(gpu: Gpu, seat: Seat, order: Order, now_ns: int) -> int:
-    """Accounts for the time of an order that is over; returns how much of it was hidden."""
+def _count_time(gpu: Gpu, seat: Seat, order: Order, now_ns: int, *, sample: bool) -> int:
+    """Accounts for the time of an order that is over; returns how much of it was hidden.  `sample`: it is one."""
     whole_ns = now_ns - order.started_ns
     exposed_ns = min(whole_ns, gpu.exposed_clock_ns(now_ns) - order.exposed_before_ns)
     hidden_ns = whole_ns - exposed_ns
@@ -361,6 +361,8 @@ def _count_time(gpu: Gpu, seat: Seat, order: Order, now_ns: int) -> int:
     gpu.memory.statistics.hidden_move_ns += hidden_ns
     seat.moves.statistics.exposed_move_ns += exposed_ns
     seat.moves.statistics.hidden_move_ns += hidden_ns
+    if not sample:
+        return hidden_ns
     if order.evict:
         gpu.switching.hidden.turn_out_ns += hidden_ns
     else:

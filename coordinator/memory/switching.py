@@ -86,7 +86,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         text = f"{gpu.uuid}: memory did not move in time; the next client runs with what is there"
         node.out.append(Log(logging.WARNING, text))
         node.out.append(Notify("late", {"uuid": gpu.uuid, "client": switch.seat.client.client_id}))
-        switch.done = True
+        switch.done = switch.late = True
         return
     seat = switch.seat
     if gpu.reconnecting(now_ns) or (
@@ -148,7 +148,7 @@ def close(node: Node, gpu: Gpu, now_ns: int) -> None:
     elapsed_ns = now_ns - switch.started_ns
     gpu.memory.statistics.moved_ns += elapsed_ns
     out_bytes = gpu.memory.statistics.evicted_bytes - switch.out_before
-    if out_bytes or not switch.fresh:  # allocating new memory is no cost of switching
+    if not switch.late and (out_bytes or not switch.fresh):  # allocating new memory is no cost of switching
         in_bytes = 0 if switch.fresh else gpu.memory.statistics.restored_bytes - switch.in_before
         _count_switch(node, gpu, elapsed_ns, max(out_bytes, in_bytes))
 

@@ -180,3 +180,5 @@ class Switch:
     fresh: bool
     """Nothing of the seat was ever evicted as far as is known: what comes in is new, and not copied."""
     done: bool = False
+    late: bool = False
+    """Ended by its deadline: its time is no measure of a switch."""

@@ -9,7 +9,7 @@
  * pool.
  * Locks held without any other: streams (contexts/streams.c), moves (coord/memory/moves.c), the pipeline of a move
  * (swap/pipeline.c), exports (ipc/export.c), imports (ipc/import.c),
- * connections (ipc/connection.c), marks (inflight/marks.c), captures (inflight/captures.c),
+ * connections (ipc/connection.c), marks (inflight/marks.c), captures (inflight/captures.c), host functions (gate/host_functions.c),
  * ended threads (inflight/pacing.c), figures of pools (memory/pools/figures.c).
  * No other lock exists.
  */

@@ -15,13 +15,16 @@
 
 enum { NVS_FIRST_SLOTS = 16 }; /* most processes need no more */
 enum { NVS_HOT_REALS = 4 };    /* cuLaunchKernel to cuLaunchKernel_ptsz */
+#define NVS_CAPTURE_HOST 0x40000000u /* host functions have been submitted: work in per-thread streams has marks (gate/host_functions.h) */
 #define NVS_CAPTURE_FIRST 0x80000000u /* the marks of the first capture are being made (inflight/captures.c) */
 enum { NVS_POOLS_UNKNOWN, NVS_POOLS_FAST, NVS_POOLS_SLOW }; /* the path of stream-ordered allocations (hooks/memory/pool.c); SLOW is final */
-enum { NVS_STOP_NEVER, NVS_STOP_ALLOWED, NVS_STOPPED };
+enum { NVS_ACTIVE_GPU = 0xff, NVS_ACTIVE_NOWAIT = 0x100, NVS_ACTIVE_HOST = 0x200 }; /* of nvs_slot.active */
+enum { NVS_STOP_NEVER, NVS_STOP_ALLOWED, NVS_STOP_AT_EXIT, NVS_STOPPED };
 
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
 typedef struct nvs_slot {
-    _Alignas(64) _Atomic uint32_t active;    /* 0, or 1 + the GPU of the gated call that the thread is in */
+    _Alignas(64) _Atomic uint32_t active;    /* 0, or 1 + the GPU of the gated call that the thread is in; NVS_ACTIVE_NOWAIT: it has passed without
+                                                a lease; NVS_ACTIVE_HOST alone: the thread is in a host function, and passes all gates */
     struct {                                 /* submissions: gate/gate.h and gate.c; owner thread only */
         uint32_t countdown;                  /* until pacing looks, if it does not look at each */
         uint32_t stride;                     /* the start value of the countdown */

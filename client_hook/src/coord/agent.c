@@ -150,6 +150,11 @@ void nvs_agent_wait_for_lease(uint32_t gpu)
                 stopped = true;
                 break;
             }
+            if (nvs_self != NULL && nvs_self->stop == NVS_STOP_AT_EXIT &&
+                atomic_load_explicit(&nvs_agent_departing, memory_order_acquire) != 0) { /* pairs with at_exit */
+                nvs_self->stop = NVS_STOPPED;
+                break;
+            }
             if (nvs_gate_wait_begin(gpu)) /* again, if a signal handler waited meanwhile and ended the count */
                 nvs_agent_poke();
         }
@@ -174,6 +179,8 @@ static void at_exit(void)
         nvs_agent_poke();
         while (atomic_load_explicit(&nvs_agent_departed, memory_order_acquire) == 0 && nvs_now_ns() < until)
             nvs_futex_wait(&nvs_agent_departed, 0, until);
+        for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+            nvs_gate_kick(gpu); /* for host functions */
     }
     errno = saved;
 }

@@ -11,6 +11,7 @@
 #include "coord/protocol/link.h"
 #include "coord/protocol/wire.gen.h"
 #include "gate/gate.h"
+#include "gate/host_functions.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
 #include "nvshare.h"
@@ -18,6 +19,7 @@
 #include <string.h>
 
 #define SLICE_NS 5000000u /* of a drain */
+#define HOST_FUNCTION_NS 100000000u /* for work that may wait for a host function */
 #define RATED_BUDGET_NS 2000000u /* most work in flight at a limited rate, so that drains are short */
 
 nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
@@ -202,6 +204,8 @@ void nvs_agent_continue_end(uint32_t gpu)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     uint64_t now = nvs_now_ns(), end = mine->lease.end.deadline_ns;
+    if (mine->closing.closed && nvs_host_functions_run(gpu) && end > mine->closing.began_ns + HOST_FUNCTION_NS)
+        end = mine->closing.began_ns + HOST_FUNCTION_NS;
     uint64_t slice = end < now + SLICE_NS ? end : now + SLICE_NS;
     bool overdue;
     if (nvs_moves_busy(gpu)) { /* the lease was granted while memory moved: the gate is still closed */

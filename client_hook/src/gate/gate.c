@@ -242,24 +242,42 @@ void nvs_gate_also_leave(nvs_slot *slot)
         wake_closers();
 }
 
-nvs_slot *nvs_gate_enter_nowait(uint32_t gpu)
+static nvs_slot *enter_as(uint32_t active)
 {
     nvs_slot *slot = nvs_self;
-    if (gpu >= NVS_MAX_GPUS || (slot == NULL && (slot = nvs_slot_register()) == NULL) ||
+    if ((slot == NULL && (slot = nvs_slot_register()) == NULL) ||
         atomic_load_explicit(&slot->active, memory_order_relaxed) != 0) /* written by this thread only */
         return NULL;
-    atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst); /* pairs with nvs_gate_inside */
+    atomic_store_explicit(&slot->active, active, memory_order_seq_cst); /* pairs with nvs_gate_inside */
     return slot;
+}
+
+nvs_slot *nvs_gate_enter_nowait(uint32_t gpu)
+{
+    return gpu < NVS_MAX_GPUS ? enter_as(NVS_ACTIVE_NOWAIT | (gpu + 1)) : NULL;
+}
+
+nvs_slot *nvs_gate_enter_host(void)
+{
+    return enter_as(NVS_ACTIVE_HOST);
 }
 
 void nvs_gate_leave_nowait(nvs_slot *slot)
 {
     if (slot == NULL)
         return;
-    const uint32_t active = atomic_exchange_explicit(&slot->active, 0, memory_order_seq_cst); /* as above; 0: a fork meanwhile */
+    const uint32_t active = atomic_exchange_explicit(&slot->active, 0, memory_order_seq_cst) & NVS_ACTIVE_GPU; /* as above; 0: a fork meanwhile */
     atomic_thread_fence(memory_order_seq_cst); /* pairs with the closer's: it sees 0, or this thread sees CLOSED */
     if (active != 0 && (atomic_load_explicit(&nvs_hot.gates[active - 1], memory_order_seq_cst) & NVS_GATE_CLOSED) != 0)
         wake_closer(&nvs_gates[active - 1]);
+}
+
+bool nvs_gate_lets_on(uint32_t gpu)
+{
+    bool passes = nvs_gate_passes(gpu);
+    for (nvs_slot *at = atomic_load_explicit(&slots, memory_order_acquire); !passes && at != NULL; at = at->next)
+        passes = atomic_load_explicit(&at->active, memory_order_seq_cst) == gpu + 1; /* pairs with nvs_gate_leave; without NVS_ACTIVE_NOWAIT */
+    return passes;
 }
 
 void nvs_gate_init(void)
@@ -346,7 +364,7 @@ nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
 bool nvs_gate_inside(uint32_t gpu)
 {
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
-        if (atomic_load_explicit(&slot->active, memory_order_acquire) == gpu + 1 || /* pairs with nvs_gate_leave */
+        if ((atomic_load_explicit(&slot->active, memory_order_acquire) & NVS_ACTIVE_GPU) == gpu + 1 || /* pairs with nvs_gate_leave */
             (atomic_load_explicit(&slot->also, memory_order_acquire) >> gpu & 1) != 0) /* pairs with nvs_gate_also_leave */
             return true;
     return false;
@@ -357,7 +375,7 @@ bool nvs_gate_in_use(uint32_t gpu)
     if (nvs_gate_waiting(gpu) > 0)
         return true; /* the gate may be open, and they are waking up */
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
-        if (atomic_load_explicit(&slot->active, memory_order_relaxed) == gpu + 1 ||
+        if ((atomic_load_explicit(&slot->active, memory_order_relaxed) & NVS_ACTIVE_GPU) == gpu + 1 ||
             (atomic_load_explicit(&slot->also, memory_order_relaxed) >> gpu & 1) != 0 ||
             atomic_load_explicit(&slot->awaiting, memory_order_relaxed) == gpu + 1) /* a sample, orders nothing */
             return true;

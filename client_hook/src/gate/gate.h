@@ -86,6 +86,11 @@ void nvs_gate_also_leave(nvs_slot *slot);
 nvs_slot *nvs_gate_enter_nowait(uint32_t gpu);
 void nvs_gate_leave_nowait(nvs_slot *slot);
 
+/* Before a host function of the application, whose thread then passes all gates until nvs_gate_leave_nowait.  No closer waits for it. */
+nvs_slot *nvs_gate_enter_host(void);
+/* Between nvs_gate_enter_nowait and its end: the lease is held, since the gate is open, or a call that had passed it is still inside. */
+bool nvs_gate_lets_on(uint32_t gpu);
+
 /* After the launch of a graph, which may be much work.  Pacing looks at each launch of another graph than the last, and at one in
  * NVS_GRAPH_STRIDE of the same graph. */
 static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void *graph)

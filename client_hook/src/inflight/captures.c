@@ -55,6 +55,8 @@ void nvs_capture_mark(uint32_t gpu, CUstream stream, bool per_thread, CUresult r
 {
     const CUstream handle = handle_of(stream, per_thread);
     const bool is_default = handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
+    if (handle == CU_STREAM_LEGACY && !nvs_capturing())
+        return;
     if (is_default && result == CUDA_SUCCESS && gpu < NVS_MAX_GPUS && nvs_config.enabled && !is_captured(handle))
         nvs_mark_stream(1u << gpu, gpu, handle, false);
 }
@@ -100,9 +102,10 @@ static bool is_first(void)
             }
         }
         /* Acquire pairs with the release in nvs_capture_begins. */
-        if (atomic_compare_exchange_weak_explicit(&nvs_hot.capturing, &seen, seen == 0 ? NVS_CAPTURE_FIRST : seen + 1, memory_order_acquire,
+        const bool none = (seen & ~NVS_CAPTURE_HOST) == 0;
+        if (atomic_compare_exchange_weak_explicit(&nvs_hot.capturing, &seen, none ? seen | NVS_CAPTURE_FIRST : seen + 1, memory_order_acquire,
                                                   memory_order_relaxed))
-            return seen == 0;
+            return none;
     }
 }
 
@@ -110,7 +113,7 @@ bool nvs_captures_pause(void)
 {
     /* seq_cst: pairs with await_resume.  Either it sees the pause, or the pause sees the capture. */
     atomic_store_explicit(&paused, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&nvs_hot.capturing, memory_order_seq_cst) == 0)
+    if ((atomic_load_explicit(&nvs_hot.capturing, memory_order_seq_cst) & ~NVS_CAPTURE_HOST) == 0)
         return true;
     nvs_captures_resume();
     return false;
@@ -130,6 +133,15 @@ static void await_resume(void)
         nvs_nap(NAP_NS);
 }
 
+static void begins(void)
+{
+    if (!is_first())
+        return;
+    mark_contexts();
+    /* Release pairs with nvs_capturing: the marks exist before a drain trusts in them. */
+    (void)atomic_fetch_sub_explicit(&nvs_hot.capturing, NVS_CAPTURE_FIRST - 1, memory_order_release);
+}
+
 nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
 {
     const int saved = errno;
@@ -138,11 +150,7 @@ nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
         errno = saved;
         return NULL;
     }
-    if (is_first()) {
-        mark_contexts();
-        /* Release pairs with nvs_capturing: the marks exist before a drain trusts in them. */
-        (void)atomic_fetch_sub_explicit(&nvs_hot.capturing, NVS_CAPTURE_FIRST - 1, memory_order_release);
-    }
+    begins();
     await_resume();
     nvs_capture_may_join(gpu, stream, per_thread);
     errno = saved;
@@ -152,6 +160,17 @@ nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
 static void count_down(void)
 {
     (void)atomic_fetch_sub_explicit(&nvs_hot.capturing, 1, memory_order_relaxed); /* the driver has ended the capture before */
+}
+
+void nvs_captures_mark_threads(void)
+{
+    if ((atomic_load_explicit(&nvs_hot.capturing, memory_order_relaxed) & NVS_CAPTURE_HOST) != 0 || !nvs_config.enabled) /* set once */
+        return;
+    const int saved = errno;
+    begins();
+    (void)atomic_fetch_or_explicit(&nvs_hot.capturing, NVS_CAPTURE_HOST, memory_order_relaxed); /* the count before and after it orders the marks */
+    count_down();
+    errno = saved;
 }
 
 /* Locked. */

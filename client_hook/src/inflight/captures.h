@@ -7,6 +7,7 @@
  *  - before the first capture begins, one mark of each whole context;
  *  - while a capture is open, one mark behind each submission to a default stream;
  *  - before a stream becomes part of a capture, one mark behind the work that it still has.
+ * After the first host function (host_functions.h) submissions to per-thread streams have marks for good, and so has a stream that is destroyed.
  *
  * Non-goals: waiting for work; the captured work (hooks/work/capture.c).
  */
@@ -19,7 +20,8 @@
  * closed the answer can only change to false.  The marks of the whole contexts exist before it is true. */
 static inline bool nvs_capturing(void)
 {
-    return (atomic_load_explicit(&nvs_hot.capturing, memory_order_acquire) & ~NVS_CAPTURE_FIRST) != 0; /* pairs with nvs_capture_begins */
+    const uint32_t flags = NVS_CAPTURE_FIRST | NVS_CAPTURE_HOST;
+    return (atomic_load_explicit(&nvs_hot.capturing, memory_order_acquire) & ~flags) != 0; /* pairs with nvs_capture_begins */
 }
 
 /* Keeps captures from beginning while streams are queried with the gate open: a query beside a capture invalidates it.  False: one is open; nothing may be
@@ -42,6 +44,9 @@ void nvs_capture_ended(CUstream stream, bool per_thread);
 void nvs_capture_lost(CUstream stream);            /* before the stream is destroyed; the driver refuses that while it is captured */
 void nvs_captures_context_gone(CUcontext context); /* it has ended, and the captures on its streams with it */
 void nvs_captures_after_fork(void);                /* in the child: none */
+
+/* From now on work in per-thread default streams has marks, also while no stream is captured.  For a moment the process seems to capture. */
+void nvs_captures_mark_threads(void);
 
 void nvs_capture_mark(uint32_t gpu, CUstream stream, bool per_thread, CUresult result);
 

@@ -9,6 +9,9 @@
  * a graph's work on another GPU than its stream's, which no context of that GPU shows (marks.h).  A drain queries the streams first: a stream
  * that has joined a capture meanwhile has a mark already.
  *
+ * With the gate closed, a stream that a host function holds up is drained (host_functions.h).  The event of the whole context is behind that function, so
+ * the streams are queried, and the marks stand for per-thread default streams.
+ *
  * A context that the program is about to end is skipped while its work runs.  The thread that ends it stays in the gate until the context has
  * ended or is listed again.  The drain waits for that thread, and starts again.
  */
@@ -21,6 +24,7 @@
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
+#include "gate/host_functions.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 
@@ -29,7 +33,20 @@ enum { LOOK_NS = 100000 }; /* for the queries of one context */
 typedef struct look {
     bool pending;   /* something is not done */
     bool capturing; /* a stream is captured: nothing context-wide may be queried */
+    bool holds;     /* a host function holds up a stream that is not done */
+    bool closed;    /* the gate is: such streams are drained */
+    uint32_t graphs; /* streams that host functions of graphs hold up, less those that are not done */
+    CUcontext context;
 } look;
+
+static bool held_up(CUstream stream, look *found)
+{
+    unsigned flags = CU_STREAM_NON_BLOCKING;
+    if (!found->closed)
+        return false;
+    (void)NVS_REAL(cuStreamGetFlags)(stream, &flags);
+    return nvs_host_function_holds(found->context, stream, (flags & CU_STREAM_NON_BLOCKING) == 0) || (found->graphs != 0 && found->graphs-- != 0);
+}
 
 static void look_at(CUstream stream, look *found)
 {
@@ -38,8 +55,11 @@ static void look_at(CUstream stream, look *found)
     if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE)
         found->capturing = true;
     else if ((result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_SUPPORTED) && /* a driver from before captures */
-             NVS_REAL(cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY)
-        found->pending = true; /* any other error: no work runs there */
+             NVS_REAL(cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY) { /* any other error: no work runs there */
+        const bool held = held_up(stream, found);
+        found->holds |= held;
+        found->pending = !held;
+    }
 }
 
 static bool look_at_stream(CUstream stream, void *argument)
@@ -49,9 +69,10 @@ static bool look_at_stream(CUstream stream, void *argument)
     return !found->pending;
 }
 
-static void look_at_streams(CUcontext context, look *found)
+static void look_at_streams(CUcontext context, uint32_t gpu, bool closed, look *found)
 {
-    *found = (look){.capturing = nvs_capturing()};
+    closed = closed && nvs_host_functions_run(gpu);
+    *found = (look){.capturing = nvs_capturing(), .context = context, .closed = closed, .graphs = closed ? nvs_host_functions_of_graphs(gpu) : 0};
     if (!found->capturing)
         look_at(CU_STREAM_LEGACY, found);
     if (!found->pending)
@@ -63,6 +84,7 @@ typedef struct drain {
     bool marks; /* query only the marks of work on that GPU */
     uint64_t upto; /* later marks are of work that was submitted after the drain began */
     uint64_t deadline_ns;
+    bool closed; /* the gate is */
     bool look_only; /* do not wait */
     bool streams_only; /* submit no event */
     nvs_status status;
@@ -131,23 +153,24 @@ static nvs_status drain_context(CUcontext context, const drain *job)
     unsigned looks = 0;
     nvs_status status = NVS_UNAVAILABLE;
     if (job->streams_only) {
-        look_at_streams(context, &found);
+        look_at_streams(context, job->gpu, job->closed, &found);
         return found.pending ? NVS_TIMED_OUT : NVS_OK;
     }
-    if (!job->look_only && !nvs_capturing())
+    const bool held = job->closed && nvs_host_functions_run(job->gpu);
+    if (!job->look_only && !nvs_capturing() && !held)
         status = drain_by_event(context, job->deadline_ns);
     if (status == NVS_TIMED_OUT)
         return status;
     for (;;) {
-        look_at_streams(context, &found);
+        look_at_streams(context, job->gpu, job->closed, &found);
         if (!found.pending)
             break;
         if (job->look_only || !nap(&looks, job->deadline_ns))
             return NVS_TIMED_OUT;
     }
-    if ((status == NVS_OK && sees_contexts()) || found.capturing || nvs_capturing())
+    if ((status == NVS_OK && sees_contexts()) || found.capturing || found.holds || nvs_capturing())
         return NVS_OK;
-    if (job->look_only)
+    if (job->look_only || held)
         return drain_by_event(context, job->deadline_ns) == NVS_TIMED_OUT ? NVS_TIMED_OUT : NVS_OK;
     (void)NVS_REAL(cuCtxSynchronize)(); /* after an error of the application's work nothing runs */
     return NVS_OK;
@@ -200,7 +223,7 @@ nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)
 nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
 {
     for (unsigned looks = 0;;) {
-        drain job = {.gpu = gpu, .deadline_ns = deadline_ns};
+        drain job = {.gpu = gpu, .closed = true, .deadline_ns = deadline_ns};
         const bool all = drain_all(&job);
         const bool ended = job.status == NVS_OK && all && !nvs_gate_inside(gpu);
         if (ended)
@@ -216,7 +239,7 @@ nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
 bool nvs_gpu_idle(uint32_t gpu)
 {
     /* An event on an idle context takes the GPU some microseconds. */
-    drain job = {.gpu = gpu, .deadline_ns = nvs_now_ns() + LOOK_NS, .look_only = true};
+    drain job = {.gpu = gpu, .deadline_ns = nvs_now_ns() + LOOK_NS, .closed = true, .look_only = true};
     return drain_all(&job) && job.status == NVS_OK;
 }
 

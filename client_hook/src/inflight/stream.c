@@ -1,7 +1,8 @@
 /* See stream.h.
  *
  * Every wait has a deadline: the work may depend on a submission that this thread would make next, to another GPU or stream.  After a wait
- * that timed out, the thread waits for that stream again only when its oldest event is done.
+ * that timed out, the thread waits for that stream again only when its oldest event is done, and half as long.  A wait ends when a host
+ * function runs, which may wait for this thread.
  *
  * A program that is alone gets a larger budget step by step (`relief`) when the GPU fell idle after pacing had made the thread wait, unless the
  * thread waited for its work by itself: such a program needs to run ahead.
@@ -12,6 +13,7 @@
 #include "base/process/cancel.h"
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
+#include "gate/host_functions.h"
 
 #include <stdatomic.h>
 
@@ -20,10 +22,11 @@ enum {
     LONGEST_EVERY = 64,  /* an event costs about a fifth of a launch; bounds how late longer kernels are noticed */
     LONE_EVERY = 1024,   /* the same while alone, and not before LONE_GAP_NS */
     GUESSED_EVERY = 16,  /* before a stream has an estimate of its own */
+    MOST_TIMEOUTS = 10,  /* consecutive waits that timed out; the patience is then 0.1 ms */
     MOST_RELIEF = 10,    /* every second one doubles the budget while alone; at this one pacing ends */
     FORGIVEN = 250,      /* harmless waits that take one relief back: more than half a second */
 };
-#define PATIENCE_NS 100000000u      /* beyond twice the estimate */
+#define PATIENCE_NS 100000000u      /* beyond twice the estimate, halved for each wait that timed out */
 #define FIRST_PATIENCE_NS 1000000u  /* while alone, to measure the work */
 #define SHORTEST_NAP_NS 20000u
 #define LONGEST_NAP_NS 2000000u
@@ -206,17 +209,20 @@ static bool wait_for(nvs_pace_stream *entry, uint32_t count, nvs_pace_terms *now
     const uint64_t expected = (uint64_t)(share * pending_ns(entry, now));
     /* While alone, the first waits only measure the work. */
     const bool first = now->lone && entry->estimate.each_ns == 0;
-    const uint64_t guess = 2 * expected + FIRST_PATIENCE_NS;
-    const uint64_t patience = !first ? 2 * expected + PATIENCE_NS : guess < PATIENCE_NS ? guess : PATIENCE_NS;
+    const uint64_t guess = 2 * expected + FIRST_PATIENCE_NS, most = PATIENCE_NS >> entry->pending.timeouts;
+    const uint64_t patience = !first ? 2 * expected + most : guess < most ? guess : most;
     while ((result = NVS_REAL(cuEventQuery)(last)) == CUDA_ERROR_NOT_READY) {
         const uint64_t passed = now->now_ns - began;
-        if (passed > patience) {
-            entry->pending.stuck = !first || now->now_ns - entry->pending.oldest_ns > PATIENCE_NS;
+        const bool host = nvs_host_functions_run(entry->gpu);
+        if (passed > patience || host) {
+            entry->pending.stuck = host || !first || now->now_ns - entry->pending.oldest_ns > PATIENCE_NS;
+            entry->pending.timeouts += !host && entry->pending.stuck && entry->pending.timeouts < MOST_TIMEOUTS;
             return remove_completed(entry, now);
         }
         nap(passed < expected ? expected - passed : passed / 4);
         now->now_ns = nvs_now_ns();
     }
+    entry->pending.timeouts = 0;
     return result == CUDA_SUCCESS && remove_completed(entry, now);
 }
 

@@ -67,6 +67,7 @@ typedef struct nvs_pace_stream {
         uint64_t work_ns; /* and their estimated time */
         uint64_t oldest_ns; /* since when the oldest event has been the oldest */
         bool stuck;     /* a wait has timed out: the next one only after the oldest event is done */
+        uint8_t timeouts; /* consecutive ones */
         CUevent done;   /* the last one that completed, reference of times */
         nvs_pace_event ring[NVS_PACE_RING];
     } pending;

@@ -46,7 +46,7 @@ typedef struct sim_figures { /* of a memory pool, or of a device's graph memory 
 
 typedef struct sim_executor {
     struct sim_stream *busy; /* streams with work */
-    bool started, asleep;
+    bool started, calls_started, asleep;
     uint64_t kernel_end_ns; /* of the kernel that ended last */
 } sim_executor;
 

@@ -7,7 +7,7 @@
 typedef struct sim_thread {
     bool next_per_thread; /* set by a _ptsz or _ptds entry point for the next call */
     bool per_thread;      /* in this call, the NULL stream is the per-thread default stream */
-    bool in_callback;     /* the thread is an executor in a host function: no call is permitted */
+    bool in_callback;     /* the thread runs host functions: no call is permitted */
 } sim_thread;
 
 extern _Thread_local sim_thread nvs_sim_thread;

@@ -96,6 +96,14 @@ SIM_EXPORT CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA
     return CUDA_SUCCESS;
 }
 
+SIM_EXPORT CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
+{
+    NVS_SIM_ENTER_FIND(sim_node *node, find(hNode, CU_GRAPH_NODE_TYPE_HOST, &node));
+    NVS_SIM_CHECK(nodeParams != NULL, CUDA_ERROR_INVALID_VALUE);
+    *nodeParams = (CUDA_HOST_NODE_PARAMS){.fn = node->work.u.host.function, .userData = node->work.u.host.data};
+    return CUDA_SUCCESS;
+}
+
 SIM_EXPORT CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out)
 {
     NVS_SIM_ENTER_FIND(sim_node *node, find(hNode, CU_GRAPH_NODE_TYPE_MEM_FREE, &node));

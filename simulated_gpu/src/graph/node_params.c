@@ -4,6 +4,7 @@
 static CUresult set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *params)
 {
     NVS_SIM_TRY(nvs_sim_kernel_work(params, &node->work));
+    NVS_SIM_CHECK(node->work.kind == OP_KERNEL, CUDA_ERROR_NOT_SUPPORTED);
     const sim_function *function = (const sim_function *)(const void *)params->func; /* nvs_sim_kernel_work has checked it */
     sim_context **context = &node->work.u.kernel.context;
     if (function != NULL && function->module->context != NULL) /* the given context is ignored */

@@ -34,13 +34,17 @@ CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *ou
     uint64_t given[3] = {0};
     *out = (sim_work){.kind = OP_KERNEL, .duration_ns = nvs_sim_settings.kernel_ns,
                       .u.kernel = {.symbol = function->name, .demand = nvs_sim_settings.demand}};
-    static const size_t parameters[] = {[KERNEL_BUSY] = 1, [KERNEL_PART] = 2, [KERNEL_COPY] = 3};
+    static const size_t parameters[] = {[KERNEL_BUSY] = 1, [KERNEL_PART] = 2, [KERNEL_CALL] = 2, [KERNEL_COPY] = 3};
     if (function->model == KERNEL_OPAQUE || !read_parameters(launch, given, parameters[function->model]))
         return CUDA_SUCCESS;
     if (function->model == KERNEL_COPY) {
         out->u.kernel.to = given[0];
         out->u.kernel.from = given[1];
         out->u.kernel.bytes = 4 * given[2];
+        return CUDA_SUCCESS;
+    }
+    if (function->model == KERNEL_CALL) {
+        *out = (sim_work){.kind = OP_HOST, .u.host = {.function = (CUhostFn)(uintptr_t)given[0], .data = (void *)(uintptr_t)given[1]}};
         return CUDA_SUCCESS;
     }
     out->duration_ns = given[0];

@@ -24,6 +24,7 @@ enum sim_kernel_model {
     KERNEL_OPAQUE, /* the default duration and demand */
     KERNEL_BUSY,   /* nvs_busy(duration) */
     KERNEL_PART,   /* nvs_part(duration, demand in millionths of the multiprocessors) */
+    KERNEL_CALL,   /* nvs_call(function, data): ends when this function on the host has returned */
     KERNEL_COPY,   /* nvs_copy(target, source, count): copies words of 4 bytes */
 };
 

@@ -28,7 +28,7 @@ CUresult nvs_sim_function_named(sim_module *module, const char *name, sim_functi
     static const struct {
         const char *name;
         enum sim_kernel_model model;
-    } known[] = {{"nvs_busy", KERNEL_BUSY}, {"nvs_part", KERNEL_PART}, {"nvs_copy", KERNEL_COPY}};
+    } known[] = {{"nvs_busy", KERNEL_BUSY}, {"nvs_part", KERNEL_PART}, {"nvs_copy", KERNEL_COPY}, {"nvs_call", KERNEL_CALL}};
     NVS_SIM_CHECK(out != NULL && name != NULL && *name != '\0', CUDA_ERROR_INVALID_VALUE);
     for (sim_function *one = module->functions; one != NULL; one = one->next)
         if (strcmp(one->name, name) == 0) {

@@ -3,6 +3,7 @@
  * One thread per device, started with the first work, runs the heads of the queues whose dependencies are met.
  * start = the latest of submission, end of the stream's previous work, and end of the dependencies; end = start + duration,
  * or later for a kernel that shares the GPU with other programs (kernel_time.c).
+ * A second thread runs the host functions, one at a time as driver 580 does; other streams go on meanwhile.
  * A late wake-up of the thread delays an effect, but no start or end.  The effect of work (bytes, callbacks, events) happens at its
  * end, and its trace record follows.
  */
@@ -16,6 +17,7 @@
 sim_stream_hooks nvs_sim_stream_hooks;
 
 static uint64_t sequence;  /* of the newest operation */
+static pthread_cond_t calls_changed = PTHREAD_COND_INITIALIZER;
 static uint32_t transfers; /* effects that move bytes without the lock */
 static sim_op *spare_ops;
 
@@ -78,16 +80,63 @@ static uint16_t trace_kind(const sim_op *op)
     }
 }
 
-static void call_host(const sim_work *work)
+static sim_op *next_call(const sim_device *device)
 {
-    pthread_mutex_unlock(&nvs_sim_lock);
+    sim_stream *stream = device->executor.busy;
+    while (stream != NULL && (stream->queue.head == NULL || !stream->queue.head->calling))
+        stream = stream->queue.next_busy;
+    return stream != NULL ? stream->queue.head : NULL;
+}
+
+/* The role of the second thread. */
+static void *call_hosts(void *argument)
+{
+    sim_device *device = argument;
     nvs_sim_thread.in_callback = true;
-    if (work->kind == OP_HOST)
-        work->u.host.function(work->u.host.data);
-    else
-        work->u.host.callback(work->u.host.stream, CUDA_SUCCESS, work->u.host.data);
-    nvs_sim_thread.in_callback = false;
     pthread_mutex_lock(&nvs_sim_lock);
+    for (;;) {
+        sim_op *op;
+        while ((op = next_call(device)) == NULL)
+            pthread_cond_wait(&calls_changed, &nvs_sim_lock);
+        const sim_host_call host = op->work.u.host;
+        pthread_mutex_unlock(&nvs_sim_lock);
+        if (host.function != NULL)
+            host.function(host.data);
+        else
+            host.callback(host.stream, CUDA_SUCCESS, host.data);
+        pthread_mutex_lock(&nvs_sim_lock);
+        op->calling = false;
+        op->called = true;
+        op->end_ns = nvs_sim_now_ns(); /* a host function takes real time */
+        nvs_sim_wake(device);
+    }
+    return NULL;
+}
+
+static bool start_thread(void *(*role)(void *), sim_device *device)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    /* The application's own threads handle its signals. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const bool started = pthread_create(&thread, NULL, role, device) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (started)
+        pthread_detach(thread);
+    return started;
+}
+
+/* True: the operation ends when its host function has returned. */
+static bool calls_host(sim_device *device, const sim_stream *stream, sim_op *op)
+{
+    if ((op->work.kind != OP_HOST && op->work.kind != OP_CALLBACK) || op->called || stream->context->error != CUDA_SUCCESS)
+        return false;
+    if (!device->executor.calls_started && !(device->executor.calls_started = start_thread(call_hosts, device)))
+        return false;
+    op->calling = true;
+    pthread_cond_broadcast(&calls_changed);
+    return true;
 }
 
 static CUresult run(sim_stream *stream, sim_op *op)
@@ -96,14 +145,12 @@ static CUresult run(sim_stream *stream, sim_op *op)
     case OP_EMPTY:
     case OP_WAIT:
     case OP_ALLOCATE:
+    case OP_HOST:
+    case OP_CALLBACK:
         return CUDA_SUCCESS;
     case OP_RECORD:
         op->work.u.fence->done = true;
         op->work.u.fence->end_ns = op->end_ns;
-        return CUDA_SUCCESS;
-    case OP_HOST:
-    case OP_CALLBACK:
-        call_host(&op->work);
         return CUDA_SUCCESS;
     default:
         return nvs_sim_stream_hooks.effect(stream, &op->work);
@@ -133,8 +180,6 @@ static void complete(sim_stream *stream, sim_op *op)
         result = run(stream, op);
     if (result != CUDA_SUCCESS)
         stream->context->error = device->error = result;
-    if (op->work.kind == OP_HOST || op->work.kind == OP_CALLBACK)
-        op->end_ns = nvs_sim_now_ns(); /* a host function takes real time */
     report(op);
     if (kind != 0) {
         const nvs_sim_record record = {.kind = kind, .stream = stream->id, .start_ns = op->start_ns, .end_ns = op->end_ns,
@@ -187,7 +232,7 @@ static sim_stream *next_to_end(const sim_device *device)
     sim_stream *first = NULL;
     for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->queue.next_busy) {
         const sim_op *op = stream->queue.head;
-        if (op != NULL && op->started && (first == NULL || op->end_ns < first->queue.head->end_ns))
+        if (op != NULL && op->started && !op->calling && (first == NULL || op->end_ns < first->queue.head->end_ns))
             first = stream;
     }
     return first;
@@ -206,7 +251,8 @@ static void *execute(void *argument)
         const uint64_t now_ns = nvs_sim_time_kernels(device, &check_ns);
         sim_stream *stream = next_to_end(device);
         if (stream != NULL && stream->queue.head->end_ns <= now_ns) {
-            complete(stream, stream->queue.head);
+            if (!calls_host(device, stream, stream->queue.head))
+                complete(stream, stream->queue.head);
             continue;
         }
         if (stream != NULL && stream->queue.head->end_ns < check_ns)
@@ -220,19 +266,8 @@ static void *execute(void *argument)
 
 static CUresult wake_executor(sim_device *device)
 {
-    if (!device->executor.started) {
-        pthread_t thread;
-        sigset_t all, before;
-        /* The application's own threads handle its signals. */
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        int failed = pthread_create(&thread, NULL, execute, device);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (failed != 0)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        pthread_detach(thread);
-        device->executor.started = true;
-    }
+    if (!device->executor.started && !(device->executor.started = start_thread(execute, device)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     nvs_sim_wake(device);
     return CUDA_SUCCESS;
 }

@@ -16,6 +16,7 @@ typedef struct sim_op {
     uint64_t sequence, submitted_ns, start_ns, end_ns;
     uint64_t clock_end_ns; /* end of a started kernel on the clock of its program (device/slices.c); 0: not yet known */
     bool started;
+    bool calling, called; /* a host function runs, or is next to run; it has returned */
     bool counts; /* occupies a place in the launch queue of the stream */
     bool graph;
     uint32_t call; /* number of the submitting call; set, like the symbol, only while there is an observer */

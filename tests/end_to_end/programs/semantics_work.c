@@ -1,6 +1,8 @@
 /* Contexts, captures, graphs, kinds of launches, while the GPU is shared.  See semantics.h. */
 #include "semantics.h"
 
+#include <pthread.h>
+
 #include <poll.h>
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* cuCtxDetach, which old programs call */
@@ -366,6 +368,33 @@ static void CUDA_CB note_status(CUstream stream, CUresult status, void *data)
     order[*(unsigned *)data] += status == CUDA_SUCCESS;
 }
 
+static pthread_mutex_t submitting = PTHREAD_MUTEX_INITIALIZER;
+
+static void note_locked(void *data)
+{
+    pthread_mutex_lock(&submitting);
+    note(data);
+    pthread_mutex_unlock(&submitting);
+}
+
+/* A host function waits for a lock that the thread holds while it submits, as Python's lock is held by extension modules. */
+static void host_locks(void)
+{
+    static unsigned number = 0;
+    begin();
+    CUstream stream = new_stream();
+    for (unsigned i = 0; i < 40; i++) {
+        pthread_mutex_lock(&submitting);
+        OK(launch(stream, 500000));
+        OK(cuLaunchHostFunc(stream, note_locked, &number));
+        OK(launch(stream, 500000));
+        OK(launch(NULL, 100000));
+        pthread_mutex_unlock(&submitting);
+    }
+    OK(cuStreamSynchronize(stream));
+    CHECK(order[0] == 40, "host functions ran %u times, not 40", order[0]);
+}
+
 static void host_callbacks(void)
 {
     static unsigned numbers[] = {0, 1, 2};
@@ -461,7 +490,7 @@ int main(int count, char **arguments)
         {"detached_context", detached_context}, {"module_unload", module_unload}, {"capture_modes", capture_modes},
         {"capture_to_graph", capture_to_graph}, {"graph_edits", graph_edits}, {"memory_nodes", memory_nodes},
         {"ordered_memory", ordered_memory}, {"launches", launches}, {"host_callbacks", host_callbacks}, {"bounds", bounds},
-        {"rival", rival}, {"absent_gpus", absent_gpus}, {NULL, NULL},
+        {"host_locks", host_locks}, {"rival", rival}, {"absent_gpus", absent_gpus}, {NULL, NULL},
     };
     return run_case(cases, count, arguments);
 }

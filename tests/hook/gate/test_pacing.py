@@ -33,7 +33,10 @@ def run(program: Path, scenario: str, regime: str) -> None:
 @pytest.mark.parametrize("regime", ["alone", "paced"])
 @pytest.mark.parametrize(
     "scenario",
-    ["kernels", "long-kernels", "streams", "graphs", "long-graphs", "threads", "blocked", "blocked-at-first"],
+    [
+        *("kernels", "long-kernels", "streams", "graphs", "long-graphs", "threads"),
+        *("blocked", "blocked-at-first", "blocked-again", "behind-host-function"),
+    ],
 )
 def test_bounds(check: Path, scenario: str, regime: str) -> None:
     """Broken: a revoke waits for more than the budget, the GPU falls idle for it, or a program is held up for good."""

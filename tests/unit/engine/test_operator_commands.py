@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import pytest
+
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Log, RecordLease
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
@@ -106,6 +108,22 @@ def test_the_automatic_quantum_follows_the_measured_cost() -> None:
     gpu = harness.gpu_snapshot()
     # 20 ms of drain per switch at 5 %: 380 ms.
     assert 370 * MILLISECOND_NS <= gpu.rules.quantum_ns <= 390 * MILLISECOND_NS
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "late"])
+def test_a_failed_drain_does_not_change_the_automatic_quantum(late: bool) -> None:
+    """Broken: one program that hangs would give all others turns of seconds."""
+    harness = one_gpu(quantum_ns=None)
+    a = harness.client(wanted=True)
+    harness.client(wanted=True)
+    harness.until(lambda: a.seat().phase == "revoking")
+    granted_ns = harness.clock.now_ns
+    harness.until(lambda: a.seat().phase == "overdue") if late else harness.milliseconds(9999)
+    a.release(drained=False, drain_ns=harness.clock.now_ns - granted_ns)
+    assert a.seat().statistics.overdue == 1
+    gpu = harness.gpu_snapshot()
+    assert gpu.rules.quantum_ns == 100 * MILLISECOND_NS, "as before anything is measured"
+    assert gpu.leases.recent_drains_ns == ()
 
 
 def test_the_automatic_quantum_is_bounded() -> None:

@@ -226,6 +226,16 @@ def test_the_next_client_may_be_paused_while_memory_moves_for_it() -> None:
     assert b.seat().phase == "waiting"
 
 
+def test_a_late_switch_is_no_sample() -> None:
+    """Broken: one client that hangs with its memory would give all others turns of seconds."""
+    harness, a, b = oversubscribed()
+    a.moved(a.take(messages.Evict)[0].order_id, 10, finished=False)
+    harness.advance(SECOND_NS)
+    assert b.granted() is not None
+    assert harness.gpu_snapshot().moves.late_switches == 1
+    assert harness.gpu_snapshot().rules.switch_cost_ns == 0
+
+
 def test_a_move_that_takes_too_long_is_not_waited_for() -> None:
     """Broken: invariant 10 for memory, a hung client would hang the others by not moving."""
     harness, a, b = oversubscribed()

@@ -307,6 +307,8 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCt
 static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
 {
     CUcontext context;
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.capturing, memory_order_relaxed) != 0) && nvs_stream_context(stream) != NULL) /* as in nvs_capture_submitted */
+        nvs_capture_may_join(nvs_stream_gpu(stream), stream, false); /* no drain queries the stream afterwards */
     nvs_capture_lost(stream); /* now: another stream may have this handle when the driver returns */
     const CUresult result = nvs_stream_leaving(stream, &context) ? real(stream) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS && context != NULL)

@@ -4,8 +4,8 @@
  * the lease and runs inside the gate.  Memory of another GPU that a node names is found here (hooks/memory/operands.h), because a launch names
  * no memory.  Captured calls are gated themselves.
  *
- * In all modes, the calls that add a node report its GPU (hooks/work/graph_gpus.h), and those that instantiate and destroy graphs charge the memory that
- * graphs allocate (memory/quota/graph_memory.h).
+ * In all modes, host nodes get a function of ours (gate/host_functions.h), the calls that add a node report its GPU (hooks/work/graph_gpus.h), and
+ * those that instantiate and destroy graphs charge the memory that graphs allocate (memory/quota/graph_memory.h).
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -13,8 +13,10 @@
 #include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
+#include "gate/host_functions.h"
 #include "hooks/memory/operands.h"
 #include "hooks/work/graph_gpus.h"
+#include "inflight/captures.h"
 #include "memory/quota/graph_executables.h"
 #include "memory/quota/graph_memory.h"
 #include "swap/swap.h"
@@ -142,8 +144,26 @@ static CUresult added(CUresult result, named what)
     return result;
 }
 
+static CUDA_HOST_NODE_PARAMS ours(const CUDA_HOST_NODE_PARAMS *params)
+{
+    nvs_captures_mark_threads();
+    nvs_host_function *const made = params->fn != NULL ? nvs_host_function_in_graph(nvs_current_gpu(), params->fn, params->userData) : NULL;
+    return made != NULL ? (CUDA_HOST_NODE_PARAMS){.fn = nvs_host_function_run, .userData = made} : *params;
+}
+
+static CUgraphNodeParams *with_ours(CUgraphNodeParams *params, CUgraphNodeParams *copy)
+{
+    if (params == NULL || params->type != CU_GRAPH_NODE_TYPE_HOST)
+        return params;
+    const CUDA_HOST_NODE_PARAMS made = ours(&(CUDA_HOST_NODE_PARAMS){.fn = params->host.fn, .userData = params->host.userData});
+    *copy = *params;
+    copy->host.fn = made.fn;
+    copy->host.userData = made.userData;
+    return copy;
+}
+
 /* `of`: the memory that the edit names. */
-#define NVS_EDIT(symbol, parameters, arguments, of)                                                                     \
+#define NVS_EDIT_AFTER(before, symbol, parameters, arguments, of)                                                       \
     static CUresult edit_##symbol parameters                                                                            \
     {                                                                                                                   \
         if (NVS_LIKELY(!nvs_operands_matter()))                                                                                   \
@@ -159,10 +179,14 @@ static CUresult added(CUresult result, named what)
     }                                                                                                                   \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                                                                       \
     {                                                                                                                   \
+        before;                                                                                                         \
         const CUresult result = edit_##symbol arguments;                                                                \
         NVS_MAY_ALLOCATE();                                                                                             \
         return hGraph != NULL && NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) ? added(result, of) : result;               \
     }
+#define NVS_EDIT(symbol, parameters, arguments, of) NVS_EDIT_AFTER(, symbol, parameters, arguments, of)
+#define NVS_EDIT_ANY(symbol, parameters, arguments) \
+    NVS_EDIT_AFTER(CUgraphNodeParams host; nodeParams = with_ours(nodeParams, &host), symbol, parameters, arguments, of_params(nodeParams))
 #define OF_COPY(where, parameters) ((named){.context = (where), .copy = (parameters)})
 #define OF_FILL(where, parameters) ((named){.context = (where), .fill = target_of(parameters)})
 
@@ -178,19 +202,19 @@ NVS_EDIT(cuGraphAddBatchMemOpNode,
          (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies,
           const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams),
          (phGraphNode, hGraph, dependencies, numDependencies, nodeParams), of_values(nodeParams))
-NVS_EDIT(cuGraphAddNode,
+NVS_EDIT_ANY(cuGraphAddNode,
          (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphNodeParams *nodeParams),
-         (phGraphNode, hGraph, dependencies, numDependencies, nodeParams), of_params(nodeParams))
-NVS_EDIT(cuGraphAddNode_v2,
+         (phGraphNode, hGraph, dependencies, numDependencies, nodeParams))
+NVS_EDIT_ANY(cuGraphAddNode_v2,
          (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
           size_t numDependencies, CUgraphNodeParams *nodeParams),
-         (phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams), of_params(nodeParams))
+         (phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams))
 NVS_EDIT(cuGraphMemcpyNodeSetParams, (CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams), (hNode, nodeParams), OF_COPY(NULL, nodeParams))
 NVS_EDIT(cuGraphMemsetNodeSetParams, (CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *nodeParams), (hNode, nodeParams),
          OF_FILL(NULL, nodeParams))
 NVS_EDIT(cuGraphBatchMemOpNodeSetParams, (CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams), (hNode, nodeParams),
          of_values(nodeParams))
-NVS_EDIT(cuGraphNodeSetParams, (CUgraphNode hNode, CUgraphNodeParams *nodeParams), (hNode, nodeParams), of_params(nodeParams))
+NVS_EDIT_ANY(cuGraphNodeSetParams, (CUgraphNode hNode, CUgraphNodeParams *nodeParams), (hNode, nodeParams))
 NVS_EDIT(cuGraphExecMemcpyNodeSetParams, (CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx),
          (hGraphExec, hNode, copyParams, ctx), OF_COPY(ctx, copyParams))
 NVS_EDIT(cuGraphExecMemsetNodeSetParams,
@@ -199,14 +223,14 @@ NVS_EDIT(cuGraphExecMemsetNodeSetParams,
 NVS_EDIT(cuGraphExecBatchMemOpNodeSetParams,
          (CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams), (hGraphExec, hNode, nodeParams),
          of_values(nodeParams))
-NVS_EDIT(cuGraphExecNodeSetParams, (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams),
-         (hGraphExec, hNode, nodeParams), of_params(nodeParams))
+NVS_EDIT_ANY(cuGraphExecNodeSetParams, (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams),
+         (hGraphExec, hNode, nodeParams))
 #if CUDA_VERSION >= 13040
-NVS_EDIT(cuGraphAddNode_v3,
+NVS_EDIT_ANY(cuGraphAddNode_v3,
          (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
           size_t numDependencies, CUgraphNodeParams *nodeParams),
-         (phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams), of_params(nodeParams))
-NVS_EDIT(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nodeParams), (hNode, nodeParams), of_params(nodeParams))
+         (phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams))
+NVS_EDIT_ANY(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nodeParams), (hNode, nodeParams))
 #endif
 
 /* The driver compares the memory of old and new nodes, which the call does not name.  So an update needs the leases that a launch needs. */
@@ -248,6 +272,54 @@ NVS_EXPORT CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *phGraphNode, CU
     node_added(result, result == CUDA_SUCCESS && nodeParams->func == NULL ? nodeParams->ctx : NULL);
     return result;
 }
+
+/* ---- Host functions: queries return the application's own ---- */
+
+static void restore(CUhostFn *function, void **data)
+{
+    const nvs_host_function *const made = *data;
+    if (*function != nvs_host_function_run)
+        return;
+    *function = made->function;
+    *data = made->data;
+}
+
+#define NVS_NAMES_HOST(symbol, parameters, arguments)                                 \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                     \
+    {                                                                                 \
+        CUDA_HOST_NODE_PARAMS made;                                                   \
+        if (nodeParams != NULL) {                                                     \
+            made = ours(nodeParams);                                                  \
+            nodeParams = &made;                                                       \
+        }                                                                             \
+        return NVS_REAL(symbol) arguments;                                            \
+    }
+
+NVS_NAMES_HOST(cuGraphAddHostNode,
+               (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies,
+                const CUDA_HOST_NODE_PARAMS *nodeParams),
+               (phGraphNode, hGraph, dependencies, numDependencies, nodeParams))
+NVS_NAMES_HOST(cuGraphHostNodeSetParams, (CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams), (hNode, nodeParams))
+NVS_NAMES_HOST(cuGraphExecHostNodeSetParams, (CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams),
+               (hGraphExec, hNode, nodeParams))
+
+NVS_EXPORT CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
+{
+    const CUresult result = NVS_REAL(cuGraphHostNodeGetParams)(hNode, nodeParams);
+    if (result == CUDA_SUCCESS)
+        restore(&nodeParams->fn, &nodeParams->userData);
+    return result;
+}
+
+#if CUDA_VERSION >= 13020
+NVS_EXPORT CUresult CUDAAPI cuGraphNodeGetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams)
+{
+    const CUresult result = NVS_REAL(cuGraphNodeGetParams)(hNode, nodeParams);
+    if (result == CUDA_SUCCESS && nodeParams->type == CU_GRAPH_NODE_TYPE_HOST)
+        restore(&nodeParams->host.fn, &nodeParams->host.userData);
+    return result;
+}
+#endif
 
 /* ---- Memory that graphs allocate ---- */
 

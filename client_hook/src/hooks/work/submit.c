@@ -6,12 +6,15 @@
 #include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
+#include "gate/host_functions.h"
 #include "hooks/memory/operands.h"
 #include "hooks/work/graph_gpus.h"
 #include "inflight/captures.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
 #include "memory/pools/figures.h"
+
+#include <stdlib.h>
 
 /* A compile-time constant. */
 #define NVS_IS_GRAPH(name) (__builtin_strncmp(name, "cuGraphLaunch", sizeof "cuGraphLaunch" - 1) == 0)
@@ -135,6 +138,69 @@ static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream
 #define NVS_THUNK(symbol, since, reason)
 #define NVS_FOREIGN(symbol, since, reason)
 #include "driver/cuda_api.def"
+
+/* ---- Host functions: the driver gets a function of ours (gate/host_functions.h) ---- */
+
+/* A captured function becomes a node of a graph, and runs at each launch. */
+static nvs_host_function *queued(uint32_t gpu, CUstream stream, bool per_thread, CUhostFn function, CUstreamCallback callback, void *data)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    nvs_captures_mark_threads();
+    if (function != NULL && nvs_capturing() &&
+        ((per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz) : NVS_REAL(cuStreamIsCapturing))(stream, &status) != CUDA_SUCCESS ||
+         status != CU_STREAM_CAPTURE_STATUS_NONE))
+        return nvs_host_function_in_graph(gpu, function, data);
+    nvs_host_function what = {.function = function, .callback = callback, .data = data, .gpu = gpu, .stream = stream};
+    unsigned flags = CU_STREAM_NON_BLOCKING;
+    if (stream == NULL)
+        what.stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+    if (!NVS_HAS(cuStreamGetCtx) || NVS_REAL(cuStreamGetCtx)(what.stream, &what.context) != CUDA_SUCCESS)
+        (void)NVS_REAL(cuCtxGetCurrent)(&what.context);
+    (void)NVS_REAL(cuStreamGetFlags)(what.stream, &flags);
+    what.blocking = (flags & CU_STREAM_NON_BLOCKING) == 0;
+    return nvs_host_function_queued(&what);
+}
+
+#define NVS_QUEUES(symbol, parameters, function, callback, given, ours, arguments) \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                 \
+    {                                                                             \
+        const uint32_t gpu = nvs_stream_gpu(hStream);                             \
+        bool stopped = false;                                                     \
+        nvs_slot *const slot = nvs_gate_enter_stoppable(gpu, &stopped);           \
+        if (NVS_UNLIKELY(stopped))                                                \
+            return NVS_STOPPED_RESULT;                                            \
+        nvs_host_function *const made = queued(gpu, hStream, NVS_PER_THREAD(#symbol), function, callback, userData); \
+        if (made != NULL) {                                                       \
+            given = ours;                                                         \
+            userData = made;                                                      \
+        }                                                                         \
+        const CUresult result = NVS_REAL(symbol) arguments;                       \
+        if (result != CUDA_SUCCESS && made != NULL && made->stream != NULL)       \
+            free(made);                                                           \
+        nvs_capture_submitted(gpu, hStream, NVS_PER_THREAD(#symbol), result);     \
+        nvs_gate_leave(slot, gpu);                                                \
+        return result;                                                            \
+    }
+
+#define NVS_QUEUES_FUNCTION(symbol) \
+    NVS_QUEUES(symbol, (CUstream hStream, CUhostFn fn, void *userData), fn, NULL, fn, nvs_host_function_run, (hStream, fn, userData))
+#define NVS_QUEUES_FUNCTION_V2(symbol)                                                                                              \
+    NVS_QUEUES(symbol, (CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode), fn, NULL, fn, nvs_host_function_run, \
+               (hStream, fn, userData, syncMode))
+#define NVS_QUEUES_CALLBACK(symbol)                                                                                                 \
+    NVS_QUEUES(symbol, (CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags), NULL, callback, callback, \
+               nvs_host_function_run_callback, (hStream, callback, userData, flags))
+
+NVS_QUEUES_FUNCTION(cuLaunchHostFunc)
+NVS_QUEUES_FUNCTION(cuLaunchHostFunc_ptsz)
+NVS_QUEUES_CALLBACK(cuStreamAddCallback)
+NVS_QUEUES_CALLBACK(cuStreamAddCallback_ptsz)
+#if CUDA_VERSION >= 13020
+NVS_QUEUES_FUNCTION_V2(cuLaunchHostFunc_v2)
+NVS_QUEUES_FUNCTION_V2(cuLaunchHostFunc_v2_ptsz)
+#endif
+
+/* ---- Waits ---- */
 
 /* These submit nothing and pass no gate.  They tell the agent that the program is not idle, and pacing that the thread has synchronised. */
 #define NVS_WAITS(symbol, parameters, arguments, gpu_of_call)    \

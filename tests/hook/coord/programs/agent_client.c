@@ -4,8 +4,14 @@
  *   launch NS          one kernel of so many nanoseconds on the default stream: "launched"
  *   background NS      the same by a thread of its own: "begun" at once, "background launched" when it is through
  *   count N NS         so many kernels, one after the other: "counted"
- *   block              work on the default stream that ends at `unblock`: "blocked"
+ *   block              a kernel on the default stream that ends at `unblock`: "blocked"
  *   block-apart        the same on the per-thread default stream of a thread of its own: "blocked"
+ *   host KIND          the same, a host function on a stream of its own, behind it a kernel: "blocked".  KIND: 0 a function, 1 a callback,
+ *                      2 captured, 3 a node of a graph
+ *   behind             a kernel on another stream, behind the kernel of the last `host`: "launched"
+ *   copy-behind        a host function on the default stream that ends at `unblock`, and by a thread of its own a copy that waits for it: "begun"
+ *                      at once, "copied" at its end
+ *   driven             "driven 0" before the host function runs, "driven 1" while it runs, then "driven " and the driver's answer to its call
  *   unblock            "unblocked"
  *   storm T N          T threads, N kernels of 20 us each: "stormed" when all are through
  *   sync               wait for the device: "synchronised"
@@ -39,12 +45,15 @@
 
 #include "nvshare.h"
 
-static CUfunction busy;
+static CUfunction busy, call;
 static CUcontext context;
+static CUstream hosted;
+static _Atomic int driven;
 static sem_t unblocked;
 
 static const char image[] = ".version 8.0\n.target sm_90\n.address_size 64\n"
-                            ".visible .entry nvs_busy(.param .u64 ns) { ret; }\n";
+                            ".visible .entry nvs_busy(.param .u64 ns) { ret; }\n"
+                            ".visible .entry nvs_call(.param .u64 function, .param .u64 data) { ret; }\n";
 
 static void say(const char *format, ...)
 {
@@ -65,6 +74,7 @@ static int begin(int gpu)
     return cuInit(0) == CUDA_SUCCESS && cuDeviceGet(&device, gpu) == CUDA_SUCCESS &&
            cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS &&
            cuModuleLoadData(&module, image) == CUDA_SUCCESS &&
+           cuModuleGetFunction(&call, module, "nvs_call") == CUDA_SUCCESS &&
            cuModuleGetFunction(&busy, module, "nvs_busy") == CUDA_SUCCESS;
 }
 
@@ -80,6 +90,94 @@ static void wait_for_unblock(void *argument)
     }
 }
 
+static CUresult block(CUstream stream)
+{
+    CUhostFn function = wait_for_unblock;
+    uint64_t data = 0;
+    void *parameters[] = {&function, &data};
+    return cuLaunchKernel(call, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+}
+
+/* The simulated driver permits no call. */
+static void wait_in_host_function(void *argument)
+{
+    CUdeviceptr memory;
+    driven = 1;
+    wait_for_unblock(argument);
+    driven = (int)cuMemAlloc(&memory, 16);
+}
+
+static void wait_in_callback(CUstream stream, CUresult status, void *argument)
+{
+    if (stream == hosted && status == CUDA_SUCCESS)
+        wait_in_host_function(argument);
+}
+
+static CUresult node(CUgraph *graph)
+{
+    CUgraphNode made;
+    CUDA_HOST_NODE_PARAMS params = {.fn = wait_for_unblock, .userData = &unblocked};
+    CUresult result = cuGraphCreate(graph, 0);
+    if (result == CUDA_SUCCESS)
+        result = cuGraphAddHostNode(&made, *graph, NULL, 0, &params);
+    params.fn = wait_in_host_function;
+    if (result == CUDA_SUCCESS)
+        result = cuGraphHostNodeSetParams(made, &params);
+    params = (CUDA_HOST_NODE_PARAMS){.fn = NULL};
+    if (result == CUDA_SUCCESS)
+        result = cuGraphHostNodeGetParams(made, &params);
+    return result == CUDA_SUCCESS && (params.fn != wait_in_host_function || params.userData != &unblocked) ? CUDA_ERROR_UNKNOWN : result;
+}
+
+static CUresult host(unsigned kind)
+{
+    CUgraph graph;
+    CUgraphExec executable;
+    CUresult result = hosted == NULL ? cuStreamCreate(&hosted, CU_STREAM_NON_BLOCKING) : CUDA_SUCCESS;
+    driven = 0;
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (kind == 2)
+        result = cuStreamBeginCapture(hosted, CU_STREAM_CAPTURE_MODE_RELAXED);
+    if (result == CUDA_SUCCESS && kind == 3)
+        result = node(&graph);
+    else if (result == CUDA_SUCCESS)
+        result = kind == 1 ? cuStreamAddCallback(hosted, wait_in_callback, NULL, 0) : cuLaunchHostFunc(hosted, wait_in_host_function, NULL);
+    if (result == CUDA_SUCCESS && kind == 2)
+        result = cuStreamEndCapture(hosted, &graph);
+    if (result == CUDA_SUCCESS && kind >= 2)
+        result = cuGraphInstantiate(&executable, graph, 0);
+    if (result == CUDA_SUCCESS && kind >= 2)
+        result = cuGraphLaunch(executable, hosted);
+    return result == CUDA_SUCCESS ? launch(1000, hosted) : result;
+}
+
+static CUresult behind(void)
+{
+    CUstream stream;
+    CUevent event;
+    CUresult result = cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+    if (result == CUDA_SUCCESS)
+        result = cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS)
+        result = cuEventRecord(event, hosted);
+    if (result == CUDA_SUCCESS)
+        result = cuStreamWaitEvent(stream, event, 0);
+    return result == CUDA_SUCCESS ? launch(1000, stream) : result;
+}
+
+static void *copy_behind(void *argument)
+{
+    CUdeviceptr memory;
+    char byte = 0;
+    driven = 0;
+    cuCtxSetCurrent(context);
+    say(cuMemAlloc(&memory, 1) == CUDA_SUCCESS && cuLaunchHostFunc(NULL, wait_in_host_function, NULL) == CUDA_SUCCESS &&
+                cuMemcpyDtoH(&byte, memory, 1) == CUDA_SUCCESS
+            ? "copied" : "failed");
+    return NULL;
+}
+
 static void *in_background(void *argument)
 {
     uint64_t ns = (uint64_t)(uintptr_t)argument;
@@ -91,7 +189,7 @@ static void *in_background(void *argument)
 static void *block_apart(void *argument)
 {
     cuCtxSetCurrent(context);
-    say(cuLaunchHostFunc(CU_STREAM_PER_THREAD, wait_for_unblock, NULL) == CUDA_SUCCESS ? "blocked" : "failed");
+    say(block(CU_STREAM_PER_THREAD) == CUDA_SUCCESS ? "blocked" : "failed");
     for (;;)
         pause();
     return NULL;
@@ -236,7 +334,15 @@ int main(void)
                 result = launch(second, NULL);
             say(result == CUDA_SUCCESS ? "counted" : "failed");
         } else if (strcmp(word, "block") == 0) {
-            say(cuLaunchHostFunc(NULL, wait_for_unblock, NULL) == CUDA_SUCCESS ? "blocked" : "failed");
+            say(block(NULL) == CUDA_SUCCESS ? "blocked" : "failed");
+        } else if (strcmp(word, "host") == 0) {
+            say(host((unsigned)first) == CUDA_SUCCESS ? "blocked" : "failed");
+        } else if (strcmp(word, "behind") == 0) {
+            say(behind() == CUDA_SUCCESS ? "launched" : "failed");
+        } else if (strcmp(word, "copy-behind") == 0) {
+            say(pthread_create(&thread, NULL, copy_behind, NULL) == 0 ? "begun" : "failed");
+        } else if (strcmp(word, "driven") == 0) {
+            say("driven %d", driven);
         } else if (strcmp(word, "block-apart") == 0) {
             if (pthread_create(&thread, NULL, block_apart, NULL) != 0)
                 say("failed");

@@ -180,6 +180,38 @@ static void blocked(bool paced, bool from_the_start)
     MUST(model.now_ns - began < 500 * MS); /* held up once, and not for good */
 }
 
+/* The same again and again: each time the work ends at last. */
+static void blocked_again(bool paced)
+{
+    begin(paced ? 10 * MS : 0, paced);
+    for (unsigned i = 0; i < 100; i++)
+        submit(0, 5 * MS, false);
+    uint64_t held_ns = 0;
+    for (unsigned round = 0; round < 100; round++) {
+        model.streams[0].ends_ns = NEVER;
+        const uint64_t began = model.now_ns;
+        for (unsigned i = 0; i < 20; i++)
+            submit(0, 5 * MS, false);
+        held_ns += model.now_ns - began;
+        model.streams[0].ends_ns = model.busy_until_ns = model.now_ns += MS;
+    }
+    MUST(held_ns < 5000 * MS);
+}
+
+/* The work waits for a host function, and that for the thread. */
+static void behind_host_function(bool paced)
+{
+    begin(paced ? 10 * MS : 0, paced);
+    for (unsigned i = 0; i < 100; i++)
+        submit(0, 5 * MS, false);
+    model.streams[0].ends_ns = NEVER;
+    atomic_store(&nvs_host_functions_count[0], 1);
+    const uint64_t began = model.now_ns;
+    for (unsigned i = 0; i < 200; i++)
+        submit(0, 5 * MS, false);
+    MUST(model.now_ns - began < 20 * MS);
+}
+
 /* A step of a training job: long kernels, then short fills of all of its memory, then a look at the result. */
 static void mixed_step(void)
 {
@@ -298,6 +330,8 @@ int main(int argc, char **argv)
     SCENARIO("threads", threads(paced))
     SCENARIO("blocked", blocked(paced, false))
     SCENARIO("blocked-at-first", blocked(paced, true))
+    SCENARIO("blocked-again", blocked_again(paced))
+    SCENARIO("behind-host-function", behind_host_function(paced))
     SCENARIO("light", light())
     SCENARIO("interpreted", interpreted())
     SCENARIO("turning", turning())

@@ -5,6 +5,7 @@
 #include "inflight/captures.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
+#include "gate/host_functions.h"
 #include "inflight/pacing.h"
 
 #include "base/clock.h"
@@ -57,6 +58,7 @@ static void tell(int line, const char *what)
 
 /* ---- What the hook's other parts would say ---- */
 
+_Atomic uint32_t nvs_host_functions_count[NVS_MAX_GPUS];
 static CUcontext contexts[2], visited; /* that live; under visit */
 
 bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
