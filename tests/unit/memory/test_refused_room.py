@@ -92,7 +92,9 @@ def test_the_waiting_program_hears_of_the_one_that_hangs() -> None:
     stopped, willing, evict = beside_one_that_hangs(harness)
     wait = harness.scheduler.wait_snapshot(willing.client, 0)
     assert wait is not None
-    assert wait.stuck == harness.scheduler.client_snapshot(stopped.client, 0).identity
+    client = harness.scheduler.client_snapshot(stopped.client, 0)
+    assert client is not None
+    assert wait.stuck == client.identity
     stopped.moved(evict.order_id, 20)
     wait = harness.scheduler.wait_snapshot(willing.client, 0)
     assert wait is None or wait.stuck is None
