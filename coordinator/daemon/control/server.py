@@ -19,6 +19,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.live_settings import NODE, NODE_EVENTS, SHARES
 from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
 from nvshare.coordinator.daemon.control.settings import SETTINGS
+from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
 from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
 from nvshare.coordinator.model import events
@@ -79,9 +80,10 @@ class Administration:
 
     def answer(self, frame: bytes, user_id: int, now_ns: int) -> bytes:
         """The reply to one request of this user."""
-        call = Call(now_ns, user_id, self._rights.is_operator(user_id))
+        call, kind = Call(now_ns, user_id, self._rights.is_operator(user_id)), "a malformed request"
         try:
             request = api.decode_request(frame)
+            kind = request.ask
             self._rights.check_kind(user_id, request)
             result = _ANSWERS[type(request)](self, request, call)
             if not isinstance(request, (api.Ping, api.Status)):
@@ -91,10 +93,10 @@ class Administration:
             return api.encode_result(result)
         except api.ControlError as error:
             return api.encode_error(error)
+        except InvariantError:  # the core's state cannot be trusted any more
+            raise
         except Exception:
-            if not isinstance(request, (api.Ping, api.Status)):
-                raise
-            log.exception("%s failed", request.ask)  # a failed read must not end the coordinator
+            log.exception("%s failed", kind)
             return api.encode_error(api.ControlError("internal", "internal error; see the coordinator's log"))
 
     def _ping(self, request: api.Ping, call: Call) -> dict[str, Any]:
