@@ -143,7 +143,7 @@ def _wanted(gang: Gang) -> dict[str, Gpu]:
     return {
         seat.gpu.uuid: seat.gpu
         for seat in gang.seats
-        if seat.phase in WANTING and seat.schedulable and not seat.place.demoted
+        if seat.phase in WANTING and seat.schedulable and not (seat.place.demoted or seat.in_debt)
     }
 
 

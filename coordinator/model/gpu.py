@@ -78,6 +78,10 @@ class GpuLeases:
     ran_ns: int = 0
     ran_since_ns: int | None = None
     """Time with a running set, and since when there is one; see `Gpu.turn_clock_ns`."""
+    debts: dict[str, int] = field(default_factory=dict)
+    """By owner: until when its waiting clients are held back, because a drain of theirs took others' time."""
+    lost: tuple[int, int] = (0, 0)
+    """The last lease that ended with its connection, and its process, which may claim it by a new one."""
     statistics: LeaseStatistics = field(default_factory=LeaseStatistics)
 
 
