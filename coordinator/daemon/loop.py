@@ -236,7 +236,7 @@ class Server:
                 self._tasks_turn()
             if self._sockets.control.descriptor in ready or self._sockets.control.pending:
                 self._control_turn()
-            if self._sockets.events.descriptor in ready:
+            if self._sockets.events.descriptor in ready or self._sockets.events.pending:
                 self._events_turn()
             if self._slots is not None:
                 self._slots_turn(self._slots, ready)
@@ -250,7 +250,7 @@ class Server:
         """Readable sources.  Around a handover the loop polls instead of sleeping (engine/standby.py)."""
         timeout_ns = self._timeout_ns()
         awake_until_ns = self._dispatcher.awake_until_ns
-        if awake_until_ns and not self._sockets.hooks.ended:
+        if awake_until_ns and not self._sockets.hooks.pending:
             now_ns = time.monotonic_ns()
             if now_ns < awake_until_ns:
                 if self._rehearsed_cues != self._dispatcher.cues:
@@ -261,9 +261,7 @@ class Server:
                     return set()  # hooks first; the next turn polls the other sources
                 return self._sockets.waiter.wait(0)
             self._dispatcher.awake_until_ns = 0
-        return self._sockets.waiter.wait(
-            0 if self._sockets.hooks.ended or self._sockets.control.pending else timeout_ns
-        )
+        return self._sockets.waiter.wait(0 if any(each.pending for each in self._listeners) else timeout_ns)
 
     def _hooks_turn(self) -> None:
         clock = time.monotonic_ns

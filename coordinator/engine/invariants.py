@@ -225,7 +225,8 @@ class Thorough:
         clock, here = self._clocks[gpu.uuid], set[int]()
         epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.rules.sharing, gpu.rules.rank_epoch)
         for seat in gpu.wait_queue.seats():
-            if seat.place.demoted or seat.in_debt or not switching.fits_beside_overdue(gpu, seat) or _has_mate_here(seat):
+            held_back = seat.place.demoted or seat.in_debt
+            if held_back or not switching.fits_beside_overdue(gpu, seat) or _has_mate_here(seat):
                 continue
             client, member = seat.client.client_id, bool(seat.client.gang)
             read_ns, bound = clock.node_ns if member else clock.own_ns, bounds[member]

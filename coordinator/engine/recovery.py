@@ -104,10 +104,7 @@ def _add_seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: 
 
 def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns: int) -> None:
     process_id, may_work = seat.client.identity.process_id, gpu.recovering
-    expected = (
-        gpu.recovery.expected_holder not in (None, MANY_HOLDERS)
-        and gpu.recovery.expected_holder == process_id
-    )
+    expected = gpu.recovery.expected_holder not in (None, MANY_HOLDERS) and gpu.recovery.expected_holder == process_id
     if expected:
         # The expected process has come back, so recovery ends, whatever it claims.
         gpu.recovery.expected_holder = None

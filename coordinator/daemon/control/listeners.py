@@ -45,8 +45,8 @@ class ControlListener(PeerListener):
 
     @property
     def pending(self) -> bool:
-        """Whether requests were read that `take` has not returned."""
-        return bool(self._requests)
+        """Whether `take` has something to return without reading."""
+        return bool(self._requests) or super().pending
 
     def take(self, most: int, now_ns: int) -> list[tuple[int, int, bytes]]:
         """(connection, user, request), at most so many."""
