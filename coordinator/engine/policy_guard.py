@@ -154,7 +154,7 @@ def _checked(plan: object, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -
             break
         unknown.discard(job.client)
     if unknown:
-        raise ValueError(f"the plan names client {min(unknown)!r}, which does not want the GPU")
+        raise ValueError(f"the plan names client c{min(unknown)}, which does not want the GPU")
     return plan
 
 

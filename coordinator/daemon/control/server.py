@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import operator
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -245,25 +246,27 @@ class Administration:
         raise api.ControlError("gpu", f"{name!r} {problem}; the GPUs are {known}"[:2000])
 
     def _client(self, request: OfProgram, call: Call) -> ClientSnapshot:
-        """The client that the request names: its client id, process id or name, tried in this order.
+        """The client that the request names by its id (`c12`), its process id (`4711`), or its name, if that is no id.
 
         A user's own programs come before others of the same name.  Raises ControlError if the user may not change it.
         """
         name, clients = request.client or "", self._snapshot(call.now_ns).clients
         known = [client for client in clients if self._rights.may_name(call.user_id, client)]
-        named = [client for client in known if name == client.identity.name]
-        found = [client for client in clients if name == str(client.client)]
-        found = found or [client for client in known if name == str(client.identity.process_id)]
-        if not call.by_operator:
-            found = found or [client for client in named if self._rights.owns(call.user_id, client)]
-        found = found or named
+        if re.fullmatch("c[0-9]+", name):
+            found = [client for client in clients if name == f"c{client.client}"]
+        elif re.fullmatch("[0-9]+", name):
+            found = [client for client in known if name == str(client.identity.process_id)]
+        else:
+            found = [client for client in known if name == client.identity.name]
+            own = [client for client in found if self._rights.owns(call.user_id, client)]
+            found = found if call.by_operator else own or found
         if len(found) == 1:
             client = found[0].client
             self._rights.check_change(call.user_id, request, found[0], lambda name: self._live.ceilings(client, name))
             return found[0]
         if not found:
             raise api.ControlError("client", f"no client {name!r}; see `nvshare-ctl clients`")
-        which = ", ".join(f"{c.client} (pid {c.identity.process_id}, {c.identity.name})" for c in found[:20])
+        which = ", ".join(f"c{c.client} (pid {c.identity.process_id}, {c.identity.name})" for c in found[:20])
         raise api.ControlError("ambiguous", f"{name!r} matches {len(found)} clients; use the id of one: {which}")
 
 
