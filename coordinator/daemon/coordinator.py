@@ -43,12 +43,8 @@ from nvshare.coordinator.system.unhooked import UnhookedWatch, computing_process
 from nvshare.coordinator.system.web_process import WebError, WebProcess, listen
 from nvshare.coordinator.units import format_size
 from nvshare.scheduler_policies import registry
-from nvshare.scheduler_policies.api import Policy
 
 log: Final = logging.getLogger("nvshare")
-
-_BEGIN_S: Final = 10.0
-"""A policy of another package may take this long to be imported and made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +65,6 @@ class Options:
     """Made-up GPUs of a benchmark or test; None: discover the real ones."""
 
 
-def _create_in_time(name: str, uuid: str) -> Policy:
-    """As `registry.create`.  A policy that takes too long to begin is broken."""
-    try:
-        return time_limit.TimeLimit(_BEGIN_S)(lambda: registry.create(name, uuid))
-    except time_limit.PolicyTimeoutError as error:
-        raise registry.BrokenPolicyError(f"policy {name!r}: {error}") from None
-
-
 class Coordinator:
     """All parts of one coordinator."""
 
@@ -90,10 +78,9 @@ class Coordinator:
         check_overrides(settings, devices)
         all_users = directory.path == runtime_dir.SYSTEM_DIRECTORY
         several = all_users or options.slots_dir is not None
-        create = registry.create
         if time_limit.possible():
-            PolicyGuard.time_limit, create = time_limit.TimeLimit, _create_in_time
-        self.scheduler = Scheduler(create, core_settings(settings, several=several))
+            PolicyGuard.time_limit = time_limit.TimeLimit
+        self.scheduler = Scheduler(registry.create, core_settings(settings, several=several))
         self._journal = Journal(directory.journal, [device.uuid for device in devices])
         connections = possible_connections(settings.max_clients)
         limits = Limits(
@@ -117,7 +104,7 @@ class Coordinator:
         }
         self._live = self.dispatcher.live = LiveSettings(directory.live_settings)
         administration = Administration(
-            self.dispatcher, devices, create, facts, self._live, self._configured, self._problems, self._rights
+            self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems, self._rights
         )
         rehearsal = Rehearsal(self._journal.rewrite)
         self.server = Server(self._sockets, self.dispatcher, administration, rehearsal)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("nvshare")
 
-REQUESTS_PER_TURN: Final = 4
 HOLDER_CHECKS: Final = 10
 """Checks of an earlier lease holder during one recovery time."""
 MIN_CHECK_PERIOD_NS: Final = 1_000_000
@@ -278,7 +277,7 @@ class Server:
 
     def _control_turn(self) -> None:
         clock, control = time.monotonic_ns, self._sockets.control
-        for connection, user_id, request in control.take(REQUESTS_PER_TURN, clock()):
+        for connection, user_id, request in control.take(clock()):
             now_ns, began_ns, changes = clock(), time.thread_time_ns(), self._administration.changes
             refusal = self._readers.refusal(user_id, now_ns)
             if refusal is None:

@@ -38,13 +38,13 @@ class TimeLimit:
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
-        self._left_s = self._kept_s = max(KEPT_S, limit_s)
+        self._left_s = KEPT_S
         self._at_s = time.monotonic()
 
     def __call__(self, call: Callable[[], T]) -> T:
         """The result of `call`.  Raises PolicyTimeoutError in it when its time is over."""
         began_s = time.monotonic()
-        self._left_s = min(self._kept_s, self._left_s + SHARE * (began_s - self._at_s))
+        self._left_s = min(KEPT_S, self._left_s + SHARE * (began_s - self._at_s))
         limit_s = max(_LEAST_S, min(self._limit_s, self._left_s))
 
         def interrupt(_number: int, frame: FrameType | None) -> None:

@@ -35,8 +35,6 @@ log: Final = logging.getLogger("nvshare")
 _RATE_WINDOW_NS: Final = 1_000_000_000
 _READ_BYTES: Final = 2_048
 _READY_AT_ONCE: Final = 4096
-_MESSAGES_AT_ONCE: Final = 32
-"""Messages of one owner that one call of `receive` hands out."""
 _NAP_S: Final = 0.0001
 """Short enough that the processor does not enter a deep idle state."""
 _LOG_PAUSE_NS: Final = 1_000_000_000
@@ -185,13 +183,13 @@ class PeerListener:
                 connection.blocked = False
                 self._epoll.modify(descriptor, select.EPOLLIN)
                 self._write(connection)
-            if ready & ~select.EPOLLOUT and connection.owner.taken < _MESSAGES_AT_ONCE:
+            if ready & ~select.EPOLLOUT and connection.owner.taken < self._limits.messages_at_once:
                 self._read(connection)
         gone, self._gone = self._gone, []
         frames: list[tuple[int, bytes]] = []
         for owner in list(self._busy):
-            frames += [owner.unread.popleft() for _ in range(min(_MESSAGES_AT_ONCE, len(owner.unread)))]
-            owner.taken = _MESSAGES_AT_ONCE if owner.unread else 0  # what came first is handed out first
+            frames += [owner.unread.popleft() for _ in range(min(self._limits.messages_at_once, len(owner.unread)))]
+            owner.taken = self._limits.messages_at_once if owner.unread else 0  # what came first is handed out first
             if not owner.unread:
                 del self._busy[owner]
         return gone, frames

@@ -4,8 +4,7 @@ A lock is an abstract Unix socket.  Any user can bind its name, the name ends wi
 identifies that process.  Connections are never accepted; they end with the holder, so that a coordinator can wait.
 
 Root's coordinator also locks a file that only root can open, so no other user can keep it from a card: it waits for
-another user's process for `OVERRULE_S`, then serves without the name and says so.  Coordinators of other users end at
-the start while root has the file's lock.
+another user's process for `OVERRULE_S`, then serves without the name and says so.
 
 Limit: abstract names belong to a network namespace, so containers with networks of their own do not see each other.
 """
@@ -104,16 +103,9 @@ def _bind(uuid: str) -> socket.socket | None:
 
 
 def _lock_file(uuid: str) -> FileIO | None:
-    """Root's lock; None for other users, whom it keeps out.  A simulated GPU belongs to its coordinator's directory."""
+    """Root's lock; None for other users.  A simulated GPU belongs to its coordinator's directory."""
     path = _FOLDER / uuid
-    if _is_simulated(uuid):
-        return None
-    if os.geteuid() != 0:
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            number = f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} "
-            if number in Path("/proc/locks").read_text():
-                raise CardHeldError(f"{uuid} is scheduled by root's coordinator; use it: nvshare-run")
+    if _is_simulated(uuid) or os.geteuid() != 0:
         return None
     try:
         _FOLDER.mkdir(mode=0o755, exist_ok=True)

@@ -129,21 +129,5 @@ def test_no_other_user_keeps_root_from_a_card(
         with pytest.raises(card_lock.CardHeldError, match="another coordinator of root"):
             card_lock.hold([card], None)
         squatter.kill()
-    try:
-        _expect_refusal_of_other_users(card)
-    finally:
-        for each in held:
-            each.close()
-
-
-def _expect_refusal_of_other_users(card: str) -> None:
-    """In a child, because a process cannot become root again."""
-    child = os.fork()
-    if child == 0:
-        os.setuid(OTHER_USER)
-        try:
-            card_lock.hold([card], 0)
-        except card_lock.CardHeldError as error:
-            os._exit(0 if "root's coordinator" in str(error) else 2)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for each in held:
+        each.close()
