@@ -177,11 +177,11 @@ def set_overdue(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
 
 
 def _charge_drain(gpu: Gpu, seat: Seat, now_ns: int) -> None:
-    """Drains at the same time count once."""
+    """Others have waited.  Drains at the same time count once."""
     leases, owner = gpu.leases, seat.client.owner
     excess_ns = now_ns - seat.lease.revoked_at_ns - gpu.rules.quantum_ns
-    if excess_ns > 0:
-        others = {each.client.owner for each in gpu.seats.values() if each.place.active} - {owner}
+    waiting = (each for each in gpu.seats.values() if each.place.waiting_since_ns is not None)
+    if excess_ns > 0 and (others := {each.client.owner for each in waiting} - {owner}):
         leases.debts[owner] = max(leases.debts.get(owner, 0), now_ns + excess_ns * len(others))
 
 
