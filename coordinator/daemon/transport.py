@@ -75,7 +75,6 @@ class _Connection:
     """The send buffer is full; EPOLLOUT is registered."""
     heard: bool = False
     """The caller has received a frame of this connection and must learn of its end."""
-    greeted: bool = False
     process: int = -1
     """The pidfd of the peer, once it is greeted."""
     window_end_ns: int = 0
@@ -105,7 +104,8 @@ class PeerListener:
         self._listening: dict[str, _Listener] = {}
         self._by_descriptor: dict[int, _Connection] = {}
         self._connections: dict[int, _Connection] = {}
-        self._deadlines: deque[tuple[int, _Connection]] = deque()
+        self._deadlines: dict[int, int] = {}
+        """By connection without `Hello`, the earliest first."""
         self._pending: dict[int, _Connection] = {}
         """Connections with data to send that are not blocked."""
         self._gone: list[int] = []
@@ -220,7 +220,7 @@ class PeerListener:
             self._owners[listener.slot or user] = owner
             self._by_descriptor[accepted.fileno()] = connection
             self._connections[connection.number] = connection
-            self._deadlines.append((self._now_ns + self._limits.hello_ns, connection))
+            self._deadlines[connection.number] = self._now_ns + self._limits.hello_ns
             self._epoll.register(accepted, select.EPOLLIN)
             self._reply(connection)
 
@@ -370,9 +370,8 @@ class PeerListener:
 
     def greeted(self, connection: int) -> None:
         target = self._connections.get(connection)
-        if target is None:
+        if target is None or self._deadlines.pop(connection, None) is None:
             return
-        target.greeted = True
         with contextlib.suppress(OSError):  # it has ended, which its socket tells, or cannot be watched
             target.process = os.pidfd_open(target.peer.process_id)
             self._by_descriptor[target.process] = target
@@ -404,6 +403,7 @@ class PeerListener:
         """Closes a connection, once.  Data already in the kernel still reaches the peer."""
         if self._connections.pop(connection.number, None) is None:
             return
+        self._deadlines.pop(connection.number, None)
         connection.owner.connections -= 1
         if not connection.owner.connections:
             self._owners.pop(connection.peer.slot or connection.peer.user_id, None)
@@ -424,21 +424,15 @@ class PeerListener:
 
     def next_deadline_ns(self) -> int | None:
         """Earliest deadline of a peer without `Hello`; None without such peers."""
-        while self._deadlines and not self._lacks_hello(self._deadlines[0][1]):
-            self._deadlines.popleft()
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def _lacks_hello(self, connection: _Connection) -> bool:
-        return not connection.greeted and connection.number in self._connections
+        return next(iter(self._deadlines.values()), None)
 
     def expire(self, now_ns: int) -> None:
         """Cuts peers that have not sent `Hello` in time."""
         self._now_ns = now_ns
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, connection = self._deadlines.popleft()
-            if self._lacks_hello(connection):
-                self._count_refusal("silent", connection.peer, "it sent no Hello in time")
-                self._end(connection)
+        while (due_ns := self.next_deadline_ns()) is not None and due_ns <= now_ns:
+            connection = self._connections[next(iter(self._deadlines))]
+            self._count_refusal("silent", connection.peer, "it sent no Hello in time")
+            self._end(connection)
 
     def close(self) -> None:
         """Sends the queued frames, ends all connections and removes the sockets' files."""

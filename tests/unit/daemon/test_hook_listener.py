@@ -236,6 +236,17 @@ def test_silent_connections_expire_and_others_stay(bench: Make) -> None:
     assert stand.gone == []
 
 
+def test_connections_that_end_leave_nothing_beside_a_silent_one(bench: Make) -> None:
+    """Broken: connections that come and go fill the memory for as long as one silent connection stays."""
+    stand = bench()
+    stand.client(greets=False)
+    for _ in range(20):
+        stand.client().close()
+    stand.client()
+    stand.until(lambda: stand.listener._last_number == 22 and len(stand.listener) == 2, "the ends")
+    assert len(stand.listener._deadlines) == 2
+
+
 def test_a_flood_is_cut_but_the_same_over_time_is_not(bench: Make) -> None:
     """Broken: one client keeps the loop busy, or a busy client is cut though it keeps to the rate."""
     stand = bench(messages_per_s=10)
