@@ -298,7 +298,7 @@ def client_left(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     if seat.phase in WITH_LEASE:
         gpu.leases.free_since_ns = now_ns
         if not seat.lease.stray:
-            gpu.leases.lost = (seat.lease.lease_id, seat.client.identity.process_id)
+            gpu.recovery.lost = (seat.lease.lease_id, seat.client.identity.process_id)
         in_time = seat.phase is not OVERDUE
         end_lease(node, gpu, seat, now_ns)
         if in_time:

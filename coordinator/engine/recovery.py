@@ -137,10 +137,10 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns:
     seat.lease.stray = True
     seat.lease.lease_id = event.lease_id
     node.out.append(Notify("stray", values))
-    if not may_work and gpu.leases.lost != (event.lease_id, process_id):
+    if not may_work and gpu.recovery.lost != (event.lease_id, process_id):
         node.out.append(Send(seat.client.client_id, Revoke(seat.ordinal, event.lease_id, deadline_ns)))
         return
-    gpu.leases.lost = (0, 0)  # one claim may delay the others
+    gpu.recovery.lost = (0, 0)  # one claim may delay the others
     gpu.leases.by_client[seat.client.client_id] = seat
     leases.revoke(node, gpu, seat, "claim", now_ns)
     seat.lease.drain_deadline_ns = drain_deadline_ns

@@ -22,6 +22,7 @@ class _Loops(PolicyBase):
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
+        self.swallowed = 0
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         while self.operation == "decide":
@@ -31,10 +32,10 @@ class _Loops(PolicyBase):
                 try:
                     try:
                         len(str(jobs))
-                    except:  # noqa: E722
-                        continue
-                except:  # noqa: E722
-                    pass
+                    except BaseException:
+                        self.swallowed += 1
+                except BaseException:
+                    self.swallowed += 1
         return Plan((Allotment(jobs[0].client, gpu.quantum_ns),))
 
     def observe(self, happened: Happened) -> None:
