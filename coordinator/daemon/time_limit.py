@@ -47,10 +47,14 @@ class TimeLimit:
         self._left_s = min(KEPT_S, self._left_s + SHARE * (began_s - self._at_s))
         limit_s = max(_LEAST_S, min(self._limit_s, self._left_s))
 
+        returned = False
+
         def interrupt(_number: int, frame: FrameType | None) -> None:
-            if frame is None or frame.f_code is _CALL:  # the call has returned
+            if returned:
                 return
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            if frame is None or frame.f_code in (_CALL, interrupt.__code__):  # not in the policy
+                return
             whole = "" if limit_s == self._limit_s else f", the rest of {SHARE:.0%} of the time"
             raise PolicyTimeoutError(f"it took longer than {round(1000 * limit_s)} ms{whole}")
 
@@ -59,6 +63,7 @@ class TimeLimit:
         try:
             return call()
         finally:
+            returned = True
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
             self._at_s = time.monotonic()

@@ -58,7 +58,7 @@ class _Owner:
     count: int = 0
     """Messages and commands in the present window."""
     taken: int = 0
-    """Messages and commands that may not be read any more in one call of `receive`."""
+    """Messages and commands that the present call of `receive` has read; at the bound while `unread` holds some."""
     unread: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Messages that `receive` has not handed out."""
 
