@@ -69,7 +69,7 @@ def factory(name: str) -> Callable[[], Policy]:
         made: object = import_module(module)
         for part in attribute.split("."):
             made = getattr(made, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {offer.target}: {error!r}") from error
     if not callable(made):
         raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {offer.target} is not a class or function")
@@ -77,7 +77,7 @@ def factory(name: str) -> Callable[[], Policy]:
     def make() -> Policy:
         try:
             policy = made()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {error!r}") from error
         if not isinstance(policy, Policy):
             raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {type(policy).__name__} has no decide()")

@@ -37,7 +37,7 @@ ClientName = Annotated[
     str,
     typer.Argument(
         metavar="CLIENT",
-        help="id, process id or name, as `clients` shows them",
+        help="id (c12), process id or name, as `clients` shows them",
         autocompletion=complete_client,
     ),
 ]
@@ -138,5 +138,5 @@ def gpu_names(result: dict[str, Any]) -> str:
 def client_name(result: dict[str, Any]) -> str:
     """The changed client of a result, or its whole slot."""
     if "slot" in result:
-        return f"slot {result['slot']} (client {result['client']}, {result['name']}, and all others in it)"
-    return f"client {result['client']} ({result['name']}, pid {result['process_id']})"
+        return f"slot {result['slot']} (client c{result['client']}, {result['name']}, and all others in it)"
+    return f"client c{result['client']} ({result['name']}, pid {result['process_id']})"

@@ -79,7 +79,7 @@ class Coordinator:
         all_users = directory.path == runtime_dir.SYSTEM_DIRECTORY
         several = all_users or options.slots_dir is not None
         if time_limit.possible():
-            PolicyGuard.time_limit = staticmethod(time_limit.time_limit)
+            PolicyGuard.time_limit = time_limit.TimeLimit
         self.scheduler = Scheduler(registry.create, core_settings(settings, several=several))
         self._journal = Journal(directory.journal, [device.uuid for device in devices])
         connections = possible_connections(settings.max_clients)

@@ -1,6 +1,7 @@
 """The dispatcher: turns messages into events, and commands into messages, journal records and log lines.
 
-Invariants: a peer's first message is an acceptable `Hello`.  A protocol error ends its connection and nothing else.
+Invariants: a peer's first message is an acceptable `Hello`.  A protocol error, and any other exception that a message
+causes outside of the core, ends its connection and nothing else.
 The engine learns of each registered client's end exactly once.  Commands are carried out in their order.
 """
 
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import explanations
 from nvshare.coordinator.daemon.control.api import I32_MAX
+from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason, RemoteProtocolError
@@ -93,6 +95,11 @@ class Dispatcher:
                 self._handle_other(connection, message, now_ns)
         except RemoteProtocolError as error:
             self._breach(connection, messages.Rejection.MALFORMED, str(error), now_ns)
+        except InvariantError:  # the core's state cannot be trusted any more
+            raise
+        except Exception:
+            log.exception("a message of connection %d failed", connection)
+            self._breach(connection, messages.Rejection.MALFORMED, "internal error; see the coordinator's log", now_ns)
 
     def _handle_other(self, connection: int, message: messages.Message | int, now_ns: int) -> None:
         known = connection in self._clients
@@ -128,8 +135,14 @@ class Dispatcher:
     def event(self, event: events.Event, now_ns: int) -> None:
         """Passes an event to the scheduler.  Raises RemoteProtocolError for an event that its client must not cause."""
         self._now_ns = now_ns
+        failure: Exception | None = None
         for command in self.scheduler.handle(event, now_ns):
-            self._carry_out[type(command)](self, command)
+            try:
+                self._carry_out[type(command)](self, command)
+            except Exception as error:  # the other commands are still due
+                failure = error
+        if failure is not None:
+            raise failure
 
     def _hello(self, connection: int, hello: messages.Hello, now_ns: int) -> None:
         if hello.protocol != messages.PROTOCOL_VERSION:

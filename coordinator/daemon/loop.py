@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("nvshare")
 
-REQUESTS_PER_TURN: Final = 4
 HOLDER_CHECKS: Final = 10
 """Checks of an earlier lease holder during one recovery time."""
 MIN_CHECK_PERIOD_NS: Final = 1_000_000
@@ -236,7 +235,7 @@ class Server:
                 self._tasks_turn()
             if self._sockets.control.descriptor in ready or self._sockets.control.pending:
                 self._control_turn()
-            if self._sockets.events.descriptor in ready:
+            if self._sockets.events.descriptor in ready or self._sockets.events.pending:
                 self._events_turn()
             if self._slots is not None:
                 self._slots_turn(self._slots, ready)
@@ -250,7 +249,7 @@ class Server:
         """Readable sources.  Around a handover the loop polls instead of sleeping (engine/standby.py)."""
         timeout_ns = self._timeout_ns()
         awake_until_ns = self._dispatcher.awake_until_ns
-        if awake_until_ns and not self._sockets.hooks.ended:
+        if awake_until_ns and not self._sockets.hooks.pending:
             now_ns = time.monotonic_ns()
             if now_ns < awake_until_ns:
                 if self._rehearsed_cues != self._dispatcher.cues:
@@ -261,9 +260,7 @@ class Server:
                     return set()  # hooks first; the next turn polls the other sources
                 return self._sockets.waiter.wait(0)
             self._dispatcher.awake_until_ns = 0
-        return self._sockets.waiter.wait(
-            0 if self._sockets.hooks.ended or self._sockets.control.pending else timeout_ns
-        )
+        return self._sockets.waiter.wait(0 if any(each.pending for each in self._listeners) else timeout_ns)
 
     def _hooks_turn(self) -> None:
         clock = time.monotonic_ns
@@ -280,7 +277,7 @@ class Server:
 
     def _control_turn(self) -> None:
         clock, control = time.monotonic_ns, self._sockets.control
-        for connection, user_id, request in control.take(REQUESTS_PER_TURN, clock()):
+        for connection, user_id, request in control.take(clock()):
             now_ns, began_ns, changes = clock(), time.thread_time_ns(), self._administration.changes
             refusal = self._readers.refusal(user_id, now_ns)
             if refusal is None:

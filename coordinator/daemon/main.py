@@ -21,6 +21,7 @@ import typer
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.coordinator import Coordinator, Options
 from nvshare.coordinator.daemon.core_settings import StartError, check_machine, configured_events
+from nvshare.coordinator.daemon.log_limit import LogLimit
 from nvshare.coordinator.engine.scheduler import InvariantError
 from nvshare.coordinator.kubernetes.slots import slot
 from nvshare.coordinator.kubernetes.slots.slot import SlotError
@@ -272,6 +273,8 @@ def run(
         raise typer.Exit
     line = "%(asctime)s nvshare-coordinator %(levelname)s: %(message)s"
     logging.basicConfig(level=settings.log_level.upper(), format=line, force=True)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
     options = Options(
         directory=RuntimeDir(runtime.absolute()) if runtime is not None else runtime_dir.own_directory(),
         simulate=simulate,

@@ -18,6 +18,8 @@ class Limits:
     """Users without a bound of their own, for whom some connections are `reserved`."""
     reserved: int = 0
     messages_per_s: int = 20_000
+    messages_at_once: int = 32
+    """Of one user or slot in a turn of the loop."""
     frame_bytes: int = 1024
     hello_ns: int = 10_000_000_000
     queued_bytes: int = 65_536

@@ -136,7 +136,9 @@ class Settings(BaseModel):
     host_budget_bytes: Size | None = Field(default=None, alias="host_budget")
     """Pinned host memory for evicted data of all programs; by default 3/4 of the machine's or container's."""
     drain_deadline_ns: Duration = Field(default=10_000_000_000, alias="drain_deadline")
-    """How long submitted work may take to end after a revoke."""
+    """How long submitted work may take to end after a revoke.  What takes longer than a quantum is a debt of the
+    program's user or slot: while others want the GPU, its programs wait until each other user could have had as much
+    time."""
     overdue_action: OverdueName = OverdueAction.NOTHING
     """What happens to a program that exceeds `drain_deadline`: `nothing`, `demote`, `kill`. The others continue in
     any case, if memory allows."""
@@ -163,7 +165,7 @@ class Settings(BaseModel):
     max_clients: int = Field(default=1024, ge=1, le=65_536)
     """Connected programs."""
     max_messages_per_s: int = Field(default=20_000, ge=100)
-    """Messages of one program; more closes its connection."""
+    """Messages of all programs of one user or slot; beyond that, the connections that send the most are closed."""
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     """Port of the Prometheus metrics over HTTP."""
     metrics_address: str = "127.0.0.1"

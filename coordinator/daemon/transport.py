@@ -6,7 +6,10 @@ Invariants:
 - A peer's identity comes from the kernel (SO_PEERCRED), never from its messages.
 - A greeted connection ends with the process that made it, whichever children have inherited its descriptor.
 - Connection ids are never reused.  The end of each reported connection is reported once, except after a refusal.
-- Calls never block.  A peer is cut for a full queue, too high a rate, a protocol error, or silence after connecting.
+- Calls never block.  A peer is cut for a full queue, a protocol error, or silence after connecting.
+- Owners, which are users and slots, are read in turn: one call of `receive` takes a bounded number of messages from
+  each, so a flood of one owner delays no other.  An owner is read again once its messages are handed out.
+- An owner's messages in a second are bounded too: beyond that, its connections that send the most are cut.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import select
 import socket
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -31,8 +34,7 @@ log: Final = logging.getLogger("nvshare")
 
 _RATE_WINDOW_NS: Final = 1_000_000_000
 _READ_BYTES: Final = 2_048
-_READY_AT_ONCE: Final = 32
-"""Both bound one call of `receive`.  Unread data makes the descriptor readable again."""
+_READY_AT_ONCE: Final = 4096
 _NAP_S: Final = 0.0001
 """Short enough that the processor does not enter a deep idle state."""
 _LOG_PAUSE_NS: Final = 1_000_000_000
@@ -45,7 +47,20 @@ class _Listener:
     socket: socket.socket
     slot: str
     path: Path
+
+
+@dataclass(slots=True, eq=False)
+class _Owner:
+    """A user, or a slot, with all of its connections."""
+
     connections: int = 0
+    window_end_ns: int = 0
+    count: int = 0
+    """Messages and commands in the present window."""
+    taken: int = 0
+    """Messages and commands that the present call of `receive` has read; at the bound while `unread` holds some."""
+    unread: deque[tuple[int, bytes]] = field(default_factory=deque)
+    """Messages that `receive` has not handed out."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,13 +69,12 @@ class _Connection:
     socket: socket.socket
     peer: Peer
     protocol: framing.Connection
-    listener: _Listener
+    owner: _Owner
     outgoing: bytes = b""
     blocked: bool = False
     """The send buffer is full; EPOLLOUT is registered."""
     heard: bool = False
     """The caller has received a frame of this connection and must learn of its end."""
-    greeted: bool = False
     process: int = -1
     """The pidfd of the peer, once it is greeted."""
     window_end_ns: int = 0
@@ -82,14 +96,18 @@ class PeerListener:
         self._listening: dict[str, _Listener] = {}
         self._by_descriptor: dict[int, _Connection] = {}
         self._connections: dict[int, _Connection] = {}
-        self._deadlines: deque[tuple[int, _Connection]] = deque()
+        self._deadlines: dict[int, int] = {}
+        """By connection without `Hello`, the earliest first."""
         self._pending: dict[int, _Connection] = {}
         """Connections with data to send that are not blocked."""
         self._gone: list[int] = []
         self._last_number = 0
         self._now_ns = 0
-        self._users: Counter[int] = Counter()
-        """Connections of each user, without those of slots."""
+        self._owners: dict[str | int, _Owner] = {}
+        """By slot or user id; those with connections."""
+        self._busy: dict[_Owner, None] = {}
+        """Owners with messages that are not handed out."""
+        self._first = 0
         self._log_at_ns = 0
         self._spare = Path(os.devnull).open("rb")  # noqa: SIM115 - stays open
         self.refusals: Counter[str] = Counter(dict.fromkeys(("full", "user", "slot", "silent", "protocol"), 0))
@@ -141,8 +159,9 @@ class PeerListener:
     def receive(self, now_ns: int) -> tuple[list[int], list[tuple[int, bytes]]]:
         """Connections that ended since the last call, and new frames.  Reads each connection once, to bound a call."""
         self._now_ns = now_ns
-        frames: list[tuple[int, bytes]] = []
-        for descriptor, ready in self._epoll.poll(0, _READY_AT_ONCE):
+        ready_ones = self._epoll.poll(0, _READY_AT_ONCE)
+        self._first = (self._first + 1) % max(1, len(ready_ones))  # where one owner's connections have their turn
+        for descriptor, ready in ready_ones[self._first :] + ready_ones[: self._first]:
             connection = self._by_descriptor.get(descriptor)
             if connection is None:
                 listener = self._listeners.get(descriptor)
@@ -156,9 +175,15 @@ class PeerListener:
                 connection.blocked = False
                 self._epoll.modify(descriptor, select.EPOLLIN)
                 self._write(connection)
-            if ready & ~select.EPOLLOUT:
-                self._read(connection, frames)
+            if ready & ~select.EPOLLOUT and connection.owner.taken < self._limits.messages_at_once:
+                self._read(connection)
         gone, self._gone = self._gone, []
+        frames: list[tuple[int, bytes]] = []
+        for owner in list(self._busy):
+            frames += [owner.unread.popleft() for _ in range(min(self._limits.messages_at_once, len(owner.unread)))]
+            owner.taken = self._limits.messages_at_once if owner.unread else 0  # what came first is handed out first
+            if not owner.unread:
+                del self._busy[owner]
         return gone, frames
 
     def _accept(self, listener: _Listener) -> None:
@@ -174,20 +199,20 @@ class PeerListener:
             accepted.setblocking(False)
             process, user = peer_of(accepted)
             peer = Peer(process, user, listener.slot)
-            crowded = self._crowded(listener, user)
+            owner = self._owners.get(listener.slot or user) or _Owner()
+            crowded = self._crowded(listener, user, owner.connections)
             if crowded is not None:
                 accepted.close()
                 self._count_refusal(crowded[0], peer, crowded[1])
                 continue
             self._last_number += 1
             protocol = framing.Connection(self._role, _PEER_TYPES[self._role], self._limits.frame_bytes)
-            connection = _Connection(self._last_number, accepted, peer, protocol, listener)
-            listener.connections += 1
-            if not listener.slot:
-                self._users[user] += 1
+            connection = _Connection(self._last_number, accepted, peer, protocol, owner)
+            owner.connections += 1
+            self._owners[listener.slot or user] = owner
             self._by_descriptor[accepted.fileno()] = connection
             self._connections[connection.number] = connection
-            self._deadlines.append((self._now_ns + self._limits.hello_ns, connection))
+            self._deadlines[connection.number] = self._now_ns + self._limits.hello_ns
             self._epoll.register(accepted, select.EPOLLIN)
             self._reply(connection)
 
@@ -201,14 +226,14 @@ class PeerListener:
             self._spare = Path(os.devnull).open("rb")  # noqa: SIM115 - stays open
             self._count_refusal("full", peer, "this process has no free descriptor")
 
-    def _crowded(self, listener: _Listener, user: int) -> tuple[str, str] | None:
+    def _crowded(self, listener: _Listener, user: int, present: int) -> tuple[str, str] | None:
         """Name and text of the limit that forbids one more connection; None when there is room."""
         limits, exempt = self._limits, user in self._limits.exempt
-        if listener.slot and listener.connections >= limits.connections_per_slot:
-            return "slot", f"slot {listener.slot} already has {listener.connections} connections"
-        if not (listener.slot or exempt) and self._users[user] >= limits.connections_per_user:
-            return "user", f"this user already has {self._users[user]} connections; {limits.remedy} for more"
-        if len(self._by_descriptor) >= limits.connections - (0 if exempt else limits.reserved):
+        if listener.slot and present >= limits.connections_per_slot:
+            return "slot", f"slot {listener.slot} already has {present} connections"
+        if not (listener.slot or exempt) and present >= limits.connections_per_user:
+            return "user", f"this user already has {present} connections; {limits.remedy} for more"
+        if len(self._connections) >= limits.connections - (0 if exempt else limits.reserved):
             return "full", f"all {limits.connections} connections are in use; {limits.remedy}"
         return None
 
@@ -222,7 +247,7 @@ class PeerListener:
                 "refused process %d (user %d): %s (%d refusals so far)", peer.process_id, peer.user_id, text, total
             )
 
-    def _read(self, connection: _Connection, frames: list[tuple[int, bytes]]) -> None:
+    def _read(self, connection: _Connection) -> None:
         try:
             data = connection.socket.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -232,27 +257,36 @@ class PeerListener:
         if not data:
             self._end(connection)
             return
+        owner, protocol = connection.owner, connection.protocol
+        self._busy[owner] = None
+        before = protocol.frames
         try:
-            found = connection.protocol.feed(data)
+            found = protocol.feed(data)
         except framing.ZmtpError:
-            self._broken(connection, frames)
+            self._broken(connection)
             return
-        if connection.protocol.reply:
+        if protocol.reply:
             self._reply(connection)
-        if not found:
-            return
-        connection.count += len(found)
-        if self._now_ns >= connection.window_end_ns:
-            connection.window_end_ns = self._now_ns + _RATE_WINDOW_NS
-            connection.count = len(found)
-        elif connection.count > self._limits.messages_per_s:
+        count = protocol.frames - before
+        owner.taken += max(1, count)
+        if self._sends_too_much(connection, count):
             self._end(connection)
-            return
-        connection.heard = True
-        number = connection.number
-        frames += [(number, content) for content in found]
+        elif found:
+            connection.heard = True
+            owner.unread += [(connection.number, content) for content in found]
 
-    def _broken(self, connection: _Connection, frames: list[tuple[int, bytes]]) -> None:
+    def _sends_too_much(self, connection: _Connection, count: int) -> bool:
+        """Whether its owner exceeds the bound, and this connection at least its part of it."""
+        owner, most = connection.owner, self._limits.messages_per_s
+        if self._now_ns >= owner.window_end_ns:
+            owner.window_end_ns, owner.count = self._now_ns + _RATE_WINDOW_NS, 0
+        if connection.window_end_ns != owner.window_end_ns:
+            connection.window_end_ns, connection.count = owner.window_end_ns, 0
+        owner.count += count
+        connection.count += count
+        return owner.count > most and connection.count * owner.connections > most
+
+    def _broken(self, connection: _Connection) -> None:
         """Cuts a peer that breaks the framing.  After its handshake, an empty frame makes the dispatcher refuse it
         with a message."""
         if not connection.protocol.shaken:
@@ -261,7 +295,7 @@ class PeerListener:
             return
         self._epoll.modify(connection.socket, 0)
         connection.heard = True
-        frames.append((connection.number, b""))
+        connection.owner.unread.append((connection.number, b""))
 
     def stay_awake(self, until_ns: int) -> bool:
         """Polls for input in short naps, which keep the processor out of deep idle states.  False on timeout."""
@@ -322,9 +356,8 @@ class PeerListener:
 
     def greeted(self, connection: int) -> None:
         target = self._connections.get(connection)
-        if target is None:
+        if target is None or self._deadlines.pop(connection, None) is None:
             return
-        target.greeted = True
         with contextlib.suppress(OSError):  # it has ended, which its socket tells, or cannot be watched
             target.process = os.pidfd_open(target.peer.process_id)
             self._by_descriptor[target.process] = target
@@ -356,11 +389,10 @@ class PeerListener:
         """Closes a connection, once.  Data already in the kernel still reaches the peer."""
         if self._connections.pop(connection.number, None) is None:
             return
-        connection.listener.connections -= 1
-        if not connection.listener.slot:
-            self._users[connection.peer.user_id] -= 1
-            if not self._users[connection.peer.user_id]:
-                del self._users[connection.peer.user_id]
+        self._deadlines.pop(connection.number, None)
+        connection.owner.connections -= 1
+        if not connection.owner.connections:
+            self._owners.pop(connection.peer.slot or connection.peer.user_id, None)
         self._pending.pop(connection.number, None)
         self._unwatch(connection)
         del self._by_descriptor[connection.socket.fileno()]
@@ -372,27 +404,21 @@ class PeerListener:
             self._gone.append(connection.number)
 
     @property
-    def ended(self) -> bool:
-        """Whether connections ended outside `receive`, which reports them."""
-        return bool(self._gone)
+    def pending(self) -> bool:
+        """Whether `receive` has something to hand out without reading."""
+        return bool(self._gone or self._busy)
 
     def next_deadline_ns(self) -> int | None:
         """Earliest deadline of a peer without `Hello`; None without such peers."""
-        while self._deadlines and not self._lacks_hello(self._deadlines[0][1]):
-            self._deadlines.popleft()
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def _lacks_hello(self, connection: _Connection) -> bool:
-        return not connection.greeted and connection.number in self._connections
+        return next(iter(self._deadlines.values()), None)
 
     def expire(self, now_ns: int) -> None:
         """Cuts peers that have not sent `Hello` in time."""
         self._now_ns = now_ns
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, connection = self._deadlines.popleft()
-            if self._lacks_hello(connection):
-                self._count_refusal("silent", connection.peer, "it sent no Hello in time")
-                self._end(connection)
+        while (due_ns := self.next_deadline_ns()) is not None and due_ns <= now_ns:
+            connection = self._connections[next(iter(self._deadlines))]
+            self._count_refusal("silent", connection.peer, "it sent no Hello in time")
+            self._end(connection)
 
     def close(self) -> None:
         """Sends the queued frames, ends all connections and removes the sockets' files."""

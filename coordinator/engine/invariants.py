@@ -207,7 +207,7 @@ class Thorough:
         read_ns, here = self._clocks[gpu.uuid].own_ns, set[int]()
         epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.rules.sharing, gpu.rules.rank_epoch)
         for seat in gpu.wait_queue.seats():
-            if seat.place.demoted or not switching.fits_beside_overdue(gpu, seat):
+            if seat.place.demoted or seat.in_debt or not switching.fits_beside_overdue(gpu, seat):
                 continue
             client = seat.client.client_id
             here.add(client)

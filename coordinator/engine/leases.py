@@ -4,6 +4,8 @@ Rules:
 - Lease ids of a GPU only grow.
 - A release is accepted for the lease that the client has, whether it was revoked or not.
 - A drain that passes its deadline is set aside: other clients run beside it.
+- A drain longer than a quantum is a debt of its owner, the user or slot: while others want the GPU, no client of that
+  owner is granted until every other owner could have had as much time.
 - The journal names every process that may work on the GPU when this coordinator dies: a sole holder, `MANY_HOLDERS`
   for several, and in recovery the process that this coordinator waits for.  Overdue and stray leases beside a holder
   are left out: their clients are told to stop, and a claim of theirs makes the lease stray again.
@@ -38,7 +40,7 @@ from nvshare.scheduler_policies.api import JobLeft, TurnEnded
 
 def request_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """A thread of the client waits.  Idempotent: a request that crosses a grant or a revocation changes nothing."""
-    if seat.phase is not IDLE:
+    if seat.phase is not IDLE or seat.lease.stray:
         return
     _activate(node, gpu, seat)
     seat.enter(WAITING)
@@ -165,6 +167,7 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
 
 def set_overdue(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """The drain has passed its deadline.  Invariant 10: a hung client does not hang the others."""
+    _charge_drain(gpu, seat, now_ns)
     seat.enter(OVERDUE)
     seat.lease.drain_deadline_ns = None
     seat.lease.interrupted = False
@@ -173,6 +176,26 @@ def set_overdue(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     orders.claim(seat)
     _count_overdue(node, gpu, seat)
     _notify_policy(node, gpu, seat, now_ns)
+
+
+def _charge_drain(gpu: Gpu, seat: Seat, now_ns: int) -> None:
+    """Others have waited.  Drains at the same time count once."""
+    leases, owner = gpu.leases, seat.client.owner
+    excess_ns = now_ns - seat.lease.revoked_at_ns - gpu.rules.quantum_ns
+    waiting = (each for each in gpu.seats.values() if each.place.waiting_since_ns is not None)
+    if excess_ns > 0 and (others := {each.client.owner for each in waiting} - {owner}):
+        leases.debts[owner] = max(leases.debts.get(owner, 0), now_ns + excess_ns * len(others))
+
+
+def end_debts(gpu: Gpu, now_ns: int) -> None:
+    """Clients whose owner's debt is paid wait in turn from now on."""
+    for owner in [owner for owner, until_ns in gpu.leases.debts.items() if now_ns >= until_ns]:
+        del gpu.leases.debts[owner]
+        gpu.schedule.stale = True
+        for seat in gpu.wait_queue.seats():
+            if seat.client.owner == owner:
+                seat.place.waiting_since_ns = now_ns  # the policy is not to blame for the time before
+                gpu.wait_queue.changed(seat)
 
 
 def _count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
@@ -204,6 +227,8 @@ def _notify_policy(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
 def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     """The lease is over, for whatever reason.  Returns how long it was held."""
     leases, lease, place = gpu.leases, seat.lease, seat.place
+    if seat.phase is REVOKING:
+        _charge_drain(gpu, seat, now_ns)
     del leases.by_client[seat.client.client_id]
     leases.changed_at_ns = now_ns
     held_ns = 0 if lease.granted_at_ns is None else now_ns - lease.granted_at_ns
@@ -229,6 +254,11 @@ def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
 def release(node: Node, gpu: Gpu, seat: Seat, event: Released, now_ns: int) -> None:
     """The client gives its lease back."""
     lease = seat.lease
+    if lease.stray and seat.phase is IDLE and event.lease_id == lease.lease_id:  # it was never granted
+        lease.stray, lease.lease_id = False, 0
+        if event.wanted:
+            request_lease(node, gpu, seat, now_ns)
+        return
     if event.lease_id != lease.lease_id or seat.phase not in WITH_LEASE:
         raise RemoteProtocolError(f"releases lease {event.lease_id}, but has {lease.lease_id or 'none'}")
     revoked = seat.phase is not HOLDING
@@ -270,6 +300,8 @@ def client_left(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
         gpu.wait_queue.leave(seat)
     if seat.phase in WITH_LEASE:
         gpu.leases.free_since_ns = now_ns
+        if not seat.lease.stray:
+            gpu.recovery.lost = (seat.lease.lease_id, seat.client.identity.process_id)
         in_time = seat.phase is not OVERDUE
         end_lease(node, gpu, seat, now_ns)
         if in_time:

@@ -40,7 +40,7 @@ def _gpus(node: Node, uuid: str | None) -> list[Gpu]:
 def _client(node: Node, client: int) -> Client | None:
     record = node.clients.get(client)
     if record is None:
-        node.out.append(Log(logging.WARNING, f"no client {client}"))
+        node.out.append(Log(logging.WARNING, f"no client c{client}"))
     return record
 
 

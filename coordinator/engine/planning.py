@@ -3,6 +3,7 @@
 Rules:
 - The policy is asked when something has changed that matters to it, at the end of a turn while others wait, and when
   it wants to be.
+- It does not see waiting clients whose owner is in debt (engine/leases.py), as long as there are others.
 - `exclusive` keeps the first member only.  `concurrent` makes all clients members as long as their memory fits.
 - A member whose memory does not fit beside the others' is left out; the first one never is.
 - A switch of memory that would exceed its share of the time waits (memory/switch_credit.py).
@@ -145,7 +146,10 @@ def _jobs(node: Node, gpu: Gpu, now_ns: int) -> tuple[JobView, ...]:
     if coming:
         present += [replace(seat.view(), state=State.COMING) for seat in coming]
         present.sort(key=lambda job: job.turn.number)
-    return (*present, *waiting)
+    jobs = (*present, *waiting)
+    if gpu.leases.debts:
+        return tuple(job for job in jobs if job.state is State.RUNNING or not gpu.seats[job.client].in_debt) or jobs
+    return jobs
 
 
 def _is_idle(seat: Seat, silent_since_ns: int) -> bool:

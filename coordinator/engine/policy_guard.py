@@ -1,15 +1,14 @@
 """Stands between the core and one GPU's policy: asks, checks every plan, and replaces a policy that breaks the rules.
 
-No exception of a policy passes, and no plan that names a client which does not want the GPU.  After the first breach
-round robin replaces the policy.
+No exception of a policy passes, also none that ends programs, and no plan that names a client which does not want the
+GPU.  After the first breach round robin replaces the policy.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from typing import Any, Final
 
 from nvshare.coordinator.model.commands import Command, Log, Notify
 from nvshare.scheduler_policies.api import Allotment, GpuView, Happened, JobView, Plan, Policy, PolicyBase
@@ -21,6 +20,8 @@ SOONEST_NS: Final = 1_000_000
 """A policy is asked again after this time at the earliest."""
 LATEST_NS: Final = 3_600 * 1_000_000_000
 """The latest time that a policy may name to be asked again: timers of the operating system have a bound."""
+
+MOST_WHY: Final = 2000
 
 PolicyFactory = Callable[[str, str], Policy]
 """(name, uuid) -> a new policy for that GPU; raises for a name that it does not know."""
@@ -34,8 +35,8 @@ def _overrides(policy: Policy, operation: str) -> bool:
 class PolicyGuard:
     """One for each GPU."""
 
-    time_limit: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
-    """Around each call of a policy of another package.  The shell interrupts one that takes too long."""
+    time_limit: Callable[[], Callable[[Callable[[], Any]], Any]] = staticmethod(lambda: lambda call: call())
+    """Makes what calls a policy of another package.  The shell's interrupts calls that take too long."""
 
     def __init__(self, uuid: str, name: str, policy: Policy, factory: PolicyFactory) -> None:
         self._uuid = uuid
@@ -67,6 +68,8 @@ class PolicyGuard:
         self.name = name
         self.policy = policy
         self._own = type(policy).__module__.startswith("nvshare.scheduler_policies.")
+        self._caught = Exception if self._own else BaseException
+        self._limited = self.time_limit()
         self._observes = _overrides(policy, "observe")
         self.reads_progress = self._observes and bool(getattr(policy, "reads_progress", False))
         self._bounds = _overrides(policy, "wait_bound_ns")
@@ -76,9 +79,9 @@ class PolicyGuard:
         try:
             if self._own:
                 return _checked(self.policy.decide(gpu, jobs, now_ns), gpu, jobs, now_ns)
-            with self.time_limit():
-                return _checked(self.policy.decide(gpu, jobs, now_ns), gpu, jobs, now_ns)
-        except Exception as error:
+            limited: Callable[[Callable[[], Plan]], Plan] = self._limited
+            return limited(lambda: _checked(self.policy.decide(gpu, jobs, now_ns), gpu, jobs, now_ns))
+        except self._caught as error:
             self._give_up("decide", error, out)
             return self.decide(gpu, jobs, now_ns, out)
 
@@ -90,9 +93,8 @@ class PolicyGuard:
             if self._own:
                 self.policy.observe(happened())  # type: ignore[attr-defined]
             else:
-                with self.time_limit():
-                    self.policy.observe(happened())  # type: ignore[attr-defined]
-        except Exception as error:
+                self._limited(lambda: self.policy.observe(happened()))  # type: ignore[attr-defined]
+        except self._caught as error:
             self._give_up("observe", error, out)
 
     def starves(self, job: JobView, now_ns: int, out: list[Command]) -> None:
@@ -107,15 +109,25 @@ class PolicyGuard:
         bound: int | None = self.policy.wait_bound_ns(clients, gpu)  # type: ignore[attr-defined]
         return bound
 
-    def _give_up(self, operation: str, error: Exception, out: list[Command]) -> None:
+    def _give_up(self, operation: str, error: BaseException, out: list[Command]) -> None:
         failed = self.name
         assert type(self.policy) is not type(self._factory(FALLBACK, self._uuid)), f"{FALLBACK}.{operation}: {error!r}"
         self.failures += 1
-        text = f"policy {failed} on {self._uuid}: {operation}: {type(error).__name__}: {error}; {FALLBACK} takes over"
-        out.append(Log(logging.ERROR, text[:2000]))
-        values = {"uuid": self._uuid, "policy": FALLBACK, "failed": failed, "error": str(error)[:200]}
+        why = _text_of(error)
+        text = f"policy {failed} on {self._uuid}: {operation}: {type(error).__name__}: {why}; {FALLBACK} takes over"
+        out.append(Log(logging.ERROR, text))
+        values = {"uuid": self._uuid, "policy": FALLBACK, "failed": failed, "error": why[:200]}
         out.append(Notify("policy", {**values}))
         self.replace(FALLBACK, self._factory(FALLBACK, self._uuid))
+
+
+def _text_of(error: BaseException) -> str:
+    """What can be sent and logged of an exception of another package."""
+    try:
+        text = str(error)[:1000]
+    except BaseException:
+        return "(its text cannot be made)"
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _checked(plan: object, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
@@ -123,6 +135,10 @@ def _checked(plan: object, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -
         raise TypeError(f"decide() answered {plan!r}, not a Plan")
     if type(plan.running) is not tuple or type(plan.order) is not tuple or type(plan.why) is not str:
         raise TypeError("a Plan has a tuple of Allotments, a tuple of clients, and a text")
+    if not set(map(type, plan.order)) <= {int}:
+        raise TypeError("the order of a Plan names clients by their numbers")
+    if len(plan.why) > MOST_WHY or not plan.why.isprintable():
+        raise ValueError(f"a Plan's reason is one printable line of at most {MOST_WHY} characters")
     again_ns = plan.ask_again_ns
     if again_ns is not None and type(again_ns) is not int:
         raise TypeError(f"ask_again_ns is {again_ns!r}")
@@ -138,13 +154,15 @@ def _checked(plan: object, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -
             break
         unknown.discard(job.client)
     if unknown:
-        raise ValueError(f"the plan names client {min(unknown)!r}, which does not want the GPU")
+        raise ValueError(f"the plan names client c{min(unknown)}, which does not want the GPU")
     return plan
 
 
 def _check_allotment(allotment: object, gpu: GpuView) -> None:
     if type(allotment) is not Allotment:
         raise TypeError(f"the plan has {allotment!r}, not an Allotment")
+    if type(allotment.watch) is not bool:
+        raise TypeError(f"watch is {allotment.watch!r}")
     client, quantum, rate, pacing = allotment.client, allotment.quantum_ns, allotment.rate, allotment.pacing_ns
     if type(client) is not int:
         raise ValueError(f"the plan names client {client!r}, which does not want the GPU")

@@ -54,6 +54,8 @@ def _pass_deadlines(node: Node, gpu: Gpu, now_ns: int) -> None:
         for seat in [seat for seat in by_client.values() if seat.phase is REVOKING]:
             if seat.lease.drain_deadline_ns is not None and now_ns >= seat.lease.drain_deadline_ns:
                 leases.set_overdue(node, gpu, seat, now_ns)
+    if gpu.leases.debts:
+        leases.end_debts(gpu, now_ns)
     orders.mark_stalled(node, gpu, now_ns)
 
 
@@ -130,7 +132,7 @@ def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
     A deadline that has passed waits for an event.  With a timer for it, the timer would fire without end.
     """
     switch, growing, recovery = gpu.switching.switch, gpu.memory.growing, gpu.recovery
-    due: list[int | None] = [pinning.deadline_ns(gpu), gpu.schedule.ask_again_ns]
+    due: list[int | None] = [pinning.deadline_ns(gpu), gpu.schedule.ask_again_ns, *gpu.leases.debts.values()]
     if len(gpu.leases.by_client) > len(gpu.leases.running):
         due += [seat.lease.drain_deadline_ns for seat in gpu.leases.by_client.values()]
     if growing:

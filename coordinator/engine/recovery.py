@@ -10,8 +10,9 @@ way, and one of these holds:
 Further rules:
 - A process that has the claimed lease by an older connection keeps it: the lease moves to the new connection.
 - In concurrent sharing a claim is confirmed unless another client holds that very id.
-- Every other claim is *stray*: it is revoked at once and the client is not the holder.  The client may be at work, so
-  the GPU is granted to others only after its release or its drain deadline.
+- Every other claim is *stray*: it is revoked at once and the client is not the holder.
+- A stray client may be at work during recovery, or if this coordinator knows its process as the lease's last holder:
+  then the GPU is granted to others only after its release or its drain deadline.  Any other stray claim delays no one.
 
 Non-goals: ordinary grants (leases.py).
 """
@@ -31,7 +32,7 @@ from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import SeatMemory
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, OVERDUE, REVOKING, Place, Seat
-from nvshare.coordinator.protocol.messages import MemoryMode, Rejected, Rejection, RemoteProtocolError, Sharing
+from nvshare.coordinator.protocol.messages import MemoryMode, Rejected, Rejection, RemoteProtocolError, Revoke, Sharing
 
 NEAR_IDS: Final = 1 << 20
 """The journal is written before a grant is sent, so it knows the last id.  A later id is honest only if the journal is
@@ -103,10 +104,8 @@ def _add_seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: 
 
 
 def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns: int) -> None:
-    expected = (
-        gpu.recovery.expected_holder not in (None, MANY_HOLDERS)
-        and gpu.recovery.expected_holder == seat.client.identity.process_id
-    )
+    process_id, may_work = seat.client.identity.process_id, gpu.recovering
+    expected = gpu.recovery.expected_holder not in (None, MANY_HOLDERS) and gpu.recovery.expected_holder == process_id
     if expected:
         # The expected process has come back, so recovery ends, whatever it claims.
         gpu.recovery.expected_holder = None
@@ -118,9 +117,16 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns:
         "client": seat.client.client_id,
         "lease": event.lease_id,
     }
-    if _transfer_lease(node, gpu, seat, event.lease_id, now_ns):
+    old = _earlier_seat(gpu, event.lease_id, process_id)
+    if old is not None and old.phase is HOLDING:
+        _transfer_lease(node, gpu, old, seat, now_ns)
         node.out.append(Notify("claimed", values))
         return
+    deadline_ns = node.settings.leases.drain_deadline_ns
+    drain_deadline_ns = now_ns + deadline_ns
+    if old is not None and old.phase is REVOKING:  # its release will come by the new connection
+        may_work, drain_deadline_ns = True, old.lease.drain_deadline_ns or now_ns
+        leases.end_lease(node, gpu, old, now_ns)
     confirmed = _is_confirmed(gpu, event.lease_id, expected)
     gpu.schedule.stale = True
     if event.lease_id < gpu.leases.next_lease_id + NEAR_IDS:
@@ -132,34 +138,34 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns:
         return
     seat.lease.stray = True
     seat.lease.lease_id = event.lease_id
-    gpu.leases.by_client[seat.client.client_id] = seat
     node.out.append(Notify("stray", values))
+    if not may_work and gpu.recovery.lost != (event.lease_id, process_id):
+        node.out.append(Send(seat.client.client_id, Revoke(seat.ordinal, event.lease_id, deadline_ns)))
+        return
+    gpu.recovery.lost = (0, 0)  # one claim may delay the others
+    gpu.leases.by_client[seat.client.client_id] = seat
     leases.revoke(node, gpu, seat, "claim", now_ns)
+    seat.lease.drain_deadline_ns = drain_deadline_ns
     orders.claim(seat)
 
 
-def _transfer_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int) -> bool:
+def _earlier_seat(gpu: Gpu, lease_id: int, process_id: int) -> Seat | None:
+    """The seat of an older connection of this process that has this lease."""
+    for seat in gpu.leases.by_client.values():
+        if seat.lease.lease_id == lease_id and seat.client.identity.process_id == process_id:
+            return seat
+    return None
+
+
+def _transfer_lease(node: Node, gpu: Gpu, old: Seat, seat: Seat, now_ns: int) -> None:
     """Moves the lease from an older connection of the same process, with the rest of its quantum."""
-    process_id = seat.client.identity.process_id
-    old = next(
-        (
-            s
-            for s in gpu.leases.by_client.values()
-            if s.lease.lease_id == lease_id and s.client.identity.process_id == process_id
-        ),
-        None,
-    )
-    if old is None or old.phase is not HOLDING:
-        if old is not None and old.phase is REVOKING:  # its release will come by the new connection
-            leases.end_lease(node, gpu, old, now_ns)
-        return False
+    lease_id = old.lease.lease_id
     ends_ns, called = old.lease.ends_ns, old.lease.called
     left_ns = None if ends_ns is None else max(1, ends_ns - now_ns)
     leases.end_lease(node, gpu, old, now_ns)
     gpu.leases.last_holder = seat.client.client_id
     leases.start_lease(node, gpu, seat, lease_id, left_ns, now_ns)
     seat.lease.called = called
-    return True
 
 
 def _is_confirmed(gpu: Gpu, lease_id: int, expected: bool) -> bool:

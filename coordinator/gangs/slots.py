@@ -148,7 +148,8 @@ def _retry(node: Node, gpu: Gpu, now_ns: int) -> list[int]:
 
 
 def _wanting(gang: Gang) -> list[Seat]:
-    return [seat for seat in gang.seats if seat.phase in WANTING and seat.schedulable and not seat.place.demoted]
+    seats = (seat for seat in gang.seats if seat.phase in WANTING and seat.schedulable)
+    return [seat for seat in seats if not (seat.place.demoted or seat.in_debt)]
 
 
 def _needs_slot(gang: Gang) -> bool:

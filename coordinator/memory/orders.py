@@ -149,6 +149,7 @@ def eviction_candidate(node: Node, seat: Seat) -> Candidate:
     if (
         seat.client.memory_mode is not MemoryMode.DEVICE
         and seat.phase not in WITH_LEASE
+        and not seat.lease.stray
         and (seat.moves.order is None or not (seat.moves.order.evict or seat.moves.order.moving))
         and not seat.moves.replaced_id
         and seat.moves.evict_failed_at != seat.gpu.leases.statistics.grants

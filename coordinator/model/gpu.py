@@ -55,6 +55,8 @@ class Recovery:
     """There are clients of an earlier coordinator."""
     recorded: tuple[int, int] = (0, 0)
     """The journal's record: the last lease id, and the process."""
+    lost: tuple[int, int] = (0, 0)
+    """The last lease that ended with its connection, and its process, which may claim it by a new one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,8 @@ class GpuLeases:
     ran_ns: int = 0
     ran_since_ns: int | None = None
     """Time with a running set, and since when there is one; see `Gpu.turn_clock_ns`."""
+    debts: dict[str, int] = field(default_factory=dict)
+    """By owner: until when its waiting clients are held back, because a drain of theirs took others' time."""
     statistics: LeaseStatistics = field(default_factory=LeaseStatistics)
 
 

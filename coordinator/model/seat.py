@@ -101,7 +101,8 @@ class Lease:
     revoked_at_ns: int = 0
     drain_deadline_ns: int | None = None
     stray: bool = False
-    """The client claimed a lease that is not its own.  It is revoked, and never counts as the holder's."""
+    """The client claimed a lease that is not its own.  It is revoked, and never counts as the holder's.  If the client
+    cannot have had it, the seat stays IDLE, and its requests wait for its release."""
     contention: Contention = Contention.QUIET
     alerted: bool = False
     """The holder and the next client know that the turn ends; see engine/standby.py."""
@@ -190,6 +191,11 @@ class Seat:
     def schedulable(self) -> bool:
         """It may be in the wait queue."""
         return not self.client.paused and not self.room.unschedulable
+
+    @property
+    def in_debt(self) -> bool:
+        """Its owner has overstayed: it waits while others want the GPU."""
+        return self.client.owner in self.gpu.leases.debts
 
     def held_ns(self, now_ns: int) -> int:
         """Time in leases, the present one included."""

@@ -72,8 +72,13 @@ def _build(cls: type[Message], items: list[Any]) -> Message:
         elif (text := _text(value, high)) is not None:
             items[index] = text
             continue
-        raise RemoteProtocolError(f"{cls.__name__}.{NAMES[cls][index]}: {value!r:.80} is not allowed")
+        raise RemoteProtocolError(f"{cls.__name__}.{NAMES[cls][index]}: {_shown(value)} is not allowed")
     return cls(*items)
+
+
+def _shown(value: object) -> str:
+    """A value for an error's text.  `repr` of a peer's nested arrays would exceed the interpreter's recursion limit."""
+    return "an array" if type(value) is list else f"{value!r:.80}"
 
 
 def _text(value: object, limit: int) -> str | None:

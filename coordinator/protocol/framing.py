@@ -66,7 +66,7 @@ class Connection:
     a PUB to a SUB (RFC 29).
     """
 
-    __slots__ = ("_accepts", "_buffer", "_greeted", "_largest", "_publishes", "reply", "shaken")
+    __slots__ = ("_accepts", "_buffer", "_greeted", "_largest", "_publishes", "frames", "reply", "shaken")
 
     def __init__(self, socket_type: bytes, accepts: frozenset[bytes], largest: int) -> None:
         self._accepts = accepts
@@ -74,6 +74,8 @@ class Connection:
         self._buffer = b""
         self._greeted = False
         self._publishes = socket_type == b"PUB"
+        self.frames = 0
+        """All messages and commands received."""
         self.shaken = False
         """The handshake has ended: messages may be sent."""
         self.reply = GREETING + ready(socket_type)
@@ -110,6 +112,7 @@ class Connection:
             else:
                 messages.append(buffer[start:stop])
             at = stop
+            self.frames += 1
         self._buffer = buffer[at:]
         return messages
 

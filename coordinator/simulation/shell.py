@@ -52,7 +52,7 @@ class Shell:
         self._world = world
         self._network = world.network
         self._path = journal
-        self._journal = Journal(journal, world.uuids, world.started_at)
+        self._journal = Journal(journal, world.uuids, world.started_at, world.now_ns // 1000)
         self._outgoing: list[tuple[int, bytes]] = []
         self._refused: list[int] = []
         self._fuse: int | None = None

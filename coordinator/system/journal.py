@@ -4,8 +4,9 @@ The file has fixed records, rewritten in place: a grant costs one system call of
 killed process because the kernel keeps the pages.  After a crash of the node there are no holders.
 
 Invariants:
-- A record counts only with a correct checksum.  A damaged record of this boot may hide a holder: it counts as
-  `MANY_HOLDERS`.
+- Header and records count only with a correct checksum.  A file that is damaged, cut, or of another version may hide a
+  holder and the last lease id: a GPU without a correct record in it has `MANY_HOLDERS`, and a lease id above any that
+  was given (microseconds since boot: no coordinator grants that often).  Without a file there is no past.
 - A holder counts only if a process with its id *and* start time lives, so a reused id is not mistaken for it.
 - The file's space is allocated before the first record.  A failed write is repeated with the next one.  The file is
   not memory-mapped, because a full file system would then be a SIGBUS instead of an error.
@@ -17,6 +18,7 @@ import errno
 import logging
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +29,9 @@ from nvshare.coordinator.model.commands import MANY_HOLDERS
 
 log: Final = logging.getLogger("nvshare")
 
-_MAGIC: Final = b"nvshare-journal2"
+_MAGIC: Final = b"nvshare-journal3"
 _BOOT_BYTES: Final = 40
+_HEADER: Final = struct.Struct("=16s40sI")  # magic, boot, number of records; a checksum follows
 _HEADER_BYTES: Final = 64
 _RECORD: Final = struct.Struct("=96sQqQI4x")  # uuid, lease id, process id, its start time, checksum
 _BODY: Final = struct.Struct("=96sQqQ")
@@ -46,13 +49,19 @@ class Record:
 class Journal:
     """One file, one record for each GPU that this coordinator serves."""
 
-    def __init__(self, path: Path, uuids: Sequence[str], started_at: Callable[[int], int | None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        uuids: Sequence[str],
+        started_at: Callable[[int], int | None] | None = None,
+        lost_lease_id: int | None = None,
+    ) -> None:
         """Reads the earlier records into `earlier`, then prepares the file for these GPUs.  Raises OSError.
 
-        `started_at` replaces `start_time` in simulations.
+        `started_at` replaces `start_time` in simulations, `lost_lease_id` the time since boot.
         """
         self._started_at = started_at or start_time
-        self.earlier = _read(path)
+        self.earlier = _read(path, uuids, lost_lease_id or time.monotonic_ns() // 1000)
         self.failure: OSError | None = None
         """Reason of the last failed write; None while the file is current."""
         size = _HEADER_BYTES + _RECORD.size * max(1, len(uuids))
@@ -69,7 +78,8 @@ class Journal:
         try:
             os.posix_fallocate(self._descriptor, 0, size)
             os.ftruncate(self._descriptor, size)
-            self._put(0, (_MAGIC + boot_id()).ljust(_HEADER_BYTES, b"\0"))
+            header = _HEADER.pack(_MAGIC, boot_id(), len(uuids))
+            self._put(0, header + struct.pack("=I", zlib.crc32(header)))
             for uuid in uuids:
                 self._write(uuid, self.earlier.get(uuid, Record(0, 0, 0)))
             if self.failure is not None:
@@ -181,21 +191,25 @@ def boot_id() -> bytes:
         return b""
 
 
-def _read(path: Path) -> dict[str, Record]:
-    """The valid records by UUID.  After a reboot only their lease ids remain."""
+def _read(path: Path, uuids: Sequence[str], lost_lease_id: int) -> dict[str, Record]:
+    """The records of these GPUs.  After a reboot only their lease ids remain."""
     try:
         content = path.read_bytes()
-    except OSError:
+    except FileNotFoundError:
         return {}
-    found: dict[str, Record] = {}
-    if not content.startswith(_MAGIC):
-        return found
-    same_boot = content[len(_MAGIC) : _HEADER_BYTES].rstrip(b"\0") == boot_id()
-    for offset in range(_HEADER_BYTES, len(content) - _RECORD.size + 1, _RECORD.size):
-        name, lease_id, process_id, started_at, checksum = _RECORD.unpack_from(content, offset)
+    header, found = content[:_HEADER_BYTES].ljust(_HEADER_BYTES, b"\0"), dict[str, Record]()
+    magic, boot, count = _HEADER.unpack_from(header)
+    whole = magic == _MAGIC and header[_HEADER.size :] == struct.pack("=I", zlib.crc32(header[: _HEADER.size]))
+    same_boot = not whole or boot.rstrip(b"\0") == boot_id()
+    for offset in range(_HEADER_BYTES, _HEADER_BYTES + _RECORD.size * count if whole else 0, _RECORD.size):
+        record = content[offset : offset + _RECORD.size]
+        if len(record) < _RECORD.size or _RECORD.unpack(record)[4] != zlib.crc32(record[: _BODY.size]):
+            whole = False
+            continue
+        name, lease_id, process_id, started_at, _ = _RECORD.unpack(record)
         uuid = name.rstrip(b"\0").decode("utf-8", "replace")
-        if checksum != zlib.crc32(content[offset : offset + _BODY.size]):
-            lease_id, process_id, started_at = 0, MANY_HOLDERS, 0
-        if uuid:
-            found[uuid] = Record(lease_id, process_id, started_at) if same_boot else Record(lease_id, 0, 0)
+        found[uuid] = Record(lease_id, process_id, started_at) if same_boot else Record(lease_id, 0, 0)
+    if not whole and same_boot:
+        log.warning("%s is damaged or of another version: an earlier lease holder may be at work", path)
+        return dict.fromkeys(uuids, Record(lost_lease_id, MANY_HOLDERS, 0)) | found
     return found

@@ -24,7 +24,7 @@ def picture(status: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, An
     """The present state, without the spans."""
     if status["hides_names"]:
         status = hide_names(dict(status), NO_USER)
-        names = {client: f"client {client}" for client in names}
+        names = {client: f"client c{client}" for client in names}
     now_ns = status["now_ns"]
     places = {(gpu["uuid"], client): place for gpu in status["gpus"] for place, client in enumerate(gpu["queue"], 1)}
     programs = [
@@ -76,7 +76,7 @@ def _program(
     found = {
         "client": client["client"],
         "pid": client["process_id"],
-        "name": f"client {client['client']}" if client["name"] == HIDDEN else client["name"],
+        "name": f"client c{client['client']}" if client["name"] == HIDDEN else client["name"],
         "user": user_name(client["user_id"]),
         "class": class_name(client),
         "mode": client["memory_mode"],

@@ -1,16 +1,16 @@
-"""As made_up_gpus.py, with a mistake of our own: a client named `crash` makes the coordinator raise."""
+"""As made_up_gpus.py, with a mistake of our own: a client named `crash` makes the core raise."""
 
 from typing import Any
 
-from nvshare.coordinator.daemon.dispatch import Dispatcher
+from nvshare.coordinator.engine.scheduler import Scheduler
 
-_hello = Dispatcher._hello
+_registered = Scheduler._registered
 
 
-def _crash(self: Dispatcher, connection: int, hello: Any, now_ns: int) -> None:
-    if hello.name == "crash":
+def _crash(self: Scheduler, event: Any, now_ns: int) -> Any:
+    if event.name == "crash":
         raise RuntimeError("made-up mistake")
-    _hello(self, connection, hello, now_ns)
+    return _registered(self, event, now_ns)
 
 
 if __name__ == "__main__":
@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
     import made_up_gpus  # type: ignore[import-not-found]  # beside this program
 
-    Dispatcher._hello = _crash  # type: ignore[method-assign]
+    Scheduler._registered = _crash  # type: ignore[method-assign]
     count = int(sys.argv[1])
     devices = [
         made_up_gpus.Device(index, made_up_gpus.uuid_of(index), "made-up GPU", 8 << 30) for index in range(count)

@@ -93,7 +93,7 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     assert [gpu["switch_share"] for gpu in status["gpus"]] == [0.05, 0.02]
     assert status["host_budget_bytes"] == 3 << 30
     assert " 2% " in ctl(running.directory.path, "status", "-o", "wide").stdout
-    answer(running, "resume", str(client["client"]))
+    answer(running, "resume", f"c{client['client']}")
     answer(running, "set", "limit", "train", "0")
     client = answer(running, "clients")["clients"][0]
     assert (client["paused"], client["limit_bytes"]) == (False, 0)

@@ -133,6 +133,21 @@ def test_a_number_that_cannot_be_is_refused(
     assert served.status()["gpus"]
 
 
+def test_nothing_that_a_peer_nests_ends_the_coordinator(served: Running, connect: Connect) -> None:
+    """Broken if one frame of nested arrays or maps could end the coordinator, with a hello or without."""
+    before, deep = served.ask(api.Ping())["pid"], b"\x91" * 1010 + b"\xc0"
+    for hook in (connect(served), connect(served).hello("nests")):
+        hook.socket.send(bytes((0x92, messages.Profile.TYPE)) + deep)
+        assert "an array is not allowed" in refusal(hook).text
+    caller = ControlCaller(served.directory.control_socket)
+    for nested in (deep, b"\x81\xa1a" * 300 + b"\xc0"):
+        with pytest.raises(api.ControlError, match="plain values"):
+            api.decode_reply(caller.call(b"\x82\xa7version\x01\xa3ask" + nested))
+    caller.close()
+    assert served.ask(api.Ping())["pid"] == before
+    assert "Traceback" not in served.log.read_text()
+
+
 def test_a_gang_belongs_to_its_user(served: Running, connect: Connect) -> None:
     """Broken if a name alone made a client a member of another user's gang."""
     hook = connect(served)

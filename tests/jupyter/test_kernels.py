@@ -45,7 +45,7 @@ def test_a_waiting_cell_says_so_and_can_be_interrupted(node: Node, notebook: Cal
     book = notebook()
     book.run(USE)
     (client,) = node.control("status")["clients"]
-    node.control("pause", str(client["client"]))
+    node.control("pause", f"c{client['client']}")
     eventually(lambda: node.control("status")["gpus"][0]["holders"] == [], "the lease to be given back")
     request = book.begin(WAIT)
     shown = book.listen(lambda message: "waiting for GPU 0" in str(message["content"].get("text", "")))
@@ -53,7 +53,7 @@ def test_a_waiting_cell_says_so_and_can_be_interrupted(node: Node, notebook: Cal
     book.manager.interrupt_kernel()
     assert "done" not in book.end(request)
     assert book.error == "KeyboardInterrupt"
-    node.control("resume", str(client["client"]))
+    node.control("resume", f"c{client['client']}")
     assert book.run(WAIT).endswith("done\n")
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from nvshare.coordinator.daemon.control.api import encode_event
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
@@ -88,6 +91,22 @@ def fail(*arguments: object) -> object:
     raise KeyError("a bug")
 
 
+class UnprintableError(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """Raises this, whatever the arguments."""
+
+    def act(*arguments: object) -> object:
+        raise error
+
+    return act
+
+
 def _named(*allotments: Allotment, **more: Any) -> Callable[[Sequence[JobView]], Plan]:
     """A plan for the first job with what is wrong in it."""
     return lambda jobs: Plan(allotments or (Allotment(jobs[0].client),), **more)
@@ -116,7 +135,18 @@ BREACHES: dict[str, tuple[str, Callable[..., Any]]] = {
     "it leaves the GPU idle until the past": ("decide", lambda jobs: Plan(ask_again_ns=1)),
     "a time of text": ("decide", _named(ask_again_ns="soon")),
     "an order that is a list": ("decide", _named(order=[1])),
+    "an order that cannot be hashed": ("decide", _named(order=([],))),
+    "an order of texts": ("decide", _named(order=("c1",))),
+    "a reason that cannot be sent": ("decide", _named(why="\ud800")),
+    "a reason that steers a terminal": ("decide", _named(why="\x1b[2J")),
+    "a reason without end": ("decide", _named(why="x" * 1_000_000)),
+    "watch of text": ("decide", _with(watch="yes")),
+    "decide ends the program": ("decide", lambda jobs: sys.exit(0)),
+    "decide raises what is no Exception": ("decide", raising(KeyboardInterrupt())),
+    "decide raises what cannot be printed": ("decide", raising(UnprintableError())),
+    "decide raises what cannot be sent": ("decide", raising(ValueError("\ud800"))),
     "observe raises": ("observe", fail),
+    "observe ends the program": ("observe", lambda happened: sys.exit(0)),
 }
 
 
@@ -131,6 +161,11 @@ def test_a_policy_that_breaks_the_rules_is_replaced(breach: str) -> None:
     assert harness.gpu_snapshot().rules.policy == "round_robin"
     assert harness.gpu_snapshot().rules.policy_failures == 1
     assert harness.logged(f"wild on GPU-0: {operation}")
+    for command in harness.commands:
+        if isinstance(command, Notify):
+            encode_event(1, 1, command.kind, command.values)
+        elif isinstance(command, Log):
+            assert command.text.encode()
     assert harness.gpu_snapshot().leases.holders, "the GPU is not idle"
     calls = len(policy.calls)
     harness.milliseconds(1000)

@@ -80,7 +80,7 @@ def test_it_shows_and_changes_programs(coordinators: Coordinators, connect: Conn
     picture = next(each for each in shown if each["programs"] and each["spans"])
     assert [(each["name"], each["state"]) for each in picture["programs"]] == [("train.py", "running")]
     assert picture["spans"][0][2:4] == [picture["programs"][0]["client"], "hold"]
-    client = str(picture["programs"][0]["client"])
+    client = f"c{picture['programs'][0]['client']}"
     assert post(port, {"ask": "pause", "client": client}, "0123456789abcdeX")[0] == 401
     assert not running.status()["clients"][0]["paused"]
     assert post(port, {"ask": "pause", "client": client}, "0123456789abcdef")[0] == 200

@@ -115,9 +115,7 @@ def _shell(facts: Facts) -> Iterator[Finding]:
         yield Finding("warning", "environment", "NVSHARE_DISABLE is set: programs started here run alone", "unset it")
     if _is_set(environ, "NVSHARE_ENABLE") and facts.shell.python_without_nvshare:
         text = f"NVSHARE_ENABLE is set, but nvshare is not installed in {facts.shell.python_without_nvshare}"
-        yield Finding(
-            "problem", "environment", text, "install nvshare there, or start programs with nvshare-run"
-        )
+        yield Finding("problem", "environment", text, "install nvshare there, or start programs with nvshare-run")
     yield from _preloads(environ, "this environment")
 
 
@@ -175,9 +173,7 @@ def _unhooked_program(facts: Facts, process: ProcessFacts) -> Finding:
     elif process.has_set("NVSHARE_ENABLE"):
         where = facts.process_without_nvshare
         reason = f"nvshare is not installed in {where}" if where else "NVSHARE_ENABLE works in Python programs alone"
-        remedy = (
-            "install nvshare there, or start it with nvshare-run" if where else "start it with nvshare-run"
-        )
+        remedy = "install nvshare there, or start it with nvshare-run" if where else "start it with nvshare-run"
     elif HOOK_NAME in process.environ.get("LD_PRELOAD", ""):
         reason, remedy = "the loader ignored LD_PRELOAD", "look at its first lines on standard error; see nvshare-run"
     return Finding("problem", "program", f"{process} runs without the hook: {reason}", remedy)

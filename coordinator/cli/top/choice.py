@@ -100,7 +100,7 @@ def _request(key: str, row: Row | None, status: Mapping[str, Any]) -> api.Reques
         return api.Set(setting="quantum", value=quantum_ns, gpu=gpu["uuid"])
     if row is None:
         return None
-    client = str(row.client["client"])
+    client = f"c{row.client['client']}"
     if key in ("p", " "):
         return api.Resume(client=client) if row.client["paused"] else api.Pause(client=client)
     if key == "c":

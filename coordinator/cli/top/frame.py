@@ -77,7 +77,7 @@ class _Gpu:
             return "recovering leases of an earlier coordinator"
         moving = self.gpu["preparing"]
         listed = [
-            names.get(client, f"client {client}") + (", for which memory moves" if client == moving else "")
+            names.get(client, f"client c{client}") + (", for which memory moves" if client == moving else "")
             for client in running(self.gpu)
         ]
         return _listed(listed, width)
@@ -168,7 +168,7 @@ def _table(found: list[Row], status: Mapping[str, Any], screen: Screen) -> list[
     columns += [word("OF LIMIT"), number("LIMIT")] if bars else []
     cells = []
     for client, seat, gpu in found:
-        row = [str(client["client"]), client["name"], user_name(client["user_id"])]
+        row = [f"c{client['client']}", client["name"], user_name(client["user_id"])]
         row += [str(gpu["index"]) if gpu is not None else "-"] if several else []
         shown = state(client, seat, status["now_ns"] if bars else None)
         row += [class_name(client), client["memory_mode"], shown]

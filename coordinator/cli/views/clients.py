@@ -39,7 +39,7 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
 
 
 def _who(client: Mapping[str, Any]) -> list[str]:
-    return [str(client["client"]), str(client["process_id"]), client["name"], user_name(client["user_id"])]
+    return [f"c{client['client']}", str(client["process_id"]), client["name"], user_name(client["user_id"])]
 
 
 def _kind(client: Mapping[str, Any]) -> list[str]:

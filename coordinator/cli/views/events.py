@@ -46,7 +46,7 @@ class Narrator:
         return f"{clock}  {where:<5}  {words:<10}  {': '.join(filter(None, (who, told)))}".rstrip()
 
     def _name(self, client: int, name: object = None) -> str:
-        return self._names.get(client) or (str(name) if name else f"client {client}")
+        return self._names.get(client) or (str(name) if name else f"client c{client}")
 
     def _told(self, key: str, value: object) -> str:
         """`waited 12.3ms`; nothing for what is 0, empty or false."""

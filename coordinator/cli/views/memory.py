@@ -31,7 +31,7 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
         ]
     found = [*layout(_COLUMNS, rows, width, wide=wide), *host_lines(status), *room_lines(status)]
     found += [
-        f"  {client['client']} {program(client)}: {format_size(client['host_share_bytes'])} pinned"
+        f"  c{client['client']} {program(client)}: {format_size(client['host_share_bytes'])} pinned"
         for client in status["clients"]
         if client["host_share_bytes"]
     ]

@@ -16,7 +16,7 @@ def gang_lines(status: Mapping[str, Any], names: Mapping[int, str]) -> list[str]
     lines = []
     indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
     for gang in status.get("gangs", ()):
-        members = ", ".join(names.get(client, str(client)) for client in gang["clients"])
+        members = ", ".join(names.get(client, f"c{client}") for client in gang["clients"])
         where = ", ".join(indices[uuid] for uuid in gang["gpus"])
         turns = f"{gang['turns']} turns together"
         if gang["turns"]:

@@ -46,7 +46,7 @@ def _table(status: Mapping[str, Any], names: Mapping[int, str], width: int | Non
 
 
 def _row(gpu: Mapping[str, Any], names: Mapping[int, str], most: int | None) -> tuple[str, ...]:
-    shown = first_of((names.get(client, f"client {client}") for client in running(gpu)), most)
+    shown = first_of((names.get(client, f"client c{client}") for client in running(gpu)), most)
     return (
         str(gpu["index"]),
         gpu["name"],

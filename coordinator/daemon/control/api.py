@@ -142,8 +142,8 @@ def decode_request(frame: bytes) -> Request:
         content = msgpack.unpackb(frame, strict_map_key=True, max_map_len=16, max_array_len=16)
     except Exception:  # msgpack raises exceptions of many types
         raise ControlError("malformed", "not msgpack") from None
-    if not isinstance(content, dict):
-        raise ControlError("malformed", "not a map")
+    if not isinstance(content, dict) or any(isinstance(value, (dict, list)) for value in content.values()):
+        raise ControlError("malformed", "not a map of plain values")
     version = content.pop("version", None)
     if version != CONTROL_VERSION:
         text = f"this coordinator speaks control protocol {CONTROL_VERSION}; use the nvshare-ctl of the same version"

@@ -28,6 +28,8 @@ def wait(wait: WaitSnapshot, *, hide_names: bool) -> str:
     if wait.moving:
         return f"{begin}: this program is next, and memory is being moved for it"
     place = "next in line" if wait.place == 0 else f"{ordinal(wait.place + 1)} in line"
+    if wait.in_debt:
+        place = "others come first, because programs of this user gave the GPU back too late"
     if wait.lacking_bytes:
         lacking = format_size(wait.lacking_bytes)
         place = f"{lacking} of this program's memory does not fit beside memory that cannot move"

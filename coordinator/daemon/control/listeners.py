@@ -6,7 +6,6 @@ and in all; root and the coordinator's user always get a connection.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +28,7 @@ def _limits(rights: Rights, frame_bytes: int, queued_bytes: int) -> Limits:
         exempt=rights.operators,
         reserved=12,
         messages_per_s=100,
+        messages_at_once=4,
         frame_bytes=frame_bytes,
         queued_bytes=queued_bytes,
         remedy="end some calls of nvshare-ctl",
@@ -41,21 +41,11 @@ class ControlListener(PeerListener):
     def __init__(self, path: Path, mode: int, rights: Rights) -> None:
         super().__init__(path, mode, _limits(rights, MAX_REQUEST_BYTES, _REPLY_BYTES))
         self._rights = rights
-        self._requests: deque[tuple[int, bytes]] = deque()
 
-    @property
-    def pending(self) -> bool:
-        """Whether requests were read that `take` has not returned."""
-        return bool(self._requests)
-
-    def take(self, most: int, now_ns: int) -> list[tuple[int, int, bytes]]:
-        """(connection, user, request), at most so many."""
-        if not self._requests:
-            _, frames = self.receive(now_ns)
-            self._requests.extend(frames)
-        taken = [self._requests.popleft() for _ in range(min(most, len(self._requests)))]
+    def take(self, now_ns: int) -> list[tuple[int, int, bytes]]:
+        """(connection, user, request); a few of each user."""
         found = []
-        for connection, frame in taken:
+        for connection, frame in self.receive(now_ns)[1]:
             peer = self.peer(connection)
             if peer is not None:
                 self.greeted(connection)

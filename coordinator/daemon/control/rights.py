@@ -79,7 +79,7 @@ class Rights:
             in_slot = bool(client.identity.group)
             owner = "a Kubernetes slot" if in_slot else f"user {client.identity.user_id}"
             who = self._who if in_slot else f"{owner} or {self._who}"
-            raise _refused(f"client {client.client} belongs to {owner}; only {who} may change it, not user {user_id}")
+            raise _refused(f"client c{client.client} belongs to {owner}; only {who} may change it, not user {user_id}")
         why = self._beyond(request, ceilings)
         if why is not None:
             raise _refused(f"{why}; only {self._who} may change that")
@@ -126,7 +126,7 @@ def hide_names(status: dict[str, Any], user_id: int) -> dict[str, Any]:
     """A status without names, processes, gangs and slots of other users' programs.  Their user ids stay."""
     own = [c for c in status["clients"] if c["user_id"] == user_id and not c["group"]]
     own_clients, own_processes, own_names = ({c[key] for c in own} for key in ("client", "process_id", "name"))
-    names = {c["name"]: f"client {c['client']}" for c in status["clients"] if c["name"] not in own_names}
+    names = {c["name"]: f"client c{c['client']}" for c in status["clients"] if c["name"] not in own_names}
     gang = f"user:{user_id}/"
     names |= {g["name"]: HIDDEN for g in status["gangs"] if not g["name"].startswith(gang)}
     shown = dict(status)

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import operator
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +20,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.live_settings import NODE, NODE_EVENTS, SHARES
 from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
 from nvshare.coordinator.daemon.control.settings import SETTINGS
+from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
 from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
 from nvshare.coordinator.model import events
@@ -79,9 +81,10 @@ class Administration:
 
     def answer(self, frame: bytes, user_id: int, now_ns: int) -> bytes:
         """The reply to one request of this user."""
-        call = Call(now_ns, user_id, self._rights.is_operator(user_id))
+        call, kind = Call(now_ns, user_id, self._rights.is_operator(user_id)), "a malformed request"
         try:
             request = api.decode_request(frame)
+            kind = request.ask
             self._rights.check_kind(user_id, request)
             result = _ANSWERS[type(request)](self, request, call)
             if not isinstance(request, (api.Ping, api.Status)):
@@ -91,10 +94,10 @@ class Administration:
             return api.encode_result(result)
         except api.ControlError as error:
             return api.encode_error(error)
+        except InvariantError:  # the core's state cannot be trusted any more
+            raise
         except Exception:
-            if not isinstance(request, (api.Ping, api.Status)):
-                raise
-            log.exception("%s failed", request.ask)  # a failed read must not end the coordinator
+            log.exception("%s failed", kind)
             return api.encode_error(api.ControlError("internal", "internal error; see the coordinator's log"))
 
     def _ping(self, request: api.Ping, call: Call) -> dict[str, Any]:
@@ -243,25 +246,27 @@ class Administration:
         raise api.ControlError("gpu", f"{name!r} {problem}; the GPUs are {known}"[:2000])
 
     def _client(self, request: OfProgram, call: Call) -> ClientSnapshot:
-        """The client that the request names: its client id, process id or name, tried in this order.
+        """The client that the request names by its id (`c12`), its process id (`4711`), or its name, if that is no id.
 
         A user's own programs come before others of the same name.  Raises ControlError if the user may not change it.
         """
         name, clients = request.client or "", self._snapshot(call.now_ns).clients
         known = [client for client in clients if self._rights.may_name(call.user_id, client)]
-        named = [client for client in known if name == client.identity.name]
-        found = [client for client in clients if name == str(client.client)]
-        found = found or [client for client in known if name == str(client.identity.process_id)]
-        if not call.by_operator:
-            found = found or [client for client in named if self._rights.owns(call.user_id, client)]
-        found = found or named
+        if re.fullmatch("c[0-9]+", name):
+            found = [client for client in clients if name == f"c{client.client}"]
+        elif re.fullmatch("[0-9]+", name):
+            found = [client for client in known if name == str(client.identity.process_id)]
+        else:
+            found = [client for client in known if name == client.identity.name]
+            own = [client for client in found if self._rights.owns(call.user_id, client)]
+            found = found if call.by_operator else own or found
         if len(found) == 1:
             client = found[0].client
             self._rights.check_change(call.user_id, request, found[0], lambda name: self._live.ceilings(client, name))
             return found[0]
         if not found:
             raise api.ControlError("client", f"no client {name!r}; see `nvshare-ctl clients`")
-        which = ", ".join(f"{c.client} (pid {c.identity.process_id}, {c.identity.name})" for c in found[:20])
+        which = ", ".join(f"c{c.client} (pid {c.identity.process_id}, {c.identity.name})" for c in found[:20])
         raise api.ControlError("ambiguous", f"{name!r} matches {len(found)} clients; use the id of one: {which}")
 
 

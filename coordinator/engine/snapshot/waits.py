@@ -28,6 +28,7 @@ class WaitSnapshot:
     recovering: bool
     stopped: bool
     """Recovering, and the earlier holder is stopped."""
+    in_debt: bool
     moving: bool
     """It was chosen, and memory moves."""
 
@@ -59,6 +60,7 @@ def take_wait(node: Node, seat: Seat) -> WaitSnapshot | None:
         stuck=_stuck(seat) if seat.room.unschedulable else None,
         recovering=gpu.recovering,
         stopped=gpu.recovery.holder_stopped,
+        in_debt=seat.in_debt,
         moving=seat.phase is NEXT,
     )
 

@@ -187,7 +187,7 @@ function parts(bar, wanted) {
 function newRow(each) {
   const row = byId("program").content.firstElementChild.cloneNode(true);
   row.dataset.client = each.client;
-  const client = String(each.client);
+  const client = `c${each.client}`;
   const button = row.querySelector("button");
   button.addEventListener("click", () => change({ ask: row.dataset.paused ? "resume" : "pause", client }));
   const select = row.querySelector("select");
@@ -285,7 +285,7 @@ function draw(canvas, gpu) {
     pen.beginPath();
     pen.rect(0, top, gutter - 6, LANE);
     pen.clip();
-    pen.fillText(picture.names[client] ?? `client ${client}`, 0, top + LANE / 2);
+    pen.fillText(picture.names[client] ?? `client c${client}`, 0, top + LANE / 2);
     pen.restore();
     const shapes = {
       wait: [ink("faint"), top + LANE / 2 - 1, 2],
@@ -303,7 +303,7 @@ function draw(canvas, gpu) {
   const told = lanes.map(([client, marks]) => {
     const held = marks.filter((mark) => mark.kind === "hold");
     const sum = held.reduce((all, mark) => all + mark.end - Math.max(mark.start, beginMs), 0);
-    return `${picture.names[client] ?? client} held it ${Math.round(sum / (seconds * 10))} % of the time`;
+    return `${picture.names[client] ?? `client c${client}`} held it ${Math.round(sum / (seconds * 10))} % of the time`;
   });
   const label = `Time line of GPU ${gpu.index}, last ${seconds} seconds: ${told.join("; ") || "no program held it"}`;
   canvas.setAttribute("aria-label", label);

@@ -39,5 +39,5 @@ def test_events_name_clock_gpu_and_program() -> None:
         "12:00:00.006|GPU 0|quantum|quantum 5.00ms",
         "12:00:00.007|gang gathered|gang g, gpus 2",
         "12:00:00.008|granted|late.py",
-        "12:00:00.009|registered|client 78",
+        "12:00:00.009|registered|client c78",
     ]

@@ -80,11 +80,11 @@ def test_keys_select_sort_and_ask() -> None:
     reply = replies.status(replies.three_programs())
     first, second = (row.client["client"] for row in rows(reply, Choice("name"))[:2])
     choice, request = press("p", Choice("name"), reply)
-    assert request == api.Pause(client=str(first))
+    assert request == api.Pause(client=f"c{first}")
     choice, request = press("down", choice, reply)
     assert (choice.selected, request) == ((second, "GPU-0"), None)
-    assert press("p", choice, reply)[1] == api.Pause(client=str(second))
-    assert press("c", choice, reply)[1] == api.Set(setting="class", client=str(second), value="interactive")
+    assert press("p", choice, reply)[1] == api.Pause(client=f"c{second}")
+    assert press("c", choice, reply)[1] == api.Set(setting="class", client=f"c{second}", value="interactive")
     assert press("+", choice, reply)[1] == api.Set(setting="quantum", value=200_000_000, gpu="GPU-0")
     assert press("-", choice, reply)[1] == api.Set(setting="quantum", value=50_000_000, gpu="GPU-0")
     assert press("a", choice, reply)[1] == api.Set(setting="quantum", value=None, gpu="GPU-0")
@@ -93,7 +93,7 @@ def test_keys_select_sort_and_ask() -> None:
     assert press("q", choice, reply)[0].ended
     assert press("up", choice, reply)[0].selected == (first, "GPU-0")
     reply["clients"][second - 1]["paused"] = True
-    assert press("p", choice, reply)[1] == api.Resume(client=str(second))
+    assert press("p", choice, reply)[1] == api.Resume(client=f"c{second}")
     empty = {**reply, "clients": [], "gpus": []}
     assert [press(key, Choice(), empty)[1] for key in ("p", "c", "+", "down")] == [None] * 4
 

@@ -22,6 +22,7 @@ WAIT = WaitSnapshot(
     stuck=None,
     recovering=False,
     stopped=False,
+    in_debt=False,
     moving=False,
 )
 
@@ -45,6 +46,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (replace(WAIT, recovering=True), "the coordinator has restarted, and an earlier holder is not back yet"),
         (replace(WAIT, recovering=True, stopped=True), "the program that held it is stopped: continue it (kill -CONT)"),
+        (replace(WAIT, in_debt=True), "others come first, because programs of this user gave the GPU back too late"),
         (replace(WAIT, moving=True), "memory is being moved for it"),
     ],
 )

@@ -236,6 +236,17 @@ def test_silent_connections_expire_and_others_stay(bench: Make) -> None:
     assert stand.gone == []
 
 
+def test_connections_that_end_leave_nothing_beside_a_silent_one(bench: Make) -> None:
+    """Broken: connections that come and go fill the memory for as long as one silent connection stays."""
+    stand = bench()
+    stand.client(greets=False)
+    for _ in range(20):
+        stand.client().close()
+    stand.client()
+    stand.until(lambda: stand.listener._last_number == 22 and len(stand.listener) == 2, "the ends")
+    assert len(stand.listener._deadlines) == 2
+
+
 def test_a_flood_is_cut_but_the_same_over_time_is_not(bench: Make) -> None:
     """Broken: one client keeps the loop busy, or a busy client is cut though it keeps to the rate."""
     stand = bench(messages_per_s=10)
@@ -247,6 +258,47 @@ def test_a_flood_is_cut_but_the_same_over_time_is_not(bench: Make) -> None:
     flooder.send(*[b"x"] * 200)
     stand.until(lambda: stand.gone, "the flooder's end")
     assert stand.gone == [number]
+
+
+def test_a_flood_of_one_user_delays_no_other(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the messages of a user's many connections are all handled before another user's one."""
+    stand = bench()
+    user = 7
+    monkeypatch.setattr(transport, "peer_of", lambda _: (4711, user))
+    flooders = [stand.client() for _ in range(50)]
+    numbers = [stand.introduce(flooder) for flooder in flooders]
+    user = 8
+    other = stand.client()
+    number = stand.introduce(other)
+    for _ in range(3):
+        for flooder in flooders:
+            flooder.send(*[b"x"] * 100)
+        other.send(b"wanted")
+        stand.frames.clear()
+        stand.turn()
+        assert (number, b"wanted") in stand.frames
+        assert len(stand.frames) < 50
+    stand.until(lambda: not stand.listener.pending and {n for n, _ in stand.frames} >= {*numbers}, "all are heard")
+
+
+@pytest.mark.parametrize("one", [framing.frame(b"x"), b"\x04\x07\x04PING\x00\x00"])
+def test_the_bound_on_messages_is_one_for_all_connections_of_a_user(
+    one: bytes, bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: more connections send more, pings count for nothing, or a quiet program pays for its user's others."""
+    stand = bench(messages_per_s=1000)
+    user = 7
+    monkeypatch.setattr(transport, "peer_of", lambda _: (4711, user))
+    quiet, *flooders = (stand.client() for _ in range(11))
+    stand.introduce(quiet)
+    numbers = {stand.introduce(flooder) for flooder in flooders}
+    user = 8
+    stand.introduce(stand.client())
+    for flooder in flooders:
+        flooder.socket.sendall(one * 150)
+    stand.until(lambda: len(stand.gone) > 3, "an end")
+    stand.turn()
+    assert set(stand.gone) < numbers, "those that sent the most, until the rest is within the bound"
 
 
 def test_no_more_connections_than_allowed(bench: Make) -> None:

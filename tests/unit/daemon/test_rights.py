@@ -30,7 +30,7 @@ class Node:
     """A coordinator of user SERVICE, with a program of ALICE (client 1) and one of BOB (client 2)."""
 
     def __init__(self, path: Path, processes: list[int], rights: Rights) -> None:
-        scheduler = Scheduler(registry.create)
+        scheduler = self.scheduler = Scheduler(registry.create)
         dispatcher = Dispatcher(scheduler, _Nowhere(), _Nowhere(), max_clients=9)
         live = dispatcher.live = LiveSettings(path)
         device = Device(uuid=GPU, index=0, name="card", total_bytes=8 << 30)
@@ -139,59 +139,59 @@ def test_users_change_their_own_programs_alone(node: Node, change: Any) -> None:
 
 def test_a_rank_has_its_bounds(node: Node) -> None:
     """Broken: `set priority` gives what --priority does not."""
-    assert node.ask(ALICE, api.Set(setting="priority", client="1", value=5))["priority"] == 5
-    assert "at most 5" in node.refusal(ALICE, api.Set(setting="priority", client="1", value=6))
-    assert "at most 50" in node.refusal(ALICE, api.Set(setting="weight", client="1", value=51))
+    assert node.ask(ALICE, api.Set(setting="priority", client="c1", value=5))["priority"] == 5
+    assert "at most 5" in node.refusal(ALICE, api.Set(setting="priority", client="c1", value=6))
+    assert "at most 50" in node.refusal(ALICE, api.Set(setting="weight", client="c1", value=51))
     assert node.client(1)["priority"] == 5
-    assert "guaranteed share" in node.refusal(ALICE, api.SetShare(client="1", request=0.5))
-    node.ask(0, api.Set(setting="priority", client="1", value=-1))
-    assert "at most -1" in node.refusal(ALICE, api.Set(setting="priority", client="1", value=0))
-    assert node.ask(ALICE, api.Set(setting="priority", client="1", value=-2))["priority"] == -2
+    assert "guaranteed share" in node.refusal(ALICE, api.SetShare(client="c1", request=0.5))
+    node.ask(0, api.Set(setting="priority", client="c1", value=-1))
+    assert "at most -1" in node.refusal(ALICE, api.Set(setting="priority", client="c1", value=0))
+    assert node.ask(ALICE, api.Set(setting="priority", client="c1", value=-2))["priority"] == -2
 
 
 def test_an_operators_limit_is_a_ceiling(node: Node) -> None:
     """Broken: a user raises what root has lowered, at once or in two steps."""
-    node.ask(0, api.Set(setting="limit", client="1", value=4 << 30))
+    node.ask(0, api.Set(setting="limit", client="c1", value=4 << 30))
     for above in (5 << 30, 0):
-        assert f"at most {4 << 30}" in node.refusal(ALICE, api.Set(setting="limit", client="1", value=above))
-    node.ask(ALICE, api.Set(setting="limit", client="1", value=1 << 30))
-    assert "at most" in node.refusal(ALICE, api.Set(setting="limit", client="1", value=5 << 30, gpu="0"))
+        assert f"at most {4 << 30}" in node.refusal(ALICE, api.Set(setting="limit", client="c1", value=above))
+    node.ask(ALICE, api.Set(setting="limit", client="c1", value=1 << 30))
+    assert "at most" in node.refusal(ALICE, api.Set(setting="limit", client="c1", value=5 << 30, gpu="0"))
     assert node.client(1)["limit_bytes"] == 1 << 30
-    node.ask(ALICE, api.Unset(setting="limit", client="1"))
+    node.ask(ALICE, api.Unset(setting="limit", client="c1"))
     assert node.client(1)["limit_bytes"] == 4 << 30, "the operator's is left"
     with pytest.raises(api.ControlError, match="no such live setting"):
-        node.ask(ALICE, api.Unset(setting="limit", client="1"))
-    node.ask(0, api.Unset(setting="limit", client="1"))
-    assert node.ask(ALICE, api.Set(setting="limit", client="1", value=5 << 30))["limit_bytes"] == 5 << 30
+        node.ask(ALICE, api.Unset(setting="limit", client="c1"))
+    node.ask(0, api.Unset(setting="limit", client="c1"))
+    assert node.ask(ALICE, api.Set(setting="limit", client="c1", value=5 << 30))["limit_bytes"] == 5 << 30
 
 
 def test_an_operators_pause_and_class_stay(node: Node) -> None:
     """Broken: a user resumes a program that root has paused."""
-    node.ask(ALICE, api.Pause(client="1"))
-    node.ask(ALICE, api.Resume(client="1"))
-    node.ask(0, api.Pause(client="1"))
-    assert "an operator has paused" in node.refusal(ALICE, api.Resume(client="1"))
+    node.ask(ALICE, api.Pause(client="c1"))
+    node.ask(ALICE, api.Resume(client="c1"))
+    node.ask(0, api.Pause(client="c1"))
+    assert "an operator has paused" in node.refusal(ALICE, api.Resume(client="c1"))
     with pytest.raises(api.ControlError, match="no such live setting"):
-        node.ask(ALICE, api.Unset(client="1"))
+        node.ask(ALICE, api.Unset(client="c1"))
     assert node.client(1)["paused"]
-    node.ask(0, api.Set(setting="class", client="1", value="best_effort"))
-    assert "class best_effort" in node.refusal(ALICE, api.Set(setting="class", client="1", value="interactive"))
-    node.ask(0, api.Resume(client="1"))
+    node.ask(0, api.Set(setting="class", client="c1", value="best_effort"))
+    assert "class best_effort" in node.refusal(ALICE, api.Set(setting="class", client="c1", value="interactive"))
+    node.ask(0, api.Resume(client="c1"))
     assert not node.client(1)["paused"]
 
 
 def test_ceilings_outlast_the_coordinator(node: Node, tmp_path: Path) -> None:
     """Broken: a restart lets users raise what root has lowered."""
-    node.ask(0, api.Set(setting="limit", client="1", value=4 << 30))
-    node.ask(ALICE, api.Set(setting="limit", client="1", value=1 << 30))
+    node.ask(0, api.Set(setting="limit", client="c1", value=4 << 30))
+    node.ask(ALICE, api.Set(setting="limit", client="c1", value=1 << 30))
     (kept,) = LiveSettings(tmp_path / "live").all()
     assert (kept.value, kept.operators) == (1 << 30, 4 << 30)
 
 
 def test_names_of_others_are_hidden_where_the_setting_says_so(node: Node, rights: Rights) -> None:
     """Broken: under `hide_other_users` a user reads what other users run, in a table, a reason or a refusal."""
-    node.ask(0, api.Pause(client="2"))
-    node.ask(0, api.Pause(client="1"))
+    node.ask(0, api.Pause(client="c2"))
+    node.ask(0, api.Pause(client="c1"))
     rights.set_bounds(5, 50, hide=True)
     status = node.ask(ALICE, api.Status())
     own, other = status["clients"]
@@ -204,7 +204,7 @@ def test_names_of_others_are_hidden_where_the_setting_says_so(node: Node, rights
     assert "secret" not in str(node.ask(ALICE, api.Status(clients=False)))
     with pytest.raises(api.ControlError, match="no client 'secret'"):
         node.ask(ALICE, api.Pause(client="secret"))
-    assert "secret" not in node.refusal(ALICE, api.Pause(client="2"))
+    assert "secret" not in node.refusal(ALICE, api.Pause(client="c2"))
     assert "secret" in str(node.ask(0, api.Status()))
     assert rights.hidden_event("plan", {"uuid": GPU, "why": "secret is alone"}) == {"uuid": GPU}
     assert rights.hidden_event("registered", {"client": 2, "name": "secret", "process": 7}) == {"client": 2}
@@ -228,3 +228,19 @@ def test_readers_take_a_small_part_of_the_time(rights: Rights) -> None:
     assert refused is not None
     assert "all users" in refused.text
     assert budget.refusal(ALICE, now_ns + MOST_NS * ALL_PART) is None
+
+
+def test_an_id_is_no_process_id(node: Node) -> None:
+    """Broken: what is meant for a process changes another user's client that has this number, or this name."""
+    own, other = node.ask(0, api.Status())["clients"]
+    assert node.ask(0, api.Pause(client=str(own["process_id"])))["client"] == own["client"]
+    assert node.ask(0, api.Pause(client=f"c{other['client']}"))["client"] == other["client"]
+    ended = 1 << 23
+    for name in (str(own["client"]), str(ended), "c99"):
+        for number, called in enumerate((str(ended), "c99"), 3):
+            evil = events.ClientRegistered(number, called, "evil", 70 + number, BOB, 0, MemoryMode.SWAP, 0)
+            node.scheduler.handle(evil, 6)
+        with pytest.raises(api.ControlError, match="no client"):
+            node.ask(0, api.Pause(client=name))
+        for number in (3, 4):
+            node.scheduler.handle(events.ClientGone(number), 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -21,10 +22,20 @@ class _Loops(PolicyBase):
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
+        self.swallowed = 0
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         while self.operation == "decide":
             pass
+        while self.operation == "swallow":
+            while True:
+                try:
+                    try:
+                        len(str(jobs))
+                    except BaseException:
+                        self.swallowed += 1
+                except BaseException:
+                    self.swallowed += 1
         return Plan((Allotment(jobs[0].client, gpu.quantum_ns),))
 
     def observe(self, happened: Happened) -> None:
@@ -32,10 +43,10 @@ class _Loops(PolicyBase):
             pass
 
 
-@pytest.mark.parametrize("operation", ["decide", "observe"])
+@pytest.mark.parametrize("operation", ["decide", "swallow", "observe"])
 def test_a_policy_that_loops_is_replaced(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a bug in somebody's policy would stop the coordinator, and every program of the node with it."""
-    monkeypatch.setattr(PolicyGuard, "time_limit", staticmethod(partial(time_limit.time_limit, 0.02)))
+    monkeypatch.setattr(PolicyGuard, "time_limit", staticmethod(partial(time_limit.TimeLimit, 0.02)))
     before = signal.getsignal(signal.SIGALRM)
     harness = Harness(lambda name, uuid: _Loops(operation) if name == "loops" else create(name, uuid), policy="loops")
     harness.gpu()
@@ -47,6 +58,25 @@ def test_a_policy_that_loops_is_replaced(operation: str, monkeypatch: pytest.Mon
     assert harness.logged("TimeoutError: it took longer than 20 ms")
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_policy_that_takes_much_of_the_time_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: decisions of 150 ms each, all within the limit, stop the coordinator for most of the time."""
+    seconds = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    limit = time_limit.TimeLimit(3600.0)
+
+    def slow() -> None:
+        nonlocal seconds
+        seconds += 0.15
+
+    for _ in range(20):
+        seconds += 1.5  # a tenth of the time
+        limit(slow)
+    for _ in range(8):
+        limit(slow)
+    with pytest.raises(time_limit.PolicyTimeoutError, match="1 ms, the rest of 10% of the time"):
+        limit(lambda: [None for _ in iter(int, 1)])
 
 
 def test_only_the_main_thread_can_be_interrupted() -> None:

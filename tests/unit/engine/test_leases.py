@@ -9,7 +9,7 @@ from nvshare.coordinator.model.commands import Kill, RecordLease
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.harness import GPU
-from tests.harness import one_gpu
+from tests.harness import one_gpu, play_turn
 
 QUANTUM_MS = 100
 
@@ -220,6 +220,55 @@ def test_a_drain_past_its_deadline_lets_others_on() -> None:
     assert c.granted() is not None, "the others take turns beside it"
     a.release(wanted=True)
     assert a.seat().phase == "waiting", "back in order when it comes to itself"
+
+
+def test_a_long_drain_is_its_owners_debt() -> None:
+    """Broken: a user whose programs never give a lease back takes nearly all of the others' time."""
+    harness = one_gpu(drain_deadline_ns=10 * SECOND_NS)
+    honest = harness.client(wanted=True, user_id=1)
+    honest_ns = 0
+    for _ in range(20):  # each of them takes one turn and is never heard of again
+        harness.client(wanted=True, user_id=2)
+    for _ in range(100_000 // QUANTUM_MS):
+        if honest.seat().phase == "revoking":
+            honest.release(wanted=True)
+        honest_ns += (honest.seat().phase == "holding") * QUANTUM_MS * MILLISECOND_NS
+        harness.milliseconds(QUANTUM_MS)
+    assert honest_ns >= 45 * SECOND_NS, "half of the time, less the first turn"
+
+
+def test_a_debt_holds_back_all_clients_of_its_owner_and_ends() -> None:
+    """Broken: another connection of the same user has the next turn, or a debt that is paid excludes a program."""
+    harness = one_gpu(drain_deadline_ns=SECOND_NS)
+    late = harness.client(wanted=True, user_id=2)
+    others = [harness.client(wanted=True, user_id=user) for user in (1, 3)]
+    mate = harness.client(wanted=True, user_id=2)
+    harness.milliseconds(QUANTUM_MS + 500)
+    late.release()
+    began_ns, turns = harness.clock.now_ns, 0
+    while mate.granted() is None:
+        turns += play_turn(harness) in [other.client for other in others]
+    waited_ms = (harness.clock.now_ns - began_ns) / MILLISECOND_NS
+    assert 2 * 400 <= waited_ms <= 2 * 400 + QUANTUM_MS, "400 ms more than a quantum, for each of the others"
+    assert turns >= 8
+    late.take(messages.Grant)
+    late.request()
+    for client in (mate, *others):
+        client.die()
+    assert late.granted() is not None
+
+
+def test_a_debtor_runs_while_nobody_else_wants_the_gpu() -> None:
+    """Broken: a program whose kernels are long leaves the GPU idle."""
+    harness = one_gpu(drain_deadline_ns=SECOND_NS)
+    late = harness.client(wanted=True, user_id=2)
+    other = harness.client(wanted=True, user_id=1)
+    harness.milliseconds(QUANTUM_MS + 900)
+    late.take(messages.Grant)
+    late.release(wanted=True)
+    assert late.granted() is None
+    other.release(idle=True)
+    assert late.granted() is not None
 
 
 def test_a_late_client_must_fit_beside_what_cannot_move() -> None:

@@ -113,19 +113,71 @@ def test_a_claim_of_another_process_is_stray() -> None:
     assert harness.gpu_snapshot().leases.holders == (holder.client,)
 
 
-def test_a_stray_holds_up_the_next_grant_until_its_drain_is_overdue_at_most() -> None:
+def test_a_stray_of_the_recovery_delays_the_next_grant_until_its_drain_is_overdue_at_most() -> None:
     """Broken: a stray that is really at work would overlap with the next holder, or a liar would block the GPU."""
+    harness = make_harness()
+    recovering(harness, MANY_HOLDERS)
+    b = harness.client(wanted=True)
+    stray = harness.client(attach=False)
+    harness.advance(2 * SECOND_NS - 1)
+    stray.attach(lease_id=1)
+    assert len(stray.take(messages.Revoke)) == 1
+    harness.advance(1)
+    assert not harness.gpu_snapshot().recovery.recovering
+    harness.advance(SECOND_NS - 2)
+    assert b.granted() is None
+    harness.advance(1)
+    assert b.granted() is not None
+
+
+def test_a_claim_of_a_lease_that_its_process_never_had_delays_nobody() -> None:
+    """Broken: a user who claims again and again by new connections stops every turn."""
     harness = make_harness()
     harness.gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     stray = harness.client(attach=False)
-    stray.attach(lease_id=1)
+    stray.attach(lease_id=1, wanted=True)
     assert len(stray.take(messages.Revoke)) == 1
     a.release()
-    assert b.granted() is None
-    harness.advance(SECOND_NS)
     assert b.granted() is not None
+    b.release()
+    stray.request()
+    assert stray.granted() is None, "it has not given back what it claims to have"
+    stray.release(1, wanted=True)
+    assert stray.granted() is not None
+
+
+def test_a_claim_of_a_lost_connections_lease_delays_others_once() -> None:
+    """Broken: a program whose connection broke overlaps with the next one, or breaks it again and again to block."""
+    harness = make_harness()
+    harness.gpu()
+    holder = harness.client(wanted=True)
+    holder.die(process_lives=True)
+    for delays in (True, False):
+        again = harness.client(process_id=holder.process_id, attach=False)
+        again.attach(lease_id=1)
+        assert len(again.take(messages.Revoke)) == 1
+        waiter = harness.client(wanted=True)
+        assert (waiter.granted() is None) is delays
+        again.die(process_lives=True)
+        waiter.die()
+
+
+def test_a_lease_that_moves_while_it_is_revoked_keeps_its_deadline() -> None:
+    """Broken: a process that reconnects again and again drains without end while the others wait."""
+    harness = make_harness()
+    harness.gpu()
+    old = harness.client(wanted=True)
+    waiter = harness.client(wanted=True)
+    harness.milliseconds(100)
+    for _ in range(9):
+        harness.advance(SECOND_NS // 10)
+        old = harness.client(process_id=old.process_id, attach=False)
+        old.attach(lease_id=1)
+    assert waiter.granted() is None
+    harness.advance(SECOND_NS // 10)
+    assert waiter.granted() is not None
 
 
 def test_a_stray_that_obeys_waits_like_anybody() -> None:

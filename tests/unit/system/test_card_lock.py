@@ -26,9 +26,15 @@ sys.stdin.read()
 """
 
 
+OTHER_USER = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
 @pytest.fixture
-def card() -> str:
-    return f"GPU-{uuid.uuid4()}"
+def card() -> Iterator[str]:
+    name = f"GPU-{uuid.uuid4()}"
+    yield name
+    (card_lock._FOLDER / name).unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -60,9 +66,10 @@ def test_who_waits_gets_the_card_of_a_holder_that_was_killed(
         eventually(lambda: "waiting for its end" in caplog.text, "the waiting one says so")
         assert not waiting.done()
         holder.send_signal(signal.SIGKILL)
-        (held,) = waiting.result(60)
+        held = waiting.result(60)
     assert caplog.text.count("waiting for its end") == 1
-    held.close()
+    for each in held:
+        each.close()
 
 
 def test_a_failed_attempt_holds_no_other_card(card: str, holder: subprocess.Popen[bytes]) -> None:
@@ -72,6 +79,7 @@ def test_a_failed_attempt_holds_no_other_card(card: str, holder: subprocess.Pope
         card_lock.hold([free, card], 0)
     for held in card_lock.hold([free], 0):
         held.close()
+    (card_lock._FOLDER / free).unlink(missing_ok=True)
 
 
 def test_simulated_cards_are_told_apart_by_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +96,38 @@ def test_simulated_cards_are_told_apart_by_their_state(monkeypatch: pytest.Monke
 def test_a_full_queue_of_askers_hides_only_the_name(card: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: other users' connections to the lock make it free, or stop a coordinator that asks."""
     monkeypatch.setattr(socket, "SOMAXCONN", 0)
-    (held,) = card_lock.hold([card], 0)
+    held = card_lock.hold([card], 0)
     for _ in range(3):
         with pytest.raises(card_lock.CardHeldError, match=r"process|an unknown process"):
             card_lock.hold([card], 0)
-    held.close()
+    for each in held:
+        each.close()
+
+
+SQUAT = """import socket, sys
+lock = socket.socket(socket.AF_UNIX)
+lock.bind("\\0nvshare/card/" + sys.argv[1])
+lock.listen()
+print("bound", flush=True)
+sys.stdin.read()
+"""
+
+
+@as_root
+def test_no_other_user_keeps_root_from_a_card(
+    card: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Broken: a user who binds a card's name stops the system's coordinator, or two of root's schedule the card."""
+    monkeypatch.setattr(card_lock, "OVERRULE_S", 0.0)
+    command = ["/usr/bin/env", "python3", "-c", SQUAT, card]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=OTHER_USER, cwd="/") as squatter:
+        assert squatter.stdout is not None
+        assert squatter.stdout.readline() == b"bound\n"
+        held = card_lock.hold([card], None)
+        assert f"scheduled by process {squatter.pid} of user" in caplog.text
+        assert "serving beside it" in caplog.text
+        with pytest.raises(card_lock.CardHeldError, match="another coordinator of root"):
+            card_lock.hold([card], None)
+        squatter.kill()
+    for each in held:
+        each.close()
