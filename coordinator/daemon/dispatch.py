@@ -97,9 +97,13 @@ class Dispatcher:
             self._breach(connection, messages.Rejection.MALFORMED, str(error), now_ns)
         except InvariantError:  # the core's state cannot be trusted any more
             raise
-        except Exception:
-            log.exception("a message of connection %d failed", connection)
-            self._breach(connection, messages.Rejection.MALFORMED, "internal error; see the coordinator's log", now_ns)
+        except Exception as error:
+            self.failed(connection, error, now_ns)
+
+    def failed(self, connection: int, error: Exception, now_ns: int) -> None:
+        """A mistake of ours in handling a message: it costs this peer its connection, and no one else."""
+        log.error("a message of connection %d failed", connection, exc_info=error)
+        self._breach(connection, messages.Rejection.MALFORMED, "internal error; see the coordinator's log", now_ns)
 
     def _handle_other(self, connection: int, message: messages.Message | int, now_ns: int) -> None:
         known = connection in self._clients

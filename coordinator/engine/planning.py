@@ -212,7 +212,8 @@ def _limited(gpu: Gpu, plan: Plan) -> Plan:
         return plan
     if gpu.gang is not None:
         mates = tuple(a for a in plan.running if gpu.seats[a.client].client.gang == gpu.gang.name)
-        return replace(plan, running=mates or plan.running[:1])
+        if mates:
+            return replace(plan, running=mates)
     first = plan.running[0]
     if first.quantum_ns is None:
         first = replace(first, quantum_ns=gpu.rules.quantum_ns)

@@ -28,8 +28,15 @@ if TYPE_CHECKING:
 RECOVERY_NS = 2 * SECOND_NS
 
 
-class KilledError(Exception):
-    """SIGKILL of the coordinator within a turn."""
+class KilledError(BaseException):
+    """SIGKILL of the coordinator within a turn: the dispatcher must not catch it."""
+
+
+class _StrictDispatcher(Dispatcher):
+    """A mistake of ours ends the world."""
+
+    def failed(self, connection: int, error: Exception, now_ns: int) -> None:
+        raise error
 
 
 class _WatchedScheduler(Scheduler):
@@ -59,7 +66,7 @@ class Shell:
         self._armed_ns: int | None = None
         self._timer = 0
         self.scheduler = _WatchedScheduler(world)
-        self.dispatcher = Dispatcher(
+        self.dispatcher = _StrictDispatcher(
             self.scheduler,
             self,
             self,

@@ -165,7 +165,7 @@ def test_a_coordinator_dies_within_turns_and_its_journal_is_torn(monkeypatch: py
     crashes = 0
     for seed in range(9):
         often_ns = 300 * MILLISECOND_NS
-        lived = world(Plan(crash_every_ns=often_ns, torn_journal=True, damage_chance=0.2), seed)
+        lived = world(Plan(crash_every_ns=often_ns, torn_journal=True), seed)
         lived.run()
         crashes += lived.crashes
     assert crashes > 60

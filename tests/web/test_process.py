@@ -122,4 +122,4 @@ def test_it_is_refused_with_the_remedy(coordinators: Coordinators, tmp_path: Pat
         code, text = coordinators.refused(f"--web-port={taken.getsockname()[1]}")
     assert (code, "choose another --web-port" in text) == (1, True), text
     code, text = coordinators.refused("--web-port=0", f"--web-token-file={tmp_path / 'none'}")
-    assert (code, "--web-token-file: " in text) == (1, True), text
+    assert (code, "--web-token-file: " in text) == (2, True), text

@@ -470,7 +470,7 @@ static void bounds(void)
     CHECK(cuMemGetAddressRange(&base, &bytes, at) == CUDA_ERROR_NOT_FOUND, "freed memory has a range");
     CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_ERROR_INVALID_VALUE, "freed memory has a type");
     /* The application's own mappings are one range. */
-    const CUmemAllocationProp kind = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
+    const CUmemAllocationProp kind = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     const CUmemAccessDesc rights = {.location = kind.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     OK(cuMemAddressReserve(&reserved, 4 * MIB, 0, 0, 0));
     for (unsigned i = 0; i < 2; i++) {
