@@ -34,13 +34,12 @@ def start() -> None:
 
 
 def _start() -> None:
-    if os.environ.pop(MARKER, None) == str(os.getpid()):
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            loaded = _HOOK in maps.read()
-        if not loaded:
-            _continue_without(f"the dynamic linker did not load {os.environ.get('LD_PRELOAD', _HOOK)}")
-        return
-    if os.environ.get("NVSHARE_DISABLE", "0") not in ("", "0") or _HOOK in os.environ.get("LD_PRELOAD", ""):
+    executed_again = os.environ.pop(MARKER, None) == str(os.getpid())
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        loaded = _HOOK in maps.read()
+    if executed_again and not loaded:
+        _continue_without(f"the dynamic linker did not load {os.environ.get('LD_PRELOAD', _HOOK)}")
+    if executed_again or loaded or os.environ.get("NVSHARE_DISABLE", "0") not in ("", "0"):
         return
     arguments = _arguments()
     if arguments is None or _is_own_tool(arguments):

@@ -147,8 +147,8 @@ def ensure_coordinator(
     deadline = time.monotonic() + timeout_s
     if os.path.exists(directory.daemon_mark):
         _await_daemon(directory, environ)
-    foreign = directory.may_be_foreign and directory.is_foreign() and directory.answers()
-    if foreign:
+    foreign = directory.may_be_foreign and (directory.is_foreign() or directory.is_read_only())
+    if foreign and directory.answers():
         _check_kind(directory, simulate)
         return Attached(directory, started=False, keepalive=None)
     try:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOOK_NAME = "libnvshare_hook.so"
+SYSTEM_PRELOAD = "/etc/ld.so.preload"
+"""What glibc's loader preloads into every program.  It names the hook in a container with a slot."""
 MEMORY_MODES = ("managed", "device", "swap")
 JOB_CLASSES = ("batch", "interactive", "best-effort")
 _CLIENT_ONLY = frozenset(
@@ -99,8 +101,8 @@ def _installed_file(name: str) -> Path | None:
 
 
 def preload_entries(value: str) -> list[str]:
-    """The entries of an LD_PRELOAD, separated by spaces and colons."""
-    return [entry for entry in value.replace(":", " ").split(" ") if entry]
+    """The entries of an LD_PRELOAD or of its file, separated by white space and colons."""
+    return value.replace(":", " ").split()
 
 
 def _is_hook(entry: str) -> bool:
@@ -114,6 +116,15 @@ def without_hook(environ: Mapping[str, str]) -> dict[str, str]:
     if others:
         made["LD_PRELOAD"] = ":".join(others)
     return made
+
+
+def is_in_every_program(file: str = SYSTEM_PRELOAD) -> bool:
+    """Whether the loader preloads a hook into every program.  LD_PRELOAD must not add another installation's hook."""
+    try:
+        with open(file, encoding="utf-8", errors="replace") as preload:
+            return any(_is_hook(entry) for entry in preload_entries(preload.read()))
+    except OSError:
+        return False
 
 
 def names_hook_for_glibc_alone(environ: Mapping[str, str]) -> bool:
@@ -191,8 +202,9 @@ def client_environment(
 
     Raises LaunchError when LD_PRELOAD cannot name the hook.
     """
-    environ = dict(base)
-    environ["LD_PRELOAD"] = with_preload(base.get("LD_PRELOAD", ""), preloadable(hook, runtime_dir))
+    environ = without_hook(base)
+    if not is_in_every_program():
+        environ["LD_PRELOAD"] = with_preload(base.get("LD_PRELOAD", ""), preloadable(hook, runtime_dir))
     sanitizer = base.get("ASAN_OPTIONS", "")
     if "verify_asan_link_order" not in sanitizer:  # AddressSanitizer may come after the hook
         environ["ASAN_OPTIONS"] = f"{sanitizer}:verify_asan_link_order=0".lstrip(":")

@@ -93,6 +93,13 @@ class RuntimeDir:
         except OSError:
             return False
 
+    def is_read_only(self) -> bool:
+        """Whether no process here can change it, as a slot's directory in a container."""
+        try:
+            return bool(os.statvfs(self.path).f_flag & os.ST_RDONLY)
+        except OSError:
+            return False
+
     def answers(self) -> bool:
         """Whether the hooks' socket accepts this user's connections."""
         if len(os.fsencode(self.hooks_socket)) > MAX_SOCKET_PATH_BYTES:
@@ -147,10 +154,9 @@ def prepare(directory: RuntimeDir) -> None:
             directory.path.mkdir(mode=mode)
             directory.path.chmod(mode)  # whatever the umask
         found = directory.path.lstat()
-        read_only = bool(os.statvfs(directory.path).f_flag & os.ST_RDONLY)
     except OSError as error:
         raise unusable(directory.path, error) from None
-    if read_only:
+    if directory.is_read_only():
         raise unusable(directory.path, OSError(errno.EROFS, os.strerror(errno.EROFS)))
     if not stat.S_ISDIR(found.st_mode):
         raise RuntimeDirError(f"{directory.path}: not a directory; remove it or choose another with --runtime-dir")

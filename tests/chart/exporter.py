@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nvshare.coordinator.daemon import metrics
 from nvshare.coordinator.engine.scheduler import Scheduler
-from nvshare.coordinator.kubernetes.cluster.admission_metrics import Metrics
 from nvshare.coordinator.kubernetes.node import plugin_metrics
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
 from nvshare.coordinator.kubernetes.slots.slot_book import Figures, SlotSnapshot
@@ -84,14 +83,6 @@ def scrape_plugin() -> str:
     registered = CollectorRegistry()
     registered.register(plugin_metrics.Collector(counts, lambda: facts))
     return generate_latest(registered).decode()
-
-
-def scrape_admission() -> str:
-    """One scrape of an admission server that has counted something of everything."""
-    found = Metrics()
-    found.reviews.labels("mutate", "failed").inc()
-    found.dropped.labels("tls").inc()
-    return generate_latest(found.registry).decode()
 
 
 def _released(client: int, lease_id: int, opened_at_ns: int) -> events.Released:

@@ -49,7 +49,7 @@ def test_bases_are_pinned_by_digest() -> None:
 
 
 def test_it_is_not_root() -> None:
-    """Sidecar and admission say runAsNonRoot, which a kubelet checks against the image's numeric user."""
+    """The sidecar says runAsNonRoot, which a kubelet checks against the image's numeric user."""
     users = [line.split()[1] for line in LINES if line.startswith("USER ")]
     assert users[-1] == "65532:65532"
     assert LINES.index(f"USER {users[-1]}") > max(
@@ -66,7 +66,7 @@ def test_it_has_every_program_of_the_chart() -> None:
         for pod in pods(render(values))
         for container in (*pod.get("initContainers", []), *pod["containers"])
     }
-    assert commands == {"nvshare-admission", "nvshare-coordinator", "nvshare-device-plugin", "nvshare-install-library"}
+    assert commands == {"nvshare-coordinator", "nvshare-device-plugin", "nvshare-install-library"}
     assert commands <= set(project["scripts"])
     extras = set(re.findall(r"\[(\w+)\]\"", TEXT))
     assert extras

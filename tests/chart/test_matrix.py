@@ -19,7 +19,6 @@ import typer.main
 from nvshare.coordinator.daemon import settings_file
 from tests.chart.conftest import CHART, OLDEST, SCRIPTS, Document, Rendered, mistakes, render, versions
 
-WEBHOOK = {"mode": "webhook", "webhook": {"certManager": {"enabled": True}}}
 MATRIX: dict[str, dict[str, Any]] = {
     "defaults": {},
     "external": {"advertise": {"mode": "external"}},
@@ -84,7 +83,6 @@ MATRIX: dict[str, dict[str, Any]] = {
             "podMonitor": {"enabled": True},
         },
         "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
-        "admission": WEBHOOK,
         "cdi": {"kind": "nvidia.com/gpu"},
         "health": {"ignoredXids": [94, 95]},
         "coordinator": {"waitForDriver": ""},
@@ -120,29 +118,6 @@ MATRIX: dict[str, dict[str, Any]] = {
             "gpu": {"GPU-5a1c0000-0000-0000-0000-000000000000": {"quantum": "20ms", "capacity": 1073741824}},
         }
     },
-    "webhook": {
-        "admission": {**WEBHOOK, "enforce": True},
-        "priorityClasses": {"high": {"priority": 5}},
-        "metrics": {"podMonitor": {"enabled": True}},
-    },
-    "webhook-own-certificate": {
-        "admission": {
-            "mode": "webhook",
-            "webhook": {
-                "tlsSecret": "theirs",
-                "caBundle": "Q0E=",
-                "podDisruptionBudget": {"enabled": False},
-                "priorityClassName": "high",
-                "nodeSelector": {"a": "b"},
-            },
-        }
-    },
-    "webhook-issuer": {
-        "admission": {
-            "mode": "webhook",
-            "webhook": {"certManager": {"enabled": True, "issuerRef": {"kind": "ClusterIssuer", "name": "ca"}}},
-        }
-    },
 }
 MUTATING = {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
 NEW_KINDS = {*MUTATING, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
@@ -151,8 +126,7 @@ NEW_KINDS = {*MUTATING, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyB
 
 def pods(rendered: Rendered) -> list[Document]:
     """Specifications of all pods of the chart."""
-    kinds = ("DaemonSet", "Deployment")
-    return [document["spec"]["template"]["spec"] for kind in kinds for document in rendered.all(kind)]
+    return [document["spec"]["template"]["spec"] for document in rendered.all("DaemonSet")]
 
 
 def containers(rendered: Rendered) -> list[Document]:
@@ -193,7 +167,7 @@ def test_its_pods_need_no_privileges(name: str) -> None:
     assert [role["rules"] for role in roles] == ([rules] if watches else [])
     for pod in pods(rendered):
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
-        assert pod["automountServiceAccountToken"] is (watches and pod["containers"][0]["name"] == "coordinator")
+        assert pod["automountServiceAccountToken"] is watches
     for container in containers(rendered):
         context = container["securityContext"]
         # The API server refuses SYS_ADMIN together with allowPrivilegeEscalation: false.

@@ -56,8 +56,8 @@ def expressions() -> list[str]:
 
 @functools.cache
 def exported() -> dict[str, set[str]]:
-    """Metrics of a coordinator with two busy pods, its device plugin, and the admission server."""
-    texts = (exporter.scrape(1, 2), exporter.scrape_plugin(), exporter.scrape_admission())
+    """Metrics of a coordinator with two busy pods, and of its device plugin."""
+    texts = (exporter.scrape(1, 2), exporter.scrape_plugin())
     return {name: labels for text in texts for name, labels in exporter.series(text).items()}
 
 
@@ -156,18 +156,16 @@ def test_the_config_map_is_the_dashboard() -> None:
     assert json.loads(found["data"]["nvshare.json"]) == DASHBOARD
 
 
-def matched(rendered: Rendered, monitor: dict[str, Any], component: str) -> dict[str, Any]:
+def matched(rendered: Rendered, monitor: dict[str, Any]) -> dict[str, Any]:
     """The template of the pods that a monitor scrapes, by way of the service if it is a ServiceMonitor."""
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
-    workloads = [*rendered.all("DaemonSet"), *rendered.all("Deployment")]
-    templates = [workload["spec"]["template"] for workload in workloads]
     if monitor["kind"] == "ServiceMonitor":
         (service,) = [each for each in rendered.all("Service") if wanted <= each["metadata"]["labels"].items()]
         targets = {port["name"]: port["targetPort"] for port in service["spec"]["ports"]}
         assert all(name == target for name, target in targets.items())
         wanted = service["spec"]["selector"].items()
-    (template,) = [each for each in templates if wanted <= each["metadata"]["labels"].items()]
-    assert template["metadata"]["labels"]["app.kubernetes.io/component"] == component
+    template = rendered.one("DaemonSet")["spec"]["template"]
+    assert wanted <= template["metadata"]["labels"].items()
     return dict(template)
 
 
@@ -175,19 +173,14 @@ def matched(rendered: Rendered, monitor: dict[str, Any], component: str) -> dict
 @pytest.mark.parametrize("mode", ["plugin", "external"])
 def test_monitors_find_what_serves_metrics(kind: str, mode: str) -> None:
     """A monitor whose labels or ports match nothing scrapes nothing, and nobody is told."""
-    admission = {"mode": "webhook", "webhook": {"certManager": {"enabled": True}}}
     key = kind[0].lower() + kind[1:]
-    values = {"metrics": {key: {"enabled": True}}, "advertise": {"mode": mode}, "admission": admission}
-    rendered = render(values)
-    for monitor in rendered.all(kind):
-        component = "admission" if monitor["metadata"]["name"].endswith("-admission") else "node"
-        pod = matched(rendered, monitor, component)["spec"]
-        ports = {port["name"] for container in pod["containers"] for port in container["ports"]} - {"https"}
-        endpoints = monitor["spec"]["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
-        assert {endpoint["port"] for endpoint in endpoints} == ports
-        if component == "node":
-            assert all(each["honorLabels"] for each in endpoints), "else pod and namespace are the coordinator's own"
-    assert len(rendered.all(kind)) == 2
+    rendered = render({"metrics": {key: {"enabled": True}}, "advertise": {"mode": mode}})
+    monitor = rendered.one(kind)
+    pod = matched(rendered, monitor)["spec"]
+    ports = {port["name"] for container in pod["containers"] for port in container["ports"]}
+    endpoints = monitor["spec"]["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
+    assert {endpoint["port"] for endpoint in endpoints} == ports
+    assert all(each["honorLabels"] for each in endpoints), "else pod and namespace are the coordinator's own"
 
 
 def test_the_job_of_the_alert_is_the_monitors() -> None:

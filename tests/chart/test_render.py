@@ -191,15 +191,10 @@ def test_guarded_metrics() -> None:
             assert container[probe]["httpGet"]["scheme"] == "HTTPS"
     assert "--wait-for-driver=5m" in render().container("coordinator")["args"]
     assert not [word for word in rendered.container("coordinator")["args"] if word.startswith("--wait")]
-    (monitor,) = [each for each in rendered.all("PodMonitor") if not each["metadata"]["name"].endswith("-admission")]
-    for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+    for endpoint in rendered.one("PodMonitor")["spec"]["podMetricsEndpoints"]:
         assert endpoint["scheme"] == "https"
         assert endpoint["authorization"]["credentials"] == {"name": "scrape", "key": "token"}
-    workloads = {"node": rendered.one("DaemonSet"), "admission": rendered.one("Deployment")}
-    for policy in rendered.all("NetworkPolicy"):
-        part = policy["metadata"]["name"].rpartition("-")[2]
-        template = workloads.pop(part)["spec"]["template"]
-        assert policy["spec"]["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-        ports = {port["name"] for each in template["spec"]["containers"] for port in each["ports"]}
-        assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == ports
-    assert not workloads
+    policy, template = rendered.one("NetworkPolicy")["spec"], rendered.one("DaemonSet")["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    ports = {port["name"] for each in template["spec"]["containers"] for port in each["ports"]}
+    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == ports

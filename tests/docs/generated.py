@@ -18,7 +18,6 @@ from prometheus_client.core import Metric
 
 from nvshare.coordinator.daemon import main, metrics, settings_file
 from nvshare.coordinator.engine.scheduler import Scheduler
-from nvshare.coordinator.kubernetes.cluster import admission_metrics
 from nvshare.coordinator.kubernetes.cluster.pods import Counts as WatchCounts
 from nvshare.coordinator.kubernetes.node import plugin_metrics
 from nvshare.coordinator.model.settings import Settings
@@ -100,12 +99,6 @@ def _metrics_table(families: Iterable[Metric], prefix: str, hidden: Iterable[str
     return ["| metric | kind | labels | meaning |", "|---|---|---|---|", *sorted(rows)]
 
 
-def _admission() -> list[str]:
-    found = [each for each in vars(admission_metrics.Metrics()).values() if hasattr(each, "_labelnames")]
-    rows = [_row(family, each._labelnames, set()) for each in found for family in each.describe()]
-    return ["| metric | kind | labels | meaning |", "|---|---|---|---|", *sorted(rows)]
-
-
 GPU: Final = ("gpu", "uuid")
 SLOT: Final = ("slot", "namespace", "pod", "container")
 TABLES: Final[dict[str, tuple[str, Callable[[], list[str]]]]] = {
@@ -124,7 +117,6 @@ TABLES: Final[dict[str, tuple[str, Callable[[], list[str]]]]] = {
     ),
     "slots": ("metrics.md", lambda: _metrics_table(coordinator_metrics(), "nvshare_slot_", SLOT)),
     "plugin": ("metrics.md", lambda: _metrics_table(plugin_families(), "")),
-    "admission": ("metrics.md", _admission),
 }
 """Name of the table -> its page, its rows."""
 

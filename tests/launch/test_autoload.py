@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nvshare.client_hook.launcher import find_hook
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.launch.conftest import ROOT, runtime_directory
 
@@ -151,6 +152,16 @@ def test_it_can_be_off(python: Path, enabled: dict[str, str], place: Path) -> No
         tool.chmod(0o755)
         assert probe([tool, "status"], own, place)["hooked"] is False
         assert call([python, "-m", "nvshare.coordinator.cli.run", "--help"], own, place).returncode == 0
+        assert list(unused.path.iterdir()) == []
+
+
+def test_a_program_that_has_the_hook_stays_as_it_is(python: Path, enabled: dict[str, str], place: Path) -> None:
+    """Broken: a program in a container with a slot, whose LD_PRELOAD does not name the hook, starts a coordinator."""
+    preloaded = place / "preloaded.so"
+    preloaded.symlink_to(find_hook(enabled))
+    with runtime_directory() as unused:
+        own = enabled | {"NVSHARE_RUNTIME_DIR": str(unused.path), "LD_PRELOAD": str(preloaded)}
+        assert probe([python, "probe.py"], own, place)["hooked"] is True
         assert list(unused.path.iterdir()) == []
 
 

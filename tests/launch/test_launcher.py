@@ -37,6 +37,23 @@ def test_preload_is_idempotent(entries: list[str], separator: str) -> None:
     assert launcher.preload_entries(once).count(str(HOOK)) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/opt/nvshare/lib/libnvshare_hook.so\n", True),
+        ("/lib/a.so:/lib/b.so\n/c/libnvshare_hook.so /d.so", True),
+        ("/lib/libnvshare_hook.so.1\n", False),
+        (None, False),
+    ],
+)
+def test_a_hook_of_the_whole_container_is_noticed(tmp_path: Path, text: str | None, expected: bool) -> None:
+    """Broken: a program of nvshare-run in a container with a slot has two hooks, or elsewhere none."""
+    file = tmp_path / "ld.so.preload"
+    if text is not None:
+        file.write_text(text)
+    assert launcher.is_in_every_program(str(file)) is expected
+
+
 def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tmp_path: Path) -> None:
     """Else the hook finds no coordinator, or the user's options get lost on the way."""
     base = {"PATH": "/bin", "NVSHARE_MEMORY": "managed", "NVSHARE_ON_LOSS": "run"}

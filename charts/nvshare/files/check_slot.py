@@ -12,7 +12,7 @@ def fail(text: str) -> None:
 
 
 if "libnvshare_hook.so" not in Path("/proc/self/maps").read_text():
-    fail(f"the hook is not loaded: LD_PRELOAD is {os.environ.get('LD_PRELOAD')!r}")
+    fail("the hook is not loaded: /etc/ld.so.preload must name it, and the loader's lines above say what went wrong")
 path = os.environ.get("NVSHARE_SOCKET", "")
 try:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -244,20 +244,8 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if and (not $values.rbac.create) $values.podAnnotations.watch (not $values.serviceAccount.name) }}
 {{- fail "serviceAccount.name: with rbac.create: false and podAnnotations.watch: true, name an account that may list and watch pods" }}
 {{- end }}
-{{- $webhook := $values.admission.webhook }}
-{{- if eq $values.admission.mode "webhook" }}
-{{- if and (not $webhook.certManager.enabled) (not $webhook.tlsSecret) }}
-{{- fail "admission.webhook.tlsSecret: admission.mode: webhook needs a certificate: name a secret here, or set admission.webhook.certManager.enabled" }}
-{{- end }}
-{{- if and $webhook.certManager.enabled $webhook.tlsSecret }}
-{{- fail "admission.webhook.tlsSecret: admission.webhook.certManager.enabled is set too; choose one" }}
-{{- end }}
-{{- if and $webhook.tlsSecret (not $webhook.caBundle) }}
-{{- fail "admission.webhook.caBundle: needed with admission.webhook.tlsSecret: the API server checks the certificate against it" }}
-{{- end }}
-{{- if eq (int $webhook.port) (int $webhook.metricsPort) }}
-{{- fail "admission.webhook.metricsPort: the same as admission.webhook.port" }}
-{{- end }}
+{{- if or (eq $values.admission.mode "webhook") $values.admission.webhook }}
+{{- fail "admission.mode: there is no webhook: use podAnnotations.watch, or admission.mode: policy with Kubernetes 1.34 or newer" }}
 {{- end }}
 {{- if and (ne $values.admission.mode "none") (not (or $values.admission.namespaceSelector.matchLabels $values.admission.namespaceSelector.matchExpressions)) }}
 {{- fail "admission.namespaceSelector: empty would select every namespace; give it a label that namespaces opt in by" }}

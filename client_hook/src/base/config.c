@@ -1,5 +1,5 @@
 /* See config.h. */
-#define _GNU_SOURCE /* program_invocation_short_name */
+#define _GNU_SOURCE /* program_invocation_short_name, secure_getenv */
 #include "base/config.h"
 
 #include "base/log.h"
@@ -79,7 +79,7 @@ static void copy_text(char *out, size_t size, const char *text)
 
 static int read_choice(const char *variable, const char *const *words, int preset)
 {
-    const char *text = getenv(variable);
+    const char *text = secure_getenv(variable);
     if (text == NULL || text[0] == 0)
         return preset;
     for (int i = 0; words[i] != NULL; i++)
@@ -91,7 +91,7 @@ static int read_choice(const char *variable, const char *const *words, int prese
 
 static uint64_t read_quantity(const char *variable, const struct unit *units, const char *example, uint64_t preset)
 {
-    const char *text = getenv(variable);
+    const char *text = secure_getenv(variable);
     uint64_t value;
     if (text == NULL || text[0] == 0)
         return preset;
@@ -106,13 +106,13 @@ static uint16_t read_share(const char *variable, uint16_t least, uint16_t preset
     const uint64_t value = read_quantity(variable, share_units, "0.3 or 30%", preset);
     if (value >= least && value <= 1000)
         return (uint16_t)value;
-    nvs_log(NVS_LOG_WARNING, "%s=%s is not a share from %s to 1; ignored", variable, getenv(variable), least == 0 ? "0" : "0.001");
+    nvs_log(NVS_LOG_WARNING, "%s=%s is not a share from %s to 1; ignored", variable, secure_getenv(variable), least == 0 ? "0" : "0.001");
     return preset;
 }
 
 static int32_t read_number(const char *variable, int32_t low, int32_t high, int32_t preset)
 {
-    const char *text = getenv(variable);
+    const char *text = secure_getenv(variable);
     char *end;
     if (text == NULL || text[0] == 0)
         return preset;
@@ -126,7 +126,7 @@ static int32_t read_number(const char *variable, int32_t low, int32_t high, int3
 
 static void read_gang(void)
 {
-    const char *text = getenv("NVSHARE_GANG");
+    const char *text = secure_getenv("NVSHARE_GANG");
     size_t length = text != NULL ? strlen(text) : 0;
     if (length >= sizeof nvs_config.gang || !nvs_wire_text_valid((const uint8_t *)text, length))
         nvs_log(NVS_LOG_WARNING, "NVSHARE_GANG is longer than %zu bytes or no UTF-8; ignored", sizeof nvs_config.gang - 1);
@@ -136,7 +136,7 @@ static void read_gang(void)
 
 static void read_path(const char *variable, char *out, size_t size)
 {
-    const char *text = getenv(variable);
+    const char *text = secure_getenv(variable);
     if (text == NULL)
         return;
     if (strlen(text) >= size)
@@ -151,9 +151,9 @@ void nvs_config_read(void)
     static const char *const modes[] = {"device", "managed", "swap", NULL}; /* in the order of nvs_mode */
     static const char *const losses[] = {"wait", "run", NULL};
     static const char *const classes[] = {"batch", "interactive", "best-effort", NULL}; /* as on the wire */
-    const char *mps = getenv("NVSHARE_MPS");
-    const char *disable = getenv("NVSHARE_DISABLE");
-    const char *name = getenv("NVSHARE_NAME");
+    const char *mps = secure_getenv("NVSHARE_MPS");
+    const char *disable = secure_getenv("NVSHARE_DISABLE");
+    const char *name = secure_getenv("NVSHARE_NAME");
     char script[256];
 
     nvs_log_level = read_choice("NVSHARE_LOG", levels, NVS_LOG_WARNING);

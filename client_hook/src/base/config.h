@@ -1,4 +1,8 @@
-/* The settings of this process, read once from its environment. */
+/* The settings of this process, read once from its environment.
+ *
+ * A setuid program has the hook where /etc/ld.so.preload names it.  There the environment is another user's: it counts as empty, and the hook is
+ * inert.
+ */
 #ifndef NVS_CONFIG_H
 #define NVS_CONFIG_H
 

@@ -2,6 +2,7 @@
  *
  * Non-goals: use on a fast path.
  */
+#define _GNU_SOURCE /* secure_getenv */
 #include "base/log.h"
 
 #include "base/process/cancel.h"
@@ -36,7 +37,7 @@ static int target(void)
     int seen = atomic_load_explicit(&file, memory_order_relaxed), fd = seen; /* relaxed: publishes no other data */
     if (fd == STDERR_FILENO || (fd >= 0 && nvs_descriptor_file(fd) == atomic_load_explicit(&opened, memory_order_relaxed)))
         return fd;
-    const char *path = getenv("NVSHARE_LOG_FILE");
+    const char *path = secure_getenv("NVSHARE_LOG_FILE");
     fd = path != NULL && path[0] != 0 ? nvs_descriptor_aside(open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644)) : -1;
     if (fd < 0)
         fd = STDERR_FILENO;

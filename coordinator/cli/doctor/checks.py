@@ -174,8 +174,8 @@ def _unhooked_program(facts: Facts, process: ProcessFacts) -> Finding:
         where = facts.process_without_nvshare
         reason = f"nvshare is not installed in {where}" if where else "NVSHARE_ENABLE works in Python programs alone"
         remedy = "install nvshare there, or start it with nvshare-run" if where else "start it with nvshare-run"
-    elif HOOK_NAME in process.environ.get("LD_PRELOAD", ""):
-        reason, remedy = "the loader ignored LD_PRELOAD", "look at its first lines on standard error; see nvshare-run"
+    elif "NVSHARE_SOCKET" in process.environ:  # by nvshare-run, or in a container with a slot
+        reason, remedy = "the loader did not load it", "look at its first lines on standard error; see nvshare-run"
     return Finding("problem", "program", f"{process} runs without the hook: {reason}", remedy)
 
 

@@ -1,5 +1,5 @@
-"""The API server's side: what annotations mean, the watch of this node's pods, the admission webhook.
+"""The API server's side: what annotations mean, the watch of this node's pods.
 
-In: pods and AdmissionReviews as parsed JSON.  Out: container settings, findings, JSON patches.
+In: pods as parsed JSON.  Out: container settings, findings.
 Non-goals: gRPC and the kubelet, slot files, scheduling.
 """

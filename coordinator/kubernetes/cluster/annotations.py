@@ -1,6 +1,6 @@
 """Pod annotations and priority classes: names, allowed values, precedence; the result is a slot's settings.
 
-The device plugin, the webhook and the chart's policies all follow this module.  Tests compare the chart's CEL with it.
+The device plugin and the chart's policies follow this module.  Tests compare the chart's CEL with it.
 
 Invariants:
 - An invalid annotation has no effect and becomes a `Finding`, which names the annotation, its value and the allowed
@@ -32,11 +32,6 @@ MEMORY_LIMIT: Final = PREFIX + "memory-limit"
 """Limit of every container of the pod.  The suffix `.CONTAINER` limits one container."""
 
 GPU_RESOURCE: Final = "nvshare.com/gpu"
-HOOK_IN_CONTAINER: Final = "/opt/nvshare/$LIB/libnvshare_hook.so"
-"""LD_PRELOAD's entry in containers; the same for every version of the hook.
-
-glibc's loader expands `$LIB`.  musl's loader does not, finds no file and runs the program without the hook, which it
-could not load."""
 
 CLASSES: Final[Mapping[str, tuple[str, int]]] = {
     "interactive": ("interactive", 100),

@@ -1,4 +1,4 @@
-"""Options of the device plugin and of the webhook, checked; an error names the option."""
+"""Options of the device plugin, checked; an error names the option."""
 
 from __future__ import annotations
 

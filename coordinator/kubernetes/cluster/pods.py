@@ -1,7 +1,7 @@
 """A read-only watch of this node's pods on the API server, for their annotations and priority classes.
 
-The kubelet names the pod of a slot, but not its annotations, and not every cluster runs a webhook.  So the plugin lists
-the node's pods once and then watches them over one connection.
+The kubelet names the pod of a slot, but not its annotations.  So the plugin lists the node's pods once and then watches
+them over one connection.
 
 Invariants:
 - The watch writes nothing, requests only this node's pods, and keeps only pods that request a slot.

@@ -3,8 +3,8 @@
 Paths in the container are constants: the slot is mounted at /run/nvshare, where programs look for a coordinator, and
 the current version of the hook at /opt/nvshare.
 
-LD_PRELOAD contains a literal `$LIB`, which only glibc's loader expands.  musl's loader would load the hook, miss
-glibc's functions and end the process; with `$LIB` it finds no file and runs the program without the hook.
+The container's `/etc/ld.so.preload` names the hook, so a pod's own LD_PRELOAD replaces nothing.  Setuid programs have
+the hook too, where it is inert.  musl's loader, which could not load the hook, does not read the file.
 
 Invariants: the slot's directory is complete, and earlier slots with the same devices are removed, before Allocate
 answers.  An answer stays valid for the life of the container: the kubelet reuses it when the container restarts.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nvshare.client_hook.launcher import HOOK_NAME
+from nvshare.client_hook.launcher import SYSTEM_PRELOAD
 from nvshare.coordinator.kubernetes.cluster.options import Options
 from nvshare.coordinator.kubernetes.node import library
 from nvshare.coordinator.kubernetes.slots import slot as slots
@@ -30,8 +30,6 @@ from nvshare.coordinator.kubernetes.slots.device_ids import SlotId
 from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotError
 
 SLOT_IN_CONTAINER: Final = "/run/nvshare"
-LIBRARY_IN_CONTAINER: Final = "/opt/nvshare"
-PRELOAD: Final = f"{LIBRARY_IN_CONTAINER}/$LIB/{HOOK_NAME}"
 SLOT_ANNOTATION: Final = "nvshare.com/slot"
 
 
@@ -41,7 +39,7 @@ class NotReadyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MountSpec:
-    """A directory of the node, read-only in the container."""
+    """A directory or file of the node, read-only in the container."""
 
     host_path: Path
     container_path: str
@@ -121,7 +119,6 @@ def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -
     slot = new_slot(device_ids, name)
     store.allocate(slot)
     environment = {
-        "LD_PRELOAD": PRELOAD,
         "NVSHARE_SOCKET": f"{SLOT_IN_CONTAINER}/{slots.SOCKET_FILE}",
         "NVSHARE_MEMORY": options.memory,
         "NVSHARE_ON_LOSS": options.on_loss,
@@ -131,7 +128,8 @@ def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -
         environment["NVSHARE_LOSS_TIMEOUT"] = f"{options.loss_timeout_ns // 1_000_000}ms"
     mounts = (
         MountSpec(store.directory / slot.slot, SLOT_IN_CONTAINER),
-        MountSpec(installed / name, LIBRARY_IN_CONTAINER),
+        MountSpec(installed / name, library.IN_CONTAINER),
+        MountSpec(installed / name / library.PRELOAD, SYSTEM_PRELOAD),
     )
     cdi_devices = tuple(f"{options.cdi_kind}={uuid}" for uuid in slot.gpus) if options.cdi_kind else ()
     return Answer(environment, mounts, ((SLOT_ANNOTATION, slot.slot),), cdi_devices)

@@ -2,8 +2,9 @@
 
 A restarted container mounts the version that it was first given, so a version stays while a slot names it.
 
-A version's directory holds the library at every path to which a glibc expands `$LIB` in LD_PRELOAD (see
-kubernetes/node/allocation.py): lib, lib64, lib/x86_64-linux-gnu, lib/aarch64-linux-gnu; all are the same file.
+A version's directory holds the library, and a file `ld.so.preload` that names it for the container's loader.  For pods
+that mount the library themselves, it lies at every path to which a glibc expands `$LIB` in LD_PRELOAD: lib, lib64,
+lib/x86_64-linux-gnu, lib/aarch64-linux-gnu; all are the same file.
 
 Invariants: a version's directory appears complete (temporary name, fsync, rename) and never changes.  `current` is
 replaced atomically.  An installation keeps the versions that slots use, the new one and the previous one; it keeps all
@@ -33,6 +34,10 @@ from nvshare.coordinator.system.version import Versioned, version
 
 CURRENT: Final = "current"
 LIBRARY: Final = f"lib/{HOOK_NAME}"
+PRELOAD: Final = "ld.so.preload"
+IN_CONTAINER: Final = "/opt/nvshare"
+"""Where containers mount a version's directory."""
+_PRELOAD_CONTENT: Final = f"{IN_CONTAINER}/{LIBRARY}\n".encode()
 _LINKS: Final = {
     "lib64": "lib",
     "lib/x86_64-linux-gnu": ".",
@@ -47,17 +52,17 @@ class InstallError(Exception):
 
 
 def name_for(content: bytes) -> str:
-    """`<version>-<digest12>`."""
-    return f"{version().replace('-', '_')}-{hashlib.sha256(content).hexdigest()[:12]}"
+    """`<version>-<digest12>`, the digest of both files."""
+    return f"{version().replace('-', '_')}-{hashlib.sha256(content + _PRELOAD_CONTENT).hexdigest()[:12]}"
 
 
 def current(directory: Path) -> str | None:
-    """The version that new containers mount; None if none is installed."""
+    """The version that new containers mount; None if no complete one is installed."""
     try:
         name = (directory / CURRENT).readlink().name
     except OSError:
         return None
-    return name if (directory / name / LIBRARY).is_file() else None
+    return name if all((directory / name / file).is_file() for file in (LIBRARY, PRELOAD)) else None
 
 
 def install(hook: Path, directory: Path, slots_dir: Path | None) -> str:
@@ -108,8 +113,9 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def _put(directory: Path, name: str, content: bytes) -> None:
     place = directory / name
+    files = {LIBRARY: content, PRELOAD: _PRELOAD_CONTENT}
     with contextlib.suppress(OSError):
-        if (place / LIBRARY).read_bytes() == content:
+        if all((place / file).read_bytes() == wanted for file, wanted in files.items()):
             return
     fresh = directory / f".{name}.new"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -118,12 +124,12 @@ def _put(directory: Path, name: str, content: bytes) -> None:
         folder.chmod(0o755)
     for link, target in _LINKS.items():
         (fresh / link).symlink_to(target)
-    descriptor = os.open(fresh / LIBRARY, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o644)
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
+    for path, wanted in files.items():
+        with (fresh / path).open("xb") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(wanted)
+            file.flush()
+            os.fsync(file.fileno())
     if place.exists():  # left by a crash of the node: its content does not match the digest in its name
         broken = directory / f".{name}.broken"
         shutil.rmtree(broken, ignore_errors=True)

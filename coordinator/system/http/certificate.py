@@ -1,6 +1,6 @@
 """A server's TLS certificate, reloaded when its files change.
 
-Invariant: a certificate that cannot be loaded changes nothing and is counted; the previous one stays in use.
+Invariant: a certificate that cannot be loaded changes nothing; the previous one stays in use.
 
 Non-goals: connections.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 log = logging.getLogger("nvshare")
@@ -26,9 +25,8 @@ class Certificate:
     Each connection reads both files: that is cheap beside a handshake, and no file watch is needed.
     """
 
-    def __init__(self, directory: Path, reload_failed: Callable[[], None]) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._reload_failed = reload_failed
         self._seen: object = None
         self._context: ssl.SSLContext | None = None
         self._lock = threading.Lock()
@@ -56,7 +54,6 @@ class Certificate:
             text = f"{self._directory}: no usable tls.crt and tls.key: {error}"
             if self._context is None:
                 raise CertificateError(text) from None
-            self._reload_failed()
             log.error("%s; the previous certificate stays in use", text)  # noqa: TRY400 - the text suffices
         else:
             self._context = context

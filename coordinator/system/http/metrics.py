@@ -143,7 +143,7 @@ def check(address: str, access: Access) -> Certificate | None:
         _token(Path(access.token_file))
     if access.tls_dir is None:
         return None
-    certificate = Certificate(Path(access.tls_dir), lambda: None)
+    certificate = Certificate(Path(access.tls_dir))
     try:
         certificate.context()
     except CertificateError as error:

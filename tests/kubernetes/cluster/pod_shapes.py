@@ -1,4 +1,4 @@
-"""Pods and AdmissionReviews for the tests of annotations, admission and the watch: made by hand, and made up.
+"""Pods for the tests of annotations, admission and the watch: made by hand, made up, and as admission changes them.
 
 Non-goals: assertions.
 """
@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from nvshare.coordinator.kubernetes.cluster.annotations import (
     GPU_RESOURCE,
-    HOOK_IN_CONTAINER,
     PREFIX,
     ClassDefaults,
     Rules,
+    asks_for,
+    containers_of,
+    settings_of,
 )
 
 Json = dict[str, Any]
@@ -70,26 +72,31 @@ def pod(
     return made
 
 
-def review(new: object, *, operation: str = "CREATE", old: object = None) -> Json:
-    """An AdmissionReview as an API server sends it."""
-    return {
-        "apiVersion": "admission.k8s.io/v1",
-        "kind": "AdmissionReview",
-        "request": {
-            "uid": "b0f2a3c4-9d5e-4a6b-8c7d-0e1f2a3b4c5d",
-            "kind": {"group": "", "version": "v1", "kind": "Pod"},
-            "resource": {"group": "", "version": "v1", "resource": "pods"},
-            "requestKind": {"group": "", "version": "v1", "kind": "Pod"},
-            "requestResource": {"group": "", "version": "v1", "resource": "pods"},
-            "namespace": "ml",
-            "operation": operation,
-            "userInfo": {"username": "system:serviceaccount:kube-system:job-controller", "groups": ["system:masters"]},
-            "object": new,
-            "oldObject": old,
-            "dryRun": False,
-            "options": {"apiVersion": "meta.k8s.io/v1", "kind": "CreateOptions"},
-        },
-    }
+def with_settings(made: Json, rules: Rules) -> Json:
+    """The pod as the chart's policy must change it: each container with a slot has its settings in its environment.
+
+    A variable whose value comes from elsewhere, or that is there twice, stays.
+    """
+    result = copy.deepcopy(made)
+    for name, each in containers_of(result):
+        if not asks_for(each, rules.resource):
+            continue
+        chosen = settings_of(made, name, rules)
+        wanted = {
+            "NVSHARE_PRIORITY": None if chosen.priority is None else str(chosen.priority),
+            "NVSHARE_CLASS": chosen.job_class,
+            "NVSHARE_SHARE_REQUEST": chosen.share_request,
+            "NVSHARE_SHARE_LIMIT": chosen.share_limit,
+            "NVSHARE_MEMORY_LIMIT": chosen.memory_limit_text,
+        }
+        assert isinstance(each, dict)
+        for variable, value in wanted.items():
+            same = [entry for entry in each.get("env", ()) if entry["name"] == variable]
+            if value is not None and not same:
+                each.setdefault("env", []).append({"name": variable, "value": value})
+            elif value is not None and len(same) == 1 and "valueFrom" not in same[0]:
+                same[0]["value"] = value
+    return result
 
 
 def environment(made: Json, name: str = "main") -> dict[str, str]:
@@ -101,22 +108,17 @@ def environment(made: Json, name: str = "main") -> dict[str, str]:
 
 # --- made up -------------------------------------------------------------------------------------------------------
 
-_PRELOADS = st.one_of(
-    st.sampled_from(["", "/usr/lib/libjemalloc.so.2", "liba.so:libb.so", "liba.so libb.so", HOOK_IN_CONTAINER]),
-    st.sampled_from(["libnvshare_hook.so", "/a/libnvshare_hook.so:b.so", "/a/xlibnvshare_hook.so", ":", " a.so "]),
-    st.text(alphabet="a/.: ", max_size=8),
-)
 _FROM = {"configMapKeyRef": {"name": "settings", "key": "value"}}
 
 
 @st.composite
 def _environments(draw: st.DrawFn) -> list[Json]:
-    ours = ["LD_PRELOAD", "NVSHARE_PRIORITY", "NVSHARE_CLASS", "NVSHARE_MEMORY_LIMIT"]
-    names = draw(st.lists(st.sampled_from([*ours, "PATH"]), unique=True))
+    ours = ["NVSHARE_PRIORITY", "NVSHARE_CLASS", "NVSHARE_MEMORY_LIMIT"]
+    names = draw(st.lists(st.sampled_from([*ours, "LD_PRELOAD"]), unique=True))
     entries: list[Json] = []
     for name in names:
         kind = draw(st.sampled_from(["value", "value", "value", "bare", "from"]))
-        value = draw(_PRELOADS if name == "LD_PRELOAD" else st.sampled_from(["", "5", "4GiB"]))
+        value = draw(st.sampled_from(["", "5", "4GiB"]))
         entries.append({"name": name, **({"value": value} if kind == "value" else {})})
         if kind == "from":
             entries[-1]["valueFrom"] = copy.deepcopy(_FROM)

@@ -2,8 +2,8 @@
 
 usage: enter_container.py MOUNTS.json COMMAND...
 
-MOUNTS.json is a list of [host path, container path]; each is bound read-only.  A parent that is missing in the root
-file system appears in this namespace only.  Needs root; processes.py says what happens without it.
+MOUNTS.json is a list of [host path, container path], of directories and files; each is bound read-only.  What is
+missing in the root file system appears in this namespace only.  Needs root; processes.py says what happens without it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def mount(source: str, target: str, kind: str | None, flags: int) -> None:
     checked(libc.mount(source.encode(), target.encode(), data, ctypes.c_ulong(flags), None), f"mount {target}")
 
 
-def make_place(target: Path) -> None:
-    """The directory to mount at; where it is missing, its first parent that exists is shown with it added."""
-    if target.is_dir():
+def make_place(target: Path, is_file: bool) -> None:
+    """What to mount at; where it is missing, its first parent that exists is shown with it added."""
+    if target.exists():
         return
     above = next(parent for parent in target.parents if parent.is_dir())
     stage = Path(tempfile.gettempdir()) / f"stage-{os.getpid()}"
@@ -50,7 +50,10 @@ def make_place(target: Path) -> None:
         elif entry.is_file():
             (stage / entry.name).touch()
             mount(str(entry), str(stage / entry.name), None, BIND)
-    (stage / target.relative_to(above)).mkdir(parents=True)
+    place = stage / target.relative_to(above)
+    (place.parent if is_file else place).mkdir(parents=True, exist_ok=True)
+    if is_file:
+        place.touch()
     mount(str(stage), str(above), None, BIND | RECURSIVE)
 
 
@@ -60,8 +63,9 @@ def main() -> None:
     mount("none", "/", None, RECURSIVE | PRIVATE)
     for host_path, container_path in json.loads(Path(sys.argv[1]).read_text()):
         # The runtime makes a missing host directory, as containerd does for the kubelet's mounts.
-        Path(host_path).mkdir(parents=True, exist_ok=True)
-        make_place(Path(container_path))
+        if not Path(host_path).exists():
+            Path(host_path).mkdir(parents=True)
+        make_place(Path(container_path), Path(host_path).is_file())
         mount(host_path, container_path, None, BIND)
         mount("none", container_path, None, BIND | REMOUNT | READ_ONLY)
     os.execvp(sys.argv[2], sys.argv[2:])

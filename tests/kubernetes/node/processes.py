@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nvshare.client_hook.launcher import SYSTEM_PRELOAD
 from nvshare.coordinator.cli.ctl_call import call
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.kubernetes.slots.slot import Slot, read_all
@@ -167,13 +168,17 @@ class Node:
         if self.real_mounts:
             spec = self.directory / f"mounts-{grant.pod}.json"
             spec.write_text(json.dumps(grant.mounts))
-            # The preload is the container's: what enters the container does not have it.
+            # The variables are the container's: what enters the container does not have them.
             inner = ["env", *(f"{name}={value}" for name, value in environment.items()), *line]
             line = [sys.executable, str(ENTER), str(spec), *inner]
             environment = base
         else:
             warnings.warn("not root: containers' paths are replaced by the host's, nothing is mounted", stacklevel=2)
-            for host_path, container_path in grant.mounts:
+            mounts = {container_path: host_path for host_path, container_path in grant.mounts}
+            if file := mounts.get(SYSTEM_PRELOAD):
+                entry = Path(file).read_text(encoding="ascii").strip()
+                environment["LD_PRELOAD"] = f"{environment.get('LD_PRELOAD', '')}:{entry}"
+            for container_path, host_path in mounts.items():
                 environment = {name: value.replace(container_path, host_path) for name, value in environment.items()}
         process = subprocess.Popen(
             line, env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from nvshare.coordinator.kubernetes.cluster.admission_review import merged_preload
-from nvshare.coordinator.kubernetes.cluster.annotations import HOOK_IN_CONTAINER
 from tests.kubernetes.cluster.api_server import ApiServer
 from tests.kubernetes.cluster.pod_shapes import PRIORITY_CLASS_VALUES, Json, pod
 from tests.kubernetes.node.processes import GPU, Node
@@ -59,8 +57,8 @@ def test_annotations_bind_running_pods(node: Node, server: ApiServer) -> None:
     grant = node.kubelet.admit("train", {GPU: 1})
     eventually(lambda: node.slots().get("train", {}).get("limit_bytes") == 1 << 30, f"a limit\n{node.log('plugin')}")
     grant.environment["NVSHARE_PRIORITY"] = "1000"  # what a greedy pod would write
-    assert grant.environment["LD_PRELOAD"] == HOOK_IN_CONTAINER
-    grant.environment["LD_PRELOAD"] = merged_preload("libanl.so.1", HOOK_IN_CONTAINER)  # what admission writes
+    assert "LD_PRELOAD" not in grant.environment
+    grant.environment["LD_PRELOAD"] = "libanl.so.1"
     running = node.run(grant, [sys.executable, HOLD, "640", "stay"])
     assert running.stdout is not None
     assert json.loads(running.stdout.readline())["total_mib"] == 1024

@@ -42,7 +42,9 @@ def test_every_glibc_finds_the_same_file(tmp_path: Path) -> None:
     assert library.current(tmp_path / "lib") == name
     for folder in ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "."):
         assert (place / folder / HOOK_NAME).read_bytes() == b"one"
-    for path, mode in ((place, 0o755), (place / "lib", 0o755), (place / library.LIBRARY, 0o644)):
+    assert (place / library.PRELOAD).read_text() == "/opt/nvshare/lib/libnvshare_hook.so\n"
+    files = (place / library.LIBRARY, place / library.PRELOAD)
+    for path, mode in ((place, 0o755), (place / "lib", 0o755), *((file, 0o644) for file in files)):
         assert stat.S_IMODE(path.stat().st_mode) == mode  # containers of any user read it, whatever our umask
 
 
@@ -75,13 +77,23 @@ def test_nothing_goes_while_nobody_knows_what_is_used(tmp_path: Path, known: str
     assert versions(target) == names
 
 
-def test_a_torn_version_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", [library.LIBRARY, library.PRELOAD])
+def test_a_torn_version_is_replaced(tmp_path: Path, file: str) -> None:
     """Else a node that crashed while installing has a broken library for ever."""
     target = tmp_path / "lib"
     name = library.install(hook(tmp_path, b"whole"), target, None)
-    (target / name / library.LIBRARY).write_bytes(b"")
+    whole = (target / name / file).read_bytes()
+    (target / name / file).write_bytes(b"")
     assert library.install(hook(tmp_path, b"whole"), target, None) == name
-    assert (target / name / library.LIBRARY).read_bytes() == b"whole"
+    assert (target / name / file).read_bytes() == whole
+
+
+def test_a_version_without_its_preload_is_not_given_out(tmp_path: Path) -> None:
+    """Broken: containers of a version from before the file have no hook and run out of turn."""
+    target = tmp_path / "lib"
+    name = library.install(hook(tmp_path, b"old"), target, None)
+    (target / name / library.PRELOAD).unlink()
+    assert library.current(target) is None
 
 
 def test_a_file_system_without_execution_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nvshare.client_hook.launcher import SYSTEM_PRELOAD
 from nvshare.coordinator.kubernetes.slots.slot import remove
 from nvshare.simulated_gpu.trace import overlaps
 from tests.conftest import ROOT, Built
@@ -100,11 +101,12 @@ def test_what_helm_test_runs(serving: Node) -> None:
     grant = serving.kubelet.admit("test-slot", {GPU: 1})
     said, errors = serving.run(grant, check).communicate()
     assert said.startswith("OK: 1 GPU"), errors
-    for name, value, text in (
-        ("LD_PRELOAD", "", "the hook is not loaded"),
-        ("NVSHARE_SOCKET", "/nowhere", "no coordinator answers at '/nowhere'"),
+    unhooked = [mount for mount in grant.mounts if mount[1] != SYSTEM_PRELOAD]
+    elsewhere = grant.environment | {"NVSHARE_SOCKET": "/nowhere"}
+    for broken, text in (
+        (replace(grant, mounts=unhooked), "the hook is not loaded"),
+        (replace(grant, environment=elsewhere), "no coordinator answers at '/nowhere'"),
     ):
-        broken = replace(grant, environment=grant.environment | {name: value})
         process = serving.run(broken, check)
         assert text in process.communicate()[1]
         assert process.returncode == 1
@@ -219,12 +221,12 @@ def test_a_container_cannot_change_its_slot(serving: Node) -> None:
     if not node.real_mounts:
         pytest.skip("needs root: the mounts are the protection")
     grant = node.kubelet.admit("curious", {GPU: 1})
-    grant.environment.pop("LD_PRELOAD")
     eventually(lambda: "curious" in node.slots(), "the socket")
     program = (
         "import json, socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/nvshare/hooks.sock')\n"
         "errors = []\n"
-        "for path in ('/run/nvshare/slot.json', '/run/nvshare/more', '/opt/nvshare/lib/libnvshare_hook.so'):\n"
+        "for path in ('/run/nvshare/slot.json', '/run/nvshare/more', '/opt/nvshare/lib/libnvshare_hook.so',\n"
+        "    '/etc/ld.so.preload'):\n"
         "    try: open(path, 'a')\n"
         "    except OSError as error: errors.append(error.errno)\n"
         "print(json.dumps({'slot': json.load(open('/run/nvshare/slot.json'))['slot'], 'errors': errors}))"
@@ -232,7 +234,49 @@ def test_a_container_cannot_change_its_slot(serving: Node) -> None:
     for user in (None, 65534):
         told = finish(node.run(grant, [sys.executable, "-c", program], user=user))
         assert told["slot"] == grant.annotations["nvshare.com/slot"]
-        assert len(told["errors"]) == 3, told
+        assert len(told["errors"]) == 4, told
+
+
+LOOK = r"""
+import json, re
+with open("/proc/self/maps") as maps:
+    found = maps.read()
+hooks = sorted(set(re.findall(r"/\S*libnvshare_hook.so", found)))
+print(json.dumps({"hooks": hooks, "own": "/libanl" in found}))
+"""
+
+
+def test_a_pods_own_preload_replaces_nothing(serving: Node) -> None:
+    """Broken: a pod with an LD_PRELOAD uses the GPU out of turn, or nvshare-run ends or adds its own package's hook."""
+    node = serving
+    if not node.real_mounts:
+        pytest.skip("needs root: without the mounts LD_PRELOAD takes their place")
+    grant = node.kubelet.admit("preloading", {GPU: 1})
+    hook = "/opt/nvshare/lib/libnvshare_hook.so"
+    look = [sys.executable, "-c", LOOK]
+    run = [sys.executable, "-m", "nvshare.coordinator.cli.run", "--", *look]
+    own, with_package = {"LD_PRELOAD": "libanl.so.1"}, {"PYTHONPATH": str(ROOT), "NVSHARE_SIMULATE": ""}
+    for environment, command in ((own, look), (own | with_package, run)):
+        made = replace(grant, environment=grant.environment | environment)
+        found = finish(node.run(made, command))
+        assert found["hooks"] == [hook]
+        assert found["own"]
+
+
+def test_a_setuid_program_takes_no_settings_from_its_caller(serving: Node) -> None:
+    """Broken: a container's user writes to any file as root, by NVSHARE_LOG_FILE and a setuid program with the hook."""
+    node = serving
+    if not node.real_mounts:
+        pytest.skip("needs root: without the mounts a setuid program has no hook")
+    grant = node.kubelet.admit("setuid", {GPU: 1})
+    program, log = node.directory / "cat", node.directory / "log"
+    shutil.copy("/bin/cat", program)
+    program.chmod(0o4755)
+    command = ["env", f"NVSHARE_LOG_FILE={log}", "NVSHARE_LOG=what the user writes", str(program)]
+    out, errors = node.run(grant, [*command, "/proc/self/maps", "/proc/self/status"], user=65534).communicate()
+    assert "libnvshare_hook.so" in out, errors
+    assert "Uid:\t65534\t0\t0" in out, "the file system allows no setuid programs"
+    assert not log.exists()
 
 
 def test_an_image_with_another_libc_is_left_alone_and_seen(serving: Node, tmp_path: Path) -> None:

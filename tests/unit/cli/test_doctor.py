@@ -138,7 +138,7 @@ def test_a_healthy_machine_has_no_remedies() -> None:
             "install nvshare there",
         ),
         (program(BARE, NVSHARE_ENABLE="1"), "problem", "works in Python programs alone", "nvshare-run"),
-        (program(BARE, LD_PRELOAD="/a/libnvshare_hook.so"), "problem", "ignored LD_PRELOAD", "standard error"),
+        (program(BARE, NVSHARE_SOCKET="/a/hooks.sock"), "problem", "the loader did not load it", "standard error"),
         (program(HOOKED) | well(clients=[]), "problem", "no connection to the coordinator", "NVSHARE_LOG"),
         (
             program(HOOKED, NVSHARE_RUNTIME_DIR="/y") | well(clients=[]),
