@@ -2,6 +2,8 @@
 #include "base/state_file.h"
 #include "device/device.h"
 
+#include <string.h>
+
 nvs_sim_process *nvs_sim_self(void)
 {
     static nvs_sim_process *self;
@@ -148,4 +150,26 @@ void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work)
     record->kind = work->kind;
     /* Release: pairs with the reader, which accepts a record only with the sequence of its position. */
     atomic_store_explicit(&record->sequence, number + 1, memory_order_release);
+}
+
+/* Used and reserved memory of a pool, or of the graphs of a device. */
+void nvs_sim_figures_set(sim_figures *figures, uint64_t used, uint64_t reserved)
+{
+    uint64_t *values = figures->values;
+    values[SIM_USED] = used;
+    values[SIM_RESERVED] = reserved;
+    if (values[SIM_USED_HIGH] < used)
+        values[SIM_USED_HIGH] = used;
+    if (values[SIM_RESERVED_HIGH] < reserved)
+        values[SIM_RESERVED_HIGH] = reserved;
+}
+
+CUresult nvs_sim_figures_reset(sim_figures *figures, enum sim_figure high, const void *value)
+{
+    uint64_t number;
+    memcpy(&number, value, sizeof number);
+    if (number != 0 || (high != SIM_USED_HIGH && high != SIM_RESERVED_HIGH))
+        return CUDA_ERROR_INVALID_VALUE;
+    figures->values[high] = figures->values[high - 1];
+    return CUDA_SUCCESS;
 }

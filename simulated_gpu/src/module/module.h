@@ -37,23 +37,11 @@ typedef struct sim_function {
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
 } sim_function;
 
-/* image.c */
-CUresult nvs_sim_image_copy(const void *image, sim_image *out);
-bool nvs_sim_image_has(const sim_image *image, const char *name);
-
-/* global.c */
-CUresult nvs_sim_global(sim_context *context, sim_module *module, const char *name, CUdeviceptr *pointer, size_t *bytes);
-void nvs_sim_globals_free(sim_module *module);
-
-/* table.c */
-CUresult nvs_sim_module(CUmodule handle, sim_module **out);
-CUresult nvs_sim_module_new(const void *image, sim_module **out);
-void nvs_sim_module_free(sim_module *module);
-void nvs_sim_modules_unload(sim_context *context);
+/* modules.c */
 CUresult nvs_sim_function(CUfunction handle, sim_function **out);
-CUresult nvs_sim_function_named(sim_module *module, const char *name, sim_function **out);
+void nvs_sim_modules_unload(sim_context *context);
 
-/* launch.c */
+/* kernels.c */
 CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *out);
 
 #endif

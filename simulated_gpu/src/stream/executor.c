@@ -7,18 +7,14 @@
  * A late wake-up of the thread delays an effect, but no start or end.  The effect of work (bytes, callbacks, events) happens at its
  * end, and its trace record follows.
  */
-#include "faults/observe.h"
-#include "stream/stream.h"
+#include "base/faults.h"
+#include "graph/graph.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 
-sim_stream_hooks nvs_sim_stream_hooks;
-
-static uint64_t sequence;  /* of the newest operation */
 static pthread_cond_t calls_changed = PTHREAD_COND_INITIALIZER;
-static uint32_t transfers; /* effects that move bytes without the lock */
 static sim_op *spare_ops;
 
 static void signal_all(void)
@@ -153,7 +149,7 @@ static CUresult run(sim_stream *stream, sim_op *op)
         op->work.u.fence->end_ns = op->end_ns;
         return CUDA_SUCCESS;
     default:
-        return nvs_sim_stream_hooks.effect(stream, &op->work);
+        return nvs_sim_effect(stream, &op->work);
     }
 }
 
@@ -291,7 +287,7 @@ CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, 
     sim_op *op = new_op();
     if (op == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *op = (sim_op){.work = *work, .sequence = ++sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts, .graph = graph};
+    *op = (sim_op){.work = *work, .sequence = ++nvs_sim_sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts, .graph = graph};
     if (nvs_sim_current_observer() != NULL) {
         op->call = nvs_sim_call_number();
         op->symbol = work->kind == OP_KERNEL ? nvs_sim_lasting_name(work->u.kernel.symbol) : "";
@@ -311,37 +307,10 @@ CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, 
     return was_empty ? wake_executor(device) : CUDA_SUCCESS;
 }
 
-void nvs_sim_transfer_begin(void)
+CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work)
 {
-    transfers++;
-    pthread_mutex_unlock(&nvs_sim_lock);
-}
-
-void nvs_sim_transfer_end(void)
-{
-    pthread_mutex_lock(&nvs_sim_lock);
-    if (--transfers == 0)
-        pthread_cond_broadcast(&nvs_sim_done);
-}
-
-void nvs_sim_transfers_wait(void)
-{
-    while (transfers != 0)
-        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
-}
-
-static bool done_until(const sim_context *context, const sim_stream *except, uint64_t last)
-{
-    if (context->magic == SIM_CONTEXT)
-        for (const sim_stream *stream = context->streams.all; stream != NULL; stream = stream->next)
-            if (stream != except && stream->queue.head != NULL && stream->queue.head->sequence <= last)
-                return false;
-    return true;
-}
-
-void nvs_sim_context_wait(sim_context *context, const sim_stream *except)
-{
-    const uint64_t last = sequence;
-    while (!done_until(context, except, last))
-        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+    if (stream->capture.of != NULL)
+        return nvs_sim_capture_work(stream, work);
+    NVS_SIM_TRY(nvs_sim_capture_implicit(stream));
+    return nvs_sim_enqueue(stream, work, work->kind == OP_KERNEL, false);
 }

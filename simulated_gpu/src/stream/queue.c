@@ -1,0 +1,98 @@
+/* Queued work as data: its duration, fences, its end, and waits for it. */
+#include "stream/stream.h"
+
+#include <stdlib.h>
+
+uint64_t nvs_sim_sequence;
+
+static uint32_t transfers; /* effects that move bytes without the lock */
+
+#define COPY_LATENCY_NS 5000u
+
+uint64_t nvs_sim_copy_ns(uint64_t bytes)
+{
+    double rate = nvs_sim_settings.copy_bytes_per_ns;
+    return rate == 0 ? 0 : COPY_LATENCY_NS + (uint64_t)((double)bytes / rate);
+}
+
+sim_fence *nvs_sim_fence_new(void)
+{
+    sim_fence *fence = calloc(1, sizeof *fence);
+    if (fence != NULL)
+        fence->references = 1;
+    return fence;
+}
+
+void nvs_sim_fence_unref(sim_fence *fence)
+{
+    if (fence != NULL && --fence->references == 0)
+        free(fence);
+}
+
+void nvs_sim_discard(sim_work *work)
+{
+    if (work->kind == OP_COPY) {
+        free(work->u.copy.snapshot);
+        work->u.copy.snapshot = NULL;
+    } else if (work->kind == OP_RECORD || work->kind == OP_WAIT) {
+        nvs_sim_fence_unref(work->u.fence);
+        work->u.fence = NULL;
+    }
+}
+
+void nvs_sim_event_reset(sim_event *event)
+{
+    nvs_sim_fence_unref(event->fence);
+    free(event->nodes.all);
+    event->fence = NULL;
+    event->nodes = (sim_nodes){0};
+    event->capture_id = 0;
+}
+
+void nvs_sim_stream_wait(sim_stream *stream)
+{
+    const uint64_t last = stream->queue.tail != NULL ? stream->queue.tail->sequence : 0, id = stream->id;
+    while (stream->magic == SIM_STREAM && stream->id == id && stream->queue.head != NULL && stream->queue.head->sequence <= last)
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+}
+
+static bool done_until(const sim_context *context, const sim_stream *except, uint64_t last)
+{
+    if (context->magic == SIM_CONTEXT)
+        for (const sim_stream *stream = context->streams.all; stream != NULL; stream = stream->next)
+            if (stream != except && stream->queue.head != NULL && stream->queue.head->sequence <= last)
+                return false;
+    return true;
+}
+
+void nvs_sim_context_wait(sim_context *context, const sim_stream *except)
+{
+    const uint64_t last = nvs_sim_sequence;
+    while (!done_until(context, except, last))
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+}
+
+void nvs_sim_device_wait(sim_device *device)
+{
+    for (sim_context *context = device->contexts; context != NULL; context = context->next)
+        nvs_sim_context_wait(context, NULL);
+}
+
+void nvs_sim_transfer_begin(void)
+{
+    transfers++;
+    pthread_mutex_unlock(&nvs_sim_lock);
+}
+
+void nvs_sim_transfer_end(void)
+{
+    pthread_mutex_lock(&nvs_sim_lock);
+    if (--transfers == 0)
+        pthread_cond_broadcast(&nvs_sim_done);
+}
+
+void nvs_sim_transfers_wait(void)
+{
+    while (transfers != 0)
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+}
