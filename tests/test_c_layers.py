@@ -1,4 +1,4 @@
-"""The layers of the C sources, executable: a folder or file knows only what is below it, and no two files know each other.
+"""The layers of the C sources, executable: nothing knows what stands above it, and no two files know each other.
 
 How: a unit is a source with its header.  It depends on the units whose headers it includes, and, by the symbols of its
 object file, on the units that define what it uses.  Exempt are functions that the library exports, as tables name them

@@ -43,6 +43,16 @@ static inline void nvs_sim_leave(const CUresult *entered)
         return __VA_ARGS__;                                                                     \
     }
 
+/* A public function that stores one value of the object that `lookup` finds. */
+#define NVS_SIM_GETTER(name, parameters, declaration, lookup, out, value)                       \
+    SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
+    {                                                                                           \
+        NVS_SIM_ENTER_FIND(declaration, lookup);                                                \
+        NVS_SIM_CHECK((out) != NULL, CUDA_ERROR_INVALID_VALUE);                                 \
+        *(out) = (value);                                                                       \
+        return CUDA_SUCCESS;                                                                    \
+    }
+
 /* Defines a function that finds the object of a handle. */
 #define NVS_SIM_DEFINE_FIND(name, handle_type, type, mark, error)                               \
     CUresult name(handle_type handle, type **out)                                               \

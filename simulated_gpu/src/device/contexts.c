@@ -45,8 +45,8 @@ static void free_storage(sim_context *context)
 
 static void release_memory(sim_context *context)
 {
-    for (size_t i = nvs_sim_allocation_count(); i-- > 0;) {
-        const sim_allocation *allocation = nvs_sim_allocation_at(i);
+    for (size_t i = nvs_sim_allocation_count; i-- > 0;) {
+        const sim_allocation *allocation = &nvs_sim_allocations[i];
         if (allocation->context == context && allocation->kind != MEM_REGISTERED && allocation->kind != MEM_MAPPED)
             nvs_sim_release(allocation->base);
     }
@@ -132,26 +132,24 @@ static CUresult release(sim_device *device, bool reset)
     return CUDA_SUCCESS;
 }
 
-static CUresult set_flags(sim_device *device, unsigned flags)
+static CUresult release_of(CUdevice dev, bool reset)
 {
+    sim_device *device;
+    NVS_SIM_TRY(nvs_sim_device(dev, &device));
+    return release(device, reset);
+}
+
+NVS_SIM_ENTRY(cuDevicePrimaryCtxRelease, (CUdevice dev), release_of(dev, false))
+NVS_SIM_ENTRY(cuDevicePrimaryCtxRelease_v2, (CUdevice dev), release_of(dev, false))
+NVS_SIM_ENTRY(cuDevicePrimaryCtxReset, (CUdevice dev), release_of(dev, true))
+NVS_SIM_ENTRY(cuDevicePrimaryCtxReset_v2, (CUdevice dev), release_of(dev, true))
+
+SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
+{
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     device->primary.settings.flags = flags;
     return CUDA_SUCCESS;
 }
-
-#define PRIMARY(name, parameters, ...)                                                          \
-    SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
-    {                                                                                           \
-        sim_device *device;                                                                     \
-        NVS_SIM_ENTER();                                                                        \
-        NVS_SIM_TRY(nvs_sim_device(dev, &device));                                              \
-        return __VA_ARGS__;                                                                     \
-    }
-
-PRIMARY(cuDevicePrimaryCtxRelease, (CUdevice dev), release(device, false))
-PRIMARY(cuDevicePrimaryCtxRelease_v2, (CUdevice dev), release(device, false))
-PRIMARY(cuDevicePrimaryCtxReset, (CUdevice dev), release(device, true))
-PRIMARY(cuDevicePrimaryCtxReset_v2, (CUdevice dev), release(device, true))
-PRIMARY(cuDevicePrimaryCtxSetFlags_v2, (CUdevice dev, unsigned int flags), set_flags(device, flags))
 
 SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
 {
@@ -258,13 +256,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx)
 
 /* Flags and limits of a context, and calls without effect. */
 
-SIM_EXPORT CUresult CUDAAPI cuCtxGetFlags(unsigned int *flags)
-{
-    NVS_SIM_ENTER_CONTEXT();
-    NVS_SIM_CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
-    *flags = context->settings.flags;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuCtxGetFlags, (unsigned int *flags), sim_context *context, nvs_sim_need_current(&context), flags, context->settings.flags)
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSetFlags(unsigned int flags)
 {
@@ -273,21 +265,11 @@ SIM_EXPORT CUresult CUDAAPI cuCtxSetFlags(unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuCtxGetId(CUcontext ctx, unsigned long long *ctxId)
-{
-    NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_context(ctx, &context));
-    NVS_SIM_CHECK(ctxId != NULL, CUDA_ERROR_INVALID_VALUE);
-    *ctxId = context->id;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuCtxGetId, (CUcontext ctx, unsigned long long *ctxId), sim_context *context, nvs_sim_context(ctx, &context), ctxId,
+               context->id)
 
-SIM_EXPORT CUresult CUDAAPI cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
-{
-    NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_context(ctx, &context));
-    NVS_SIM_CHECK(version != NULL, CUDA_ERROR_INVALID_VALUE);
-    *version = 3020;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuCtxGetApiVersion, (CUcontext ctx, unsigned int *version), sim_context *context, nvs_sim_context(ctx, &context), version,
+               3020)
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value)
 {
@@ -340,7 +322,6 @@ typedef struct sim_green {
     uint32_t magic;
     sim_context *context;
     struct sim_green *next;
-    unsigned processors;
 } sim_green;
 
 static sim_green *greens; /* including destroyed ones, to recognise stale handles */
@@ -454,7 +435,6 @@ SIM_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDes
         return result;
     }
     green->magic = SIM_GREEN;
-    green->processors = ((const CUdevResource *)(const void *)desc)->sm.smCount;
     green->next = greens;
     greens = green;
     *phCtx = (CUgreenCtx)(void *)green;
@@ -469,13 +449,8 @@ SIM_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
-{
-    NVS_SIM_ENTER_FIND(sim_green *green, find_green(hCtx, &green));
-    NVS_SIM_CHECK(pContext != NULL, CUDA_ERROR_INVALID_VALUE);
-    *pContext = (CUcontext)(void *)green->context;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuCtxFromGreenCtx, (CUcontext *pContext, CUgreenCtx hCtx), sim_green *green, find_green(hCtx, &green), pContext,
+               (CUcontext)(void *)green->context)
 
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
 {

@@ -98,7 +98,8 @@ static sim_context *top(void) { return stack.depth != 0 ? stack.contexts[stack.d
 static bool alive(sim_context *context)
 {
     const bool was_reset = context->magic != SIM_CONTEXT && context->references != 0 && nvs_sim_is_primary(context);
-    return context->magic == SIM_CONTEXT || (was_reset && nvs_sim_context_open(context, context->device, context->settings.flags) == CUDA_SUCCESS);
+    return context->magic == SIM_CONTEXT ||
+           (was_reset && nvs_sim_context_open(context, context->device, context->settings.flags) == CUDA_SUCCESS);
 }
 
 sim_context *nvs_sim_current(void)
@@ -132,6 +133,12 @@ CUresult nvs_sim_no_context(void)
 {
     const sim_context *context = top();
     return context != NULL && (destroyed(context) || lost(context)) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult nvs_sim_need_current(sim_context **out)
+{
+    *out = nvs_sim_current();
+    return *out != NULL ? CUDA_SUCCESS : nvs_sim_no_context();
 }
 
 CUresult nvs_sim_push(sim_context *context)
@@ -219,13 +226,8 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetDevice(CUdevice *device)
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
-{
-    NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_context(ctx, &context));
-    NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    *device = context->device->ordinal;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuCtxGetDevice_v2, (CUdevice *device, CUcontext ctx), sim_context *context, nvs_sim_context(ctx, &context), device,
+               context->device->ordinal)
 
 /* Handles of streams. */
 
@@ -246,9 +248,8 @@ CUresult nvs_sim_stream(CUstream handle, sim_stream **out)
 {
     bool per_thread = handle == CU_STREAM_PER_THREAD || (handle == NULL && nvs_sim_thread.per_thread);
     if (handle == NULL || handle == CU_STREAM_LEGACY || per_thread) {
-        sim_context *context = nvs_sim_current();
-        if (context == NULL)
-            return nvs_sim_no_context();
+        sim_context *context;
+        NVS_SIM_TRY(nvs_sim_need_current(&context));
         if (per_thread)
             return per_thread_stream(context, out);
         *out = context->streams.legacy;

@@ -102,15 +102,12 @@ CUresult nvs_sim_figures_reset(sim_figures *figures, enum sim_figure high, const
 CUresult nvs_sim_context_open(sim_context *context, sim_device *device, unsigned flags);
 sim_context *nvs_sim_current(void);
 CUresult nvs_sim_no_context(void); /* the error for a thread without a current context */
+CUresult nvs_sim_need_current(sim_context **out);
 CUresult nvs_sim_push(sim_context *context);
 void nvs_sim_pop_if_current(const sim_context *context);
 CUresult nvs_sim_context(CUcontext handle, sim_context **out); /* NULL: the current context */
 
 /* Also declares `context`, the current one. */
-#define NVS_SIM_ENTER_CONTEXT()                                                                 \
-    NVS_SIM_ENTER();                                                                            \
-    sim_context *context = nvs_sim_current();                                                   \
-    if (context == NULL)                                                                        \
-        return nvs_sim_no_context()
+#define NVS_SIM_ENTER_CONTEXT() NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_need_current(&context))
 
 #endif

@@ -145,21 +145,9 @@ __attribute__((constructor)) static void prepare(void)
 
 /* Properties of a device, which has compute capability 9.0. */
 
-SIM_EXPORT CUresult CUDAAPI cuDeviceGet(CUdevice *device, int ordinal)
-{
-    NVS_SIM_ENTER_FIND(sim_device *found, nvs_sim_device(ordinal, &found));
-    NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    *device = ordinal;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuDeviceGet, (CUdevice *device, int ordinal), sim_device *found, nvs_sim_device(ordinal, &found), device, ordinal)
 
-SIM_EXPORT CUresult CUDAAPI cuDeviceGetCount(int *count)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);
-    *count = nvs_sim_device_count;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuDeviceGetCount, (int *count), , CUDA_SUCCESS, count, nvs_sim_device_count)
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetName(char *name, int len, CUdevice dev)
 {
@@ -190,13 +178,8 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 
 NVS_SIM_ENTRY(cuDeviceGetUuid_v2, (CUuuid *uuid, CUdevice dev), uuid_of(uuid, dev))
 
-SIM_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
-{
-    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
-    NVS_SIM_CHECK(bytes != NULL, CUDA_ERROR_INVALID_VALUE);
-    *bytes = device->capacity_bytes;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuDeviceTotalMem_v2, (size_t *bytes, CUdevice dev), sim_device *device, nvs_sim_device(dev, &device), bytes,
+               device->capacity_bytes)
 
 /* The attributes that are not 0. */
 static const struct {

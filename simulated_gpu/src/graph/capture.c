@@ -6,7 +6,23 @@
 
 #include <stdlib.h>
 
+typedef struct sim_capture {
+    struct sim_capture *next;
+    uint64_t id;
+    uint64_t thread;
+    CUstreamCaptureMode mode;
+    sim_graph *graph;
+    sim_stream *origin;
+    bool into_existing; /* the graph is the caller's and stays after a failed capture */
+    bool invalid;
+} sim_capture;
+
 static sim_capture *captures; /* all active captures */
+
+#define EACH_STREAM(stream)                                                                                           \
+    for (int device = 0; device < nvs_sim_device_count; device++)                                                     \
+        for (sim_context *context = nvs_sim_devices[device].contexts; context != NULL; context = context->next)       \
+            for (sim_stream *stream = context->streams.all; stream != NULL; stream = stream->next)
 
 static _Thread_local CUstreamCaptureMode thread_mode;
 
@@ -207,14 +223,6 @@ static void stop(sim_stream *stream)
     stream->capture = (sim_stream_capture){0};
 }
 
-static void each_stream(void (*visit)(sim_stream *, void *), void *argument)
-{
-    for (int i = 0; i < nvs_sim_device_count; i++)
-        for (sim_context *context = nvs_sim_devices[i].contexts; context != NULL; context = context->next)
-            for (sim_stream *stream = context->streams.all; stream != NULL; stream = stream->next)
-                visit(stream, argument);
-}
-
 static CUresult begin(CUstream handle, CUstreamCaptureMode mode, sim_graph *graph, const CUgraphNode *dependencies, size_t count)
 {
     sim_stream *stream;
@@ -256,35 +264,27 @@ SIM_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream hStream, CUgrap
     return begin(hStream, mode, graph, dependencies, numDependencies);
 }
 
-typedef struct joining {
-    sim_capture *capture;
-    bool unjoined;
-} joining;
-
-static void check_joined(sim_stream *stream, void *argument)
+/* The origin waits for the last nodes of each other stream. */
+static bool all_joined(const sim_capture *capture)
 {
-    joining *state = argument;
-    const sim_stream *origin = state->capture->origin;
-    if (stream->capture.of != state->capture || stream == origin)
-        return;
-    for (size_t i = 0; i < stream->capture.tail.count; i++) {
-        bool reached = false;
-        for (size_t k = 0; k < origin->capture.tail.count; k++)
-            reached = reached || nvs_sim_node_reaches(origin->capture.tail.all[k], stream->capture.tail.all[i]);
-        state->unjoined = state->unjoined || !reached;
-    }
-}
-
-static void stop_if_of(sim_stream *stream, void *argument)
-{
-    if (stream->capture.of == argument)
-        stop(stream);
+    const sim_nodes *ends = &capture->origin->capture.tail;
+    EACH_STREAM(stream)
+        for (size_t i = 0; stream->capture.of == capture && i < stream->capture.tail.count; i++) {
+            bool reached = false;
+            for (size_t k = 0; k < ends->count; k++)
+                reached = reached || nvs_sim_node_reaches(ends->all[k], stream->capture.tail.all[i]);
+            if (!reached)
+                return false;
+        }
+    return true;
 }
 
 static void drop(sim_capture *capture, bool keeps_graph)
 {
     sim_capture **link = &captures;
-    each_stream(stop_if_of, capture);
+    EACH_STREAM(stream)
+        if (stream->capture.of == capture)
+            stop(stream);
     while (*link != capture)
         link = &(*link)->next;
     *link = capture->next;
@@ -301,12 +301,9 @@ SIM_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGrap
     NVS_SIM_CHECK(capture->origin == stream, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     NVS_SIM_CHECK(capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED || capture->thread == nvs_sim_thread_number(),
                   CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-    joining state = {.capture = capture};
-    if (!capture->invalid)
-        each_stream(check_joined, &state);
-    CUresult result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-                      : state.unjoined ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-                                       : CUDA_SUCCESS;
+    const CUresult result = capture->invalid       ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                            : !all_joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                                                   : CUDA_SUCCESS;
     if (phGraph != NULL)
         *phGraph = result == CUDA_SUCCESS ? (CUgraph)(void *)capture->graph : NULL;
     drop(capture, result == CUDA_SUCCESS && phGraph != NULL);

@@ -8,6 +8,15 @@
 
 #include <stdlib.h>
 
+typedef struct sim_exec {
+    uint32_t magic;
+    sim_graph *graph;
+    sim_node **order;
+    bool *disabled;
+    sim_exec_memory memory;
+    cuuint64_t flags;
+} sim_exec;
+
 static void free_exec(sim_exec *exec)
 {
     nvs_sim_exec_memory_close(&exec->memory);

@@ -226,13 +226,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphClone(CUgraph *phGraphClone, CUgraph original
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type)
-{
-    NVS_SIM_ENTER_FIND(sim_node *node, nvs_sim_node(hNode, &node));
-    NVS_SIM_CHECK(type != NULL, CUDA_ERROR_INVALID_VALUE);
-    *type = node->type;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuGraphNodeGetType, (CUgraphNode hNode, CUgraphNodeType *type), sim_node *node, nvs_sim_node(hNode, &node), type, node->type)
 
 /* As documented, unused entries become NULL; without an array the call only counts. */
 static CUresult nodes_of(CUgraph handle, CUgraphNode *out, size_t *count)

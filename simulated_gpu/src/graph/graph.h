@@ -39,15 +39,6 @@ typedef struct sim_exec_memory { /* the memory of an executable */
     bool attached; /* the card has given the bytes */
 } sim_exec_memory;
 
-typedef struct sim_exec {
-    uint32_t magic;
-    sim_graph *graph;
-    sim_node **order;
-    bool *disabled;
-    sim_exec_memory memory;
-    cuuint64_t flags;
-} sim_exec;
-
 /* The parameters of a node; its type selects the member. */
 typedef struct sim_node_params {
     CUcontext context; /* of copies and fills, or NULL */

@@ -9,8 +9,8 @@ static CUresult set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *params
     NVS_SIM_CHECK(node->work.kind == OP_KERNEL, CUDA_ERROR_NOT_SUPPORTED);
     const sim_function *function = (const sim_function *)(const void *)params->func; /* nvs_sim_kernel_work has checked it */
     sim_context **context = &node->work.u.kernel.context;
-    if (function != NULL && function->module->context != NULL) /* the given context is ignored */
-        *context = function->module->context;
+    if (function != NULL && function->context != NULL) /* the given context is ignored */
+        *context = function->context;
     else if (params->ctx == NULL || nvs_sim_context(params->ctx, context) != CUDA_SUCCESS)
         *context = nvs_sim_current();
     return CUDA_SUCCESS;
@@ -233,18 +233,9 @@ SIM_EXPORT CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
-{
-    NVS_SIM_ENTER_FIND(sim_node *node, find(hNode, CU_GRAPH_NODE_TYPE_HOST, &node));
-    NVS_SIM_CHECK(nodeParams != NULL, CUDA_ERROR_INVALID_VALUE);
-    *nodeParams = (CUDA_HOST_NODE_PARAMS){.fn = node->work.u.host.function, .userData = node->work.u.host.data};
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuGraphHostNodeGetParams, (CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams), sim_node *node,
+               find(hNode, CU_GRAPH_NODE_TYPE_HOST, &node), nodeParams,
+               ((CUDA_HOST_NODE_PARAMS){.fn = node->work.u.host.function, .userData = node->work.u.host.data}))
 
-SIM_EXPORT CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out)
-{
-    NVS_SIM_ENTER_FIND(sim_node *node, find(hNode, CU_GRAPH_NODE_TYPE_MEM_FREE, &node));
-    NVS_SIM_CHECK(dptr_out != NULL, CUDA_ERROR_INVALID_VALUE);
-    *dptr_out = node->work.u.pointer;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuGraphMemFreeNodeGetParams, (CUgraphNode hNode, CUdeviceptr *dptr_out), sim_node *node,
+               find(hNode, CU_GRAPH_NODE_TYPE_MEM_FREE, &node), dptr_out, node->work.u.pointer)

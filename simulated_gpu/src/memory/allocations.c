@@ -74,9 +74,9 @@ SIM_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *
 static CUresult host_allocate(void **out, size_t bytes, unsigned flags)
 {
     const unsigned known = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
-    sim_context *context = nvs_sim_current();
+    sim_context *context;
     CUdeviceptr pointer;
-    NVS_SIM_CHECK(context != NULL, nvs_sim_no_context());
+    NVS_SIM_TRY(nvs_sim_need_current(&context));
     NVS_SIM_TRY(nvs_sim_capture_unsafe());
     NVS_SIM_TRY(context->error);
     NVS_SIM_CHECK(out != NULL && (flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);

@@ -172,8 +172,8 @@ static size_t format_bytes(CUarray_format format)
 
 static CUresult create_array(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
-    sim_context *context = nvs_sim_current();
-    NVS_SIM_CHECK(context != NULL, nvs_sim_no_context());
+    sim_context *context;
+    NVS_SIM_TRY(nvs_sim_need_current(&context));
     if (out == NULL || shape == NULL || shape->Width == 0 || format_bytes(shape->Format) == 0 ||
         (shape->NumChannels != 1 && shape->NumChannels != 2 && shape->NumChannels != 4) || shape->Width > 131072 ||
         shape->Height > 131072 || shape->Depth > 16384)
@@ -325,15 +325,12 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *flat, CUstream handle, bool asynchr
     return copy_3d(&shape, handle, asynchronous);
 }
 
+/* The parameters have a context in the place of each reserved member of CUDA_MEMCPY3D. */
+_Static_assert(sizeof(CUDA_MEMCPY3D_PEER) == sizeof(CUDA_MEMCPY3D), "copy_peer");
 static CUresult copy_peer(const CUDA_MEMCPY3D_PEER *peer, CUstream handle, bool asynchronous)
 {
-    const CUDA_MEMCPY3D shape = {
-        .srcXInBytes = peer->srcXInBytes, .srcY = peer->srcY, .srcZ = peer->srcZ, .srcMemoryType = peer->srcMemoryType,
-        .srcHost = peer->srcHost, .srcDevice = peer->srcDevice, .srcArray = peer->srcArray, .srcPitch = peer->srcPitch,
-        .srcHeight = peer->srcHeight, .dstXInBytes = peer->dstXInBytes, .dstY = peer->dstY, .dstZ = peer->dstZ,
-        .dstMemoryType = peer->dstMemoryType, .dstHost = peer->dstHost, .dstDevice = peer->dstDevice, .dstArray = peer->dstArray,
-        .dstPitch = peer->dstPitch, .dstHeight = peer->dstHeight, .WidthInBytes = peer->WidthInBytes, .Height = peer->Height,
-        .Depth = peer->Depth};
+    CUDA_MEMCPY3D shape;
+    memcpy(&shape, peer, sizeof shape);
     return copy_between(&shape, peer->dstContext, peer->srcContext, handle, asynchronous);
 }
 

@@ -5,6 +5,27 @@
 
 #define UNLOCKED_FROM (64u << 10)
 
+static uint32_t transfers; /* effects that move bytes without the lock */
+
+static void begin_transfer(void)
+{
+    transfers++;
+    pthread_mutex_unlock(&nvs_sim_lock);
+}
+
+static void end_transfer(void)
+{
+    pthread_mutex_lock(&nvs_sim_lock);
+    if (--transfers == 0)
+        pthread_cond_broadcast(&nvs_sim_done);
+}
+
+void nvs_sim_transfers_wait(void)
+{
+    while (transfers != 0)
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+}
+
 static bool end_allowed(const sim_copy *copy, const sim_copy_end *end)
 {
     const size_t bytes = nvs_sim_span(copy->width, copy->height, copy->depth, end->pitch, end->slice);
@@ -19,13 +40,13 @@ static CUresult copy(const sim_copy *c)
     if (!nvs_sim_copy_allowed(c))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (unlocked)
-        nvs_sim_transfer_begin();
+        begin_transfer();
     for (size_t z = 0; z < c->depth; z++)
         for (size_t y = 0; y < c->height; y++)
             memmove(c->target.start + z * c->target.slice + y * c->target.pitch,
                     c->source.start + z * c->source.slice + y * c->source.pitch, c->width);
     if (unlocked)
-        nvs_sim_transfer_end();
+        end_transfer();
     return CUDA_SUCCESS;
 }
 
@@ -35,7 +56,7 @@ static CUresult fill(const sim_fill *f)
     if (!nvs_sim_copy_reaches(f->rights, (uintptr_t)f->target, nvs_sim_fill_span(f)))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (unlocked)
-        nvs_sim_transfer_begin();
+        begin_transfer();
     for (size_t y = 0; y < f->height; y++) {
         char *row = f->target + y * f->pitch;
         if (f->element == 1)
@@ -45,7 +66,7 @@ static CUresult fill(const sim_fill *f)
                 memcpy(row + x * f->element, &f->value, f->element); /* host and card are little-endian */
     }
     if (unlocked)
-        nvs_sim_transfer_end();
+        end_transfer();
     return CUDA_SUCCESS;
 }
 

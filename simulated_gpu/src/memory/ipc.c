@@ -76,11 +76,9 @@ SIM_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdevicep
 
 static sim_allocation *find_import(const sim_context *context, const label *wanted)
 {
-    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) {
-        sim_allocation *one = nvs_sim_allocation_at(i);
+    NVS_SIM_EACH_ALLOCATION(one)
         if (one->kind == MEM_IMPORTED && one->context == context && one->ipc.id == wanted->id && one->ipc.process == wanted->process_id)
             return one;
-    }
     return NULL;
 }
 
@@ -124,8 +122,8 @@ static CUresult open_handle(CUdeviceptr *pdptr, const CUipcMemHandle *handle, un
 {
     label wanted;
     memcpy(&wanted, handle, sizeof wanted);
-    sim_context *context = nvs_sim_current();
-    NVS_SIM_CHECK(context != NULL, nvs_sim_no_context());
+    sim_context *context;
+    NVS_SIM_TRY(nvs_sim_need_current(&context));
     if (pdptr == NULL || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(wanted.magic, magic, sizeof magic) != 0 ||
         wanted.mapped_bytes == 0 || wanted.bytes > wanted.mapped_bytes || wanted.mapped_bytes > (uint64_t)1 << 46)
         return CUDA_ERROR_INVALID_VALUE;

@@ -8,19 +8,18 @@
 static uint64_t known_resident(uint32_t gpu)
 {
     uint64_t known = 0;
-    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) {
-        const sim_allocation *one = nvs_sim_allocation_at(i);
+    NVS_SIM_EACH_ALLOCATION(one)
         if (one->kind == MEM_MANAGED && one->device->gpu == gpu)
             known += one->charged_bytes;
-    }
     return known;
 }
 
 static void reconcile(uint32_t gpu)
 {
     uint64_t known = known_resident(gpu), left = nvs_sim_paged(gpu);
-    for (size_t i = 0; known > left && i < nvs_sim_allocation_count(); i++) {
-        sim_allocation *one = nvs_sim_allocation_at(i);
+    NVS_SIM_EACH_ALLOCATION(one) {
+        if (known <= left)
+            break;
         if (one->kind != MEM_MANAGED || one->device->gpu != gpu)
             continue;
         uint64_t taken = known - left < one->charged_bytes ? known - left : one->charged_bytes;
@@ -42,8 +41,9 @@ static void bring_in(sim_allocation *one, size_t bytes)
 void nvs_sim_managed_touch(sim_device *device)
 {
     bool reconciled = false;
-    for (size_t i = 0; nvs_sim_managed_count != 0 && i < nvs_sim_allocation_count(); i++) {
-        sim_allocation *one = nvs_sim_allocation_at(i);
+    if (nvs_sim_managed_count == 0)
+        return;
+    NVS_SIM_EACH_ALLOCATION(one) {
         if (one->kind != MEM_MANAGED || one->device != device)
             continue;
         if (!reconciled)

@@ -65,8 +65,8 @@ sim_allocation *nvs_sim_find_base(CUdeviceptr pointer);  /* the allocation that 
 bool nvs_sim_overlaps(uintptr_t address, size_t bytes);
 CUresult nvs_sim_insert(const sim_allocation *allocation);
 void nvs_sim_remove(sim_allocation *allocation);
-size_t nvs_sim_allocation_count(void);
-sim_allocation *nvs_sim_allocation_at(size_t index);
+extern sim_allocation *nvs_sim_allocations; /* sorted by base, without overlaps */
+extern size_t nvs_sim_allocation_count;
 extern uint64_t nvs_sim_managed_count; /* of managed allocations */
 CUresult nvs_sim_reserve(size_t bytes, size_t alignment, CUdeviceptr wanted, CUdeviceptr *out);
 CUresult nvs_sim_unreserve(CUdeviceptr base, size_t bytes);
@@ -78,6 +78,9 @@ bool nvs_sim_accessible(uintptr_t address, size_t bytes); /* false: reserved but
 
 CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_kind kind, CUdeviceptr *out);
 CUresult nvs_sim_release(uintptr_t base);
+
+#define NVS_SIM_EACH_ALLOCATION(one)                                                            \
+    for (sim_allocation *one = nvs_sim_allocations; one < nvs_sim_allocations + nvs_sim_allocation_count; one++)
 
 /* peers.c */
 bool nvs_sim_peers_possible(const sim_device *one, const sim_device *other);
@@ -95,6 +98,7 @@ void nvs_sim_pools_synchronized(sim_device *device); /* after a wait for a strea
 /* effect.c */
 CUresult nvs_sim_effect(sim_stream *stream, const sim_work *work); /* runs at the end of work; may drop the lock */
 bool nvs_sim_copy_allowed(const sim_copy *copy);                   /* both ends are accessible */
+void nvs_sim_transfers_wait(void);                                 /* until no effect moves bytes without the lock */
 
 /* copy.c */
 CUresult nvs_sim_copy_work(const CUDA_MEMCPY3D *shape, const sim_device *rights, sim_work *out);

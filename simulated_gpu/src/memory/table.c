@@ -20,20 +20,18 @@ typedef struct reservation {
 static reservation *reservations; /* unsorted: there are few */
 static size_t reservation_count;
 
-static sim_allocation *table; /* sorted by base, without overlaps */
-static size_t count, room;
+sim_allocation *nvs_sim_allocations;
+size_t nvs_sim_allocation_count;
+static size_t room;
 uint64_t nvs_sim_managed_count;
-
-size_t nvs_sim_allocation_count(void) { return count; }
-sim_allocation *nvs_sim_allocation_at(size_t index) { return &table[index]; }
 
 /* Index of the first entry whose base is greater. */
 static size_t after(uintptr_t address)
 {
-    size_t low = 0, high = count;
+    size_t low = 0, high = nvs_sim_allocation_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (table[middle].base <= address)
+        if (nvs_sim_allocations[middle].base <= address)
             low = middle + 1;
         else
             high = middle;
@@ -46,7 +44,7 @@ sim_allocation *nvs_sim_find(uintptr_t address)
     size_t index = after(address);
     if (index == 0)
         return NULL;
-    sim_allocation *candidate = &table[index - 1];
+    sim_allocation *candidate = &nvs_sim_allocations[index - 1];
     return address - candidate->base < candidate->bytes ? candidate : NULL;
 }
 
@@ -59,34 +57,34 @@ sim_allocation *nvs_sim_find_base(CUdeviceptr pointer)
 bool nvs_sim_overlaps(uintptr_t address, size_t bytes)
 {
     const size_t index = after(address + bytes - 1);
-    return index != 0 && table[index - 1].base + table[index - 1].bytes > address;
+    return index != 0 && nvs_sim_allocations[index - 1].base + nvs_sim_allocations[index - 1].bytes > address;
 }
 
 CUresult nvs_sim_insert(const sim_allocation *allocation)
 {
-    if (count == room) {
+    if (nvs_sim_allocation_count == room) {
         size_t wanted = room == 0 ? 256 : room * 2;
-        sim_allocation *larger = realloc(table, wanted * sizeof *table);
+        sim_allocation *larger = realloc(nvs_sim_allocations, wanted * sizeof *larger);
         if (larger == NULL)
             return CUDA_ERROR_OUT_OF_MEMORY;
-        table = larger;
+        nvs_sim_allocations = larger;
         room = wanted;
     }
     size_t index = after(allocation->base);
-    memmove(&table[index + 1], &table[index], (count - index) * sizeof *table);
-    table[index] = *allocation;
-    table[index].id = nvs_sim_next_id++;
+    memmove(&nvs_sim_allocations[index + 1], &nvs_sim_allocations[index], (nvs_sim_allocation_count - index) * sizeof *nvs_sim_allocations);
+    nvs_sim_allocations[index] = *allocation;
+    nvs_sim_allocations[index].id = nvs_sim_next_id++;
     nvs_sim_managed_count += allocation->kind == MEM_MANAGED;
-    count++;
+    nvs_sim_allocation_count++;
     return CUDA_SUCCESS;
 }
 
 void nvs_sim_remove(sim_allocation *allocation)
 {
-    size_t index = (size_t)(allocation - table);
+    size_t index = (size_t)(allocation - nvs_sim_allocations);
     nvs_sim_managed_count -= allocation->kind == MEM_MANAGED;
-    memmove(&table[index], &table[index + 1], (count - index - 1) * sizeof *table);
-    count--;
+    nvs_sim_allocation_count--;
+    memmove(allocation, allocation + 1, (nvs_sim_allocation_count - index) * sizeof *allocation);
 }
 
 /* Reserved ranges. */
@@ -140,8 +138,8 @@ CUresult nvs_sim_unreserve(CUdeviceptr base, size_t bytes)
     reservation *found = reservation_of((uintptr_t)base, bytes);
     if (found == NULL || found->base != (uintptr_t)base || found->bytes != bytes)
         return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < count; i++)
-        if (table[i].kind == MEM_MAPPED && table[i].base >= found->base && table[i].base < found->base + found->bytes)
+    NVS_SIM_EACH_ALLOCATION(one)
+        if (one->kind == MEM_MAPPED && one->base >= found->base && one->base < found->base + found->bytes)
             return CUDA_ERROR_INVALID_VALUE;
     munmap(found->raw, found->raw_bytes);
     *found = reservations[--reservation_count];

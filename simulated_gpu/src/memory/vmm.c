@@ -134,13 +134,8 @@ SIM_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHa
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
-{
-    NVS_SIM_ENTER_FIND(sim_physical *physical, find_physical(handle, &physical));
-    NVS_SIM_CHECK(prop != NULL, CUDA_ERROR_INVALID_VALUE);
-    *prop = physical->properties;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuMemGetAllocationPropertiesFromHandle, (CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle),
+               sim_physical *physical, find_physical(handle, &physical), prop, physical->properties)
 
 /* Mappings. */
 

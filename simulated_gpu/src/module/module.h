@@ -4,22 +4,6 @@
 
 #include "memory/memory.h"
 
-enum sim_image_kind { IMAGE_CUBIN, IMAGE_PTX, IMAGE_FATBIN };
-typedef struct sim_image {
-    enum sim_image_kind kind;
-    char *bytes; /* NULL for a fat binary: its content is not read */
-    size_t size;
-} sim_image;
-
-typedef struct sim_module {
-    uint32_t magic;
-    struct sim_module *next; /* of the context */
-    sim_context *context;    /* NULL for a library */
-    sim_image image;
-    struct sim_function *functions;
-    struct sim_global *globals;
-} sim_module;
-
 enum sim_kernel_model {
     KERNEL_OPAQUE, /* the default duration and demand */
     KERNEL_BUSY,   /* nvs_busy(duration) */
@@ -31,7 +15,7 @@ enum sim_kernel_model {
 typedef struct sim_function {
     uint32_t magic;
     struct sim_function *next;
-    sim_module *module;
+    sim_context *context; /* of its module; NULL: of a library */
     char *name;
     enum sim_kernel_model model;
     int attributes[CU_FUNC_ATTRIBUTE_MAX];

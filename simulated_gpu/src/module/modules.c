@@ -10,10 +10,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum image_kind { IMAGE_CUBIN, IMAGE_PTX, IMAGE_FATBIN };
+typedef struct module_image {
+    enum image_kind kind;
+    char *bytes; /* NULL for a fat binary: its content is not read */
+    size_t size;
+} module_image;
+
+typedef struct sim_module {
+    uint32_t magic;
+    struct sim_module *next; /* of the context */
+    sim_context *context;    /* NULL for a library */
+    module_image image;
+    struct sim_function *functions;
+    struct sim_global *globals;
+} sim_module;
+
 #define FATBIN_MAGIC 0xba55ed50u
 #define FATBIN_WRAPPER_MAGIC 0x466243b1u
 
-static CUresult measure(const void *image, size_t *bytes, enum sim_image_kind *kind)
+static CUresult measure(const void *image, size_t *bytes, enum image_kind *kind)
 {
     uint32_t first;
     memcpy(&first, image, sizeof first);
@@ -42,7 +58,7 @@ static CUresult measure(const void *image, size_t *bytes, enum sim_image_kind *k
     return CUDA_ERROR_INVALID_IMAGE;
 }
 
-static CUresult copy_image(const void *image, sim_image *out)
+static CUresult copy_image(const void *image, module_image *out)
 {
     uint32_t first;
     if (image == NULL)
@@ -53,7 +69,7 @@ static CUresult copy_image(const void *image, sim_image *out)
         if (image == NULL)
             return CUDA_ERROR_INVALID_IMAGE;
     }
-    *out = (sim_image){0};
+    *out = (module_image){0};
     CUresult result = measure(image, &out->size, &out->kind);
     if (result != CUDA_SUCCESS || out->size == 0)
         return result;
@@ -69,7 +85,7 @@ static bool same_name(const char *text, size_t length, const char *name)
     return strlen(name) == length && memcmp(text, name, length) == 0;
 }
 
-static bool ptx_has(const sim_image *image, const char *name)
+static bool ptx_has(const module_image *image, const char *name)
 {
     for (const char *at = image->bytes; (at = strstr(at, ".entry")) != NULL;) {
         at += strlen(".entry");
@@ -80,7 +96,7 @@ static bool ptx_has(const sim_image *image, const char *name)
     return false;
 }
 
-static bool cubin_has(const sim_image *image, const char *name)
+static bool cubin_has(const module_image *image, const char *name)
 {
     Elf64_Ehdr header;
     Elf64_Shdr names, section;
@@ -99,7 +115,7 @@ static bool cubin_has(const sim_image *image, const char *name)
     return false;
 }
 
-static bool image_has(const sim_image *image, const char *name)
+static bool image_has(const module_image *image, const char *name)
 {
     return image->kind == IMAGE_FATBIN || (image->kind == IMAGE_PTX ? ptx_has(image, name) : cubin_has(image, name));
 }
@@ -167,7 +183,7 @@ NVS_SIM_DEFINE_FIND(nvs_sim_function, CUfunction, sim_function, SIM_FUNCTION, CU
 
 static CUresult new_module(const void *image, sim_module **out)
 {
-    sim_image copy;
+    module_image copy;
     NVS_SIM_TRY(copy_image(image, &copy));
     sim_module *module = calloc(1, sizeof *module);
     if (module == NULL) {
@@ -200,7 +216,7 @@ static CUresult function_named(sim_module *module, const char *name, sim_functio
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *made = (sim_function){.magic = SIM_FUNCTION, .module = module, .name = copy, .next = module->functions};
+    *made = (sim_function){.magic = SIM_FUNCTION, .context = module->context, .name = copy, .next = module->functions};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(name, known[i].name) == 0)
             made->model = known[i].model;
@@ -275,13 +291,7 @@ SIM_EXPORT CUresult CUDAAPI cuModuleUnload(CUmodule hmod)
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(mode != NULL, CUDA_ERROR_INVALID_VALUE);
-    *mode = CU_MODULE_EAGER_LOADING;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuModuleGetLoadingMode, (CUmoduleLoadingMode *mode), , CUDA_SUCCESS, mode, CU_MODULE_EAGER_LOADING)
 
 #define LOOKUPS(prefix, version, owner, thing, type)                                                                         \
     SIM_EXPORT CUresult CUDAAPI prefix##Get##thing(type *out, owner handle, const char *name)                                \

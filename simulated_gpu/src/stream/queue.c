@@ -5,8 +5,6 @@
 
 uint64_t nvs_sim_sequence;
 
-static uint32_t transfers; /* effects that move bytes without the lock */
-
 #define COPY_LATENCY_NS 5000u
 
 uint64_t nvs_sim_copy_ns(uint64_t bytes)
@@ -76,23 +74,4 @@ void nvs_sim_device_wait(sim_device *device)
 {
     for (sim_context *context = device->contexts; context != NULL; context = context->next)
         nvs_sim_context_wait(context, NULL);
-}
-
-void nvs_sim_transfer_begin(void)
-{
-    transfers++;
-    pthread_mutex_unlock(&nvs_sim_lock);
-}
-
-void nvs_sim_transfer_end(void)
-{
-    pthread_mutex_lock(&nvs_sim_lock);
-    if (--transfers == 0)
-        pthread_cond_broadcast(&nvs_sim_done);
-}
-
-void nvs_sim_transfers_wait(void)
-{
-    while (transfers != 0)
-        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
 }

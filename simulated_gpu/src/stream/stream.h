@@ -90,8 +90,7 @@ typedef struct sim_work {
 #define SIM_STREAM_DETACHED ((CUresult)917) /* CUDA_ERROR_STREAM_DETACHED, which CUDA 13.0 does not declare */
 
 typedef struct sim_stream sim_stream;
-struct sim_graph; /* graph/graph.h */
-struct sim_node;
+struct sim_node; /* graph/graph.h */
 
 typedef struct sim_op {
     struct sim_op *next;
@@ -106,24 +105,13 @@ typedef struct sim_op {
     const char *symbol;
 } sim_op;
 
-typedef struct sim_capture {
-    struct sim_capture *next;
-    uint64_t id;
-    uint64_t thread;
-    CUstreamCaptureMode mode;
-    struct sim_graph *graph;
-    sim_stream *origin;
-    bool into_existing; /* the graph is the caller's and stays after a failed capture */
-    bool invalid;
-} sim_capture;
-
 typedef struct sim_nodes { /* a set of graph nodes */
     struct sim_node **all;
     size_t count;
 } sim_nodes;
 
 typedef struct sim_stream_capture {
-    sim_capture *of; /* NULL: the stream does not capture */
+    struct sim_capture *of; /* NULL: the stream does not capture */
     sim_nodes tail;  /* dependencies of the next captured node */
 } sim_stream_capture;
 
@@ -178,9 +166,6 @@ void nvs_sim_event_reset(sim_event *event);
 void nvs_sim_stream_wait(sim_stream *stream);
 void nvs_sim_context_wait(sim_context *context, const sim_stream *except); /* until all work submitted so far has ended */
 void nvs_sim_device_wait(sim_device *device);
-void nvs_sim_transfer_begin(void); /* drops the lock while an effect moves many bytes */
-void nvs_sim_transfer_end(void);
-void nvs_sim_transfers_wait(void); /* until no effect moves bytes without the lock */
 
 /* kernel_time.c */
 /* Sets the ends of running kernels and returns the present time.  The ends may change at check_ns, or when the executor is woken. */

@@ -5,9 +5,9 @@
 
 static CUresult create_stream(CUstream *out, unsigned flags, int priority)
 {
-    sim_context *context = nvs_sim_current();
+    sim_context *context;
     sim_stream *stream;
-    NVS_SIM_CHECK(context != NULL, nvs_sim_no_context());
+    NVS_SIM_TRY(nvs_sim_need_current(&context));
     NVS_SIM_TRY(context->error);
     NVS_SIM_CHECK(out != NULL && (flags & ~(unsigned)CU_STREAM_NON_BLOCKING) == 0, CUDA_ERROR_INVALID_VALUE);
     priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
@@ -67,21 +67,11 @@ SIM_EXPORT CUresult CUDAAPI cuStreamQuery(CUstream hStream)
     return idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamGetPriority(CUstream hStream, int *priority)
-{
-    ENTER_STREAM(hStream);
-    NVS_SIM_CHECK(priority != NULL, CUDA_ERROR_INVALID_VALUE);
-    *priority = stream->priority;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuStreamGetPriority, (CUstream hStream, int *priority), sim_stream *stream, nvs_sim_stream(hStream, &stream), priority,
+               stream->priority)
 
-SIM_EXPORT CUresult CUDAAPI cuStreamGetFlags(CUstream hStream, unsigned int *flags)
-{
-    ENTER_STREAM(hStream);
-    NVS_SIM_CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
-    *flags = stream->flags;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuStreamGetFlags, (CUstream hStream, unsigned int *flags), sim_stream *stream, nvs_sim_stream(hStream, &stream), flags,
+               stream->flags)
 
 /* In driver 580, only cuStreamGetId and cuStreamGetDevice fail on a stream that captures. */
 static CUresult refused_by_capture(sim_stream *stream)
@@ -107,13 +97,8 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetDevice(CUstream hStream, CUdevice *device
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamGetCtx(CUstream hStream, CUcontext *pctx)
-{
-    ENTER_STREAM(hStream);
-    NVS_SIM_CHECK(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
-    *pctx = (CUcontext)(void *)stream->context;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuStreamGetCtx, (CUstream hStream, CUcontext *pctx), sim_stream *stream, nvs_sim_stream(hStream, &stream), pctx,
+               (CUcontext)(void *)stream->context)
 
 SIM_EXPORT CUresult CUDAAPI cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)
 {
