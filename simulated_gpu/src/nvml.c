@@ -47,6 +47,7 @@ static bool valid(const nvml_device *device)
             (device >= instances && device < instances + NVS_SIM_MAX_GPUS)) && device->present;
 }
 
+/* The GPU of the shared file is the device, or an instance of it. */
 static bool covers(const nvml_device *device, uint32_t gpu)
 {
     const nvs_sim_gpu *one = &shared->gpus[gpu];
@@ -65,7 +66,7 @@ static nvml_result put(char *out, unsigned room, const char *text)
 
 #define REQUIRE(condition)                                                                      \
     do {                                                                                        \
-        if (!ready())                                                                  \
+        if (!ready())                                                                           \
             return NVML_UNINITIALIZED;                                                          \
         if (!(condition))                                                                       \
             return NVML_INVALID_ARGUMENT;                                                       \
@@ -75,7 +76,7 @@ static nvml_result put(char *out, unsigned room, const char *text)
 #define GETTER(name, type, condition, value)                                                    \
     SIM_EXPORT nvml_result name(nvml_device *device, type *out)                                 \
     {                                                                                           \
-        REQUIRE(valid(device) && (condition) && out != NULL);                          \
+        REQUIRE(valid(device) && (condition) && out != NULL);                                   \
         *out = value;                                                                           \
         return NVML_SUCCESS;                                                                    \
     }

@@ -22,6 +22,7 @@ static sim_context *new_context(void)
     return context;
 }
 
+/* Its memory stays readable. */
 static void free_context(sim_context *context)
 {
     context->next = spare;

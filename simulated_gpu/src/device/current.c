@@ -6,57 +6,7 @@
 #include "stream/stream.h"
 
 #include <signal.h>
-#include <stdlib.h>
 #include <unistd.h>
-
-/* Streams as objects. */
-
-static sim_stream *spare; /* destroyed streams, which stay readable */
-
-uint64_t nvs_sim_thread_number(void)
-{
-    static uint64_t count;
-    static _Thread_local uint64_t number;
-    if (number == 0)
-        number = ++count;
-    return number;
-}
-
-void nvs_sim_stream_recycle(sim_stream *stream)
-{
-    sim_stream **link = &stream->context->streams.all;
-    while (*link != stream)
-        link = &(*link)->next;
-    *link = stream->next;
-    stream->magic = 0;
-    stream->next = spare;
-    spare = stream;
-}
-
-CUresult nvs_sim_stream_create(sim_context *context, unsigned flags, int priority, sim_stream **out)
-{
-    sim_stream *stream = spare;
-    if (stream != NULL)
-        spare = stream->next;
-    else
-        stream = malloc(sizeof *stream);
-    if (stream == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    *stream = (sim_stream){.magic = SIM_STREAM, .context = context, .flags = flags, .priority = priority, .id = nvs_sim_next_id++};
-    stream->next = context->streams.all;
-    context->streams.all = stream;
-    *out = stream;
-    return CUDA_SUCCESS;
-}
-
-void nvs_sim_stream_destroy(sim_stream *stream)
-{
-    free(stream->capture.tail.all);
-    stream->capture.tail = (sim_nodes){0};
-    stream->closing = true;
-    if (!stream->queue.busy)
-        nvs_sim_stream_recycle(stream);
-}
 
 CUresult nvs_sim_context_open(sim_context *context, sim_device *device, unsigned flags)
 {

@@ -23,6 +23,7 @@ static bool pageable(const void *pointer)
     return nvs_sim_find((uintptr_t)pointer) == NULL && !nvs_sim_reserved((uintptr_t)pointer, 1);
 }
 
+/* Checks also that a capture allows the call. */
 static CUresult stream_of(CUstream handle, bool asynchronous, sim_stream **out)
 {
     NVS_SIM_CHECK(asynchronous || nvs_sim_current() != NULL, nvs_sim_no_context());
@@ -126,17 +127,17 @@ NVS_SIM_ENTRY(cuMemcpyPeerAsync, (CUdeviceptr dst, CUcontext dstContext, CUdevic
                                   CUstream hStream),
               peer(hStream, dst, dstContext, src, srcContext, ByteCount, WAIT_AS_ASYNC))
 
-/* The copies run in order, which is one of the allowed orders.  As documented, the legacy stream is an error. */
+/* As documented, the legacy stream is an error for a batch. */
+static bool is_legacy(CUstream handle) { return handle == CU_STREAM_LEGACY || (handle == NULL && !nvs_sim_thread.per_thread); }
+
+/* The copies run in order, which is one of the allowed orders. */
 static CUresult batch(CUstream handle, const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes, size_t count)
 {
-    if (targets == NULL || sources == NULL || sizes == NULL || count == 0)
+    if (targets == NULL || sources == NULL || sizes == NULL || count == 0 || is_legacy(handle))
         return CUDA_ERROR_INVALID_VALUE;
-    if (handle == CU_STREAM_LEGACY || (handle == NULL && !nvs_sim_thread.per_thread))
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = CUDA_SUCCESS;
-    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
-        result = linear(handle, SIM_POINTER(targets[i]), SIM_POINTER(sources[i]), sizes[i], WAIT_AS_ASYNC);
-    return result;
+    for (size_t i = 0; i < count; i++)
+        NVS_SIM_TRY(linear(handle, SIM_POINTER(targets[i]), SIM_POINTER(sources[i]), sizes[i], WAIT_AS_ASYNC));
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
@@ -219,17 +220,24 @@ SIM_EXPORT CUresult CUDAAPI cuArrayDestroy(CUarray hArray)
 
 /* The 2D and 3D copies, which may have an array at either end. */
 
-typedef struct end { /* one side of a CUDA_MEMCPY3D */
+typedef struct end {
     CUmemorytype type;
     const void *host;
     CUdeviceptr device;
     CUarray array;
     size_t pitch, height, x, y, z;
+    CUcontext context; /* names the GPU whose access rights count at this end; NULL: that of the stream */
 } end;
 
-static CUresult locate(end at, const CUDA_MEMCPY3D *shape, sim_copy_end *out)
+typedef struct block {
+    end target, source;
+    size_t width, height, depth; /* width in bytes */
+} block;
+
+static CUresult locate(end at, const block *whole, sim_copy_end *out)
 {
     sim_array *array;
+    sim_context *context;
     char *base;
     switch (at.type) {
     case CU_MEMORYTYPE_HOST:
@@ -242,7 +250,7 @@ static CUresult locate(end at, const CUDA_MEMCPY3D *shape, sim_copy_end *out)
     case CU_MEMORYTYPE_ARRAY:
         if (find_array(at.array, &array) != CUDA_SUCCESS)
             return CUDA_ERROR_INVALID_VALUE;
-        if (at.x + shape->WidthInBytes > array->pitch || at.y + shape->Height > array->rows)
+        if (at.x + whole->width > array->pitch || at.y + whole->height > array->rows)
             return CUDA_ERROR_INVALID_VALUE;
         base = SIM_POINTER(array->memory);
         at.pitch = array->pitch;
@@ -252,103 +260,87 @@ static CUresult locate(end at, const CUDA_MEMCPY3D *shape, sim_copy_end *out)
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (at.pitch == 0)
-        at.pitch = shape->WidthInBytes;
+        at.pitch = whole->width;
     if (at.height == 0)
-        at.height = shape->Height;
-    if (base == NULL || (shape->Height > 1 && at.pitch < shape->WidthInBytes + at.x))
+        at.height = whole->height;
+    if (base == NULL || (whole->height > 1 && at.pitch < whole->width + at.x))
         return CUDA_ERROR_INVALID_VALUE;
     *out = (sim_copy_end){.start = base + at.z * at.pitch * at.height + at.y * at.pitch + at.x, .pitch = at.pitch,
                           .slice = at.pitch * at.height};
+    if (at.context != NULL) {
+        NVS_SIM_TRY(nvs_sim_context(at.context, &context));
+        out->rights = context->device;
+    }
     return CUDA_SUCCESS;
 }
 
-static CUresult copy_of(const CUDA_MEMCPY3D *shape, sim_copy *out)
+static CUresult copy_of(const block *whole, sim_copy *out)
 {
-    const end from = {shape->srcMemoryType, shape->srcHost, shape->srcDevice, shape->srcArray, shape->srcPitch, shape->srcHeight,
-                      shape->srcXInBytes, shape->srcY, shape->srcZ};
-    const end to = {shape->dstMemoryType, shape->dstHost, shape->dstDevice, shape->dstArray, shape->dstPitch, shape->dstHeight,
-                    shape->dstXInBytes, shape->dstY, shape->dstZ};
-    *out = (sim_copy){.width = shape->WidthInBytes, .height = shape->Height, .depth = shape->Depth};
-    NVS_SIM_TRY(locate(from, shape, &out->source));
-    return locate(to, shape, &out->target);
+    *out = (sim_copy){.width = whole->width, .height = whole->height, .depth = whole->depth};
+    NVS_SIM_TRY(locate(whole->source, whole, &out->source));
+    return locate(whole->target, whole, &out->target);
+}
+
+static CUresult copy_block(CUstream handle, bool asynchronous, const block *whole)
+{
+    sim_stream *stream;
+    sim_copy copy;
+    NVS_SIM_TRY(stream_of(handle, asynchronous, &stream));
+    NVS_SIM_TRY(copy_of(whole, &copy));
+    const bool host = whole->source.type == CU_MEMORYTYPE_HOST || whole->target.type == CU_MEMORYTYPE_HOST;
+    return submit_copy(stream, &copy, asynchronous ? WAIT_AS_ASYNC : host ? ALWAYS_WAIT : NEVER_WAIT);
+}
+
+#define FLAT_END(side)                                                                          \
+    .type = from->side##MemoryType, .host = from->side##Host, .device = from->side##Device,     \
+    .array = from->side##Array, .pitch = from->side##Pitch, .x = from->side##XInBytes, .y = from->side##Y
+#define DEEP_END(side) FLAT_END(side), .height = from->side##Height, .z = from->side##Z
+
+static block block_2d(const CUDA_MEMCPY2D *from)
+{
+    return (block){.source = {FLAT_END(src)}, .target = {FLAT_END(dst)}, .width = from->WidthInBytes, .height = from->Height, .depth = 1};
+}
+
+static block block_3d(const CUDA_MEMCPY3D *from)
+{
+    return (block){.source = {DEEP_END(src)}, .target = {DEEP_END(dst)}, .width = from->WidthInBytes, .height = from->Height,
+                   .depth = from->Depth};
+}
+
+static block block_peer(const CUDA_MEMCPY3D_PEER *from)
+{
+    return (block){.source = {DEEP_END(src), .context = from->srcContext}, .target = {DEEP_END(dst), .context = from->dstContext},
+                   .width = from->WidthInBytes, .height = from->Height, .depth = from->Depth};
 }
 
 /* The addresses of a graph node are checked when it is created. */
 CUresult nvs_sim_copy_work(const CUDA_MEMCPY3D *shape, const sim_device *rights, sim_work *out)
 {
     const uint64_t bytes = shape->WidthInBytes * shape->Height * shape->Depth;
+    const block whole = block_3d(shape);
     *out = (sim_work){.kind = OP_COPY, .bytes = bytes, .duration_ns = nvs_sim_copy_ns(bytes)};
     sim_copy *copy = &out->u.copy;
-    NVS_SIM_TRY(copy_of(shape, copy));
+    NVS_SIM_TRY(copy_of(&whole, copy));
     copy->target.rights = copy->source.rights = rights;
     return nvs_sim_copy_allowed(copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* A context that is given for an end names the GPU whose access rights count there. */
-static CUresult find_rights(CUcontext handle, const sim_device **rights)
-{
-    sim_context *context;
-    if (handle == NULL)
-        return CUDA_SUCCESS;
-    NVS_SIM_TRY(nvs_sim_context(handle, &context));
-    *rights = context->device;
-    return CUDA_SUCCESS;
-}
-
-static CUresult copy_between(const CUDA_MEMCPY3D *shape, CUcontext target_context, CUcontext source_context, CUstream handle,
-                             bool asynchronous)
-{
-    sim_stream *stream;
-    sim_copy copy;
-    NVS_SIM_TRY(stream_of(handle, asynchronous, &stream));
-    NVS_SIM_TRY(copy_of(shape, &copy));
-    NVS_SIM_TRY(find_rights(target_context, &copy.target.rights));
-    NVS_SIM_TRY(find_rights(source_context, &copy.source.rights));
-    const bool host = shape->srcMemoryType == CU_MEMORYTYPE_HOST || shape->dstMemoryType == CU_MEMORYTYPE_HOST;
-    const enum waiting waiting = asynchronous ? WAIT_AS_ASYNC : host ? ALWAYS_WAIT : NEVER_WAIT;
-    return submit_copy(stream, &copy, waiting);
-}
-
-static CUresult copy_3d(const CUDA_MEMCPY3D *shape, CUstream handle, bool asynchronous)
-{
-    return copy_between(shape, NULL, NULL, handle, asynchronous);
-}
-
-static CUresult copy_2d(const CUDA_MEMCPY2D *flat, CUstream handle, bool asynchronous)
-{
-    const CUDA_MEMCPY3D shape = {
-        .srcXInBytes = flat->srcXInBytes, .srcY = flat->srcY, .srcMemoryType = flat->srcMemoryType, .srcHost = flat->srcHost,
-        .srcDevice = flat->srcDevice, .srcArray = flat->srcArray, .srcPitch = flat->srcPitch, .dstXInBytes = flat->dstXInBytes,
-        .dstY = flat->dstY, .dstMemoryType = flat->dstMemoryType, .dstHost = flat->dstHost, .dstDevice = flat->dstDevice,
-        .dstArray = flat->dstArray, .dstPitch = flat->dstPitch, .WidthInBytes = flat->WidthInBytes, .Height = flat->Height,
-        .Depth = 1};
-    return copy_3d(&shape, handle, asynchronous);
-}
-
-/* The parameters have a context in the place of each reserved member of CUDA_MEMCPY3D. */
-_Static_assert(sizeof(CUDA_MEMCPY3D_PEER) == sizeof(CUDA_MEMCPY3D), "copy_peer");
-static CUresult copy_peer(const CUDA_MEMCPY3D_PEER *peer, CUstream handle, bool asynchronous)
-{
-    CUDA_MEMCPY3D shape;
-    memcpy(&shape, peer, sizeof shape);
-    return copy_between(&shape, peer->dstContext, peer->srcContext, handle, asynchronous);
-}
-
-#define SHAPED(name, function, parameters, stream, asynchronous)                                \
+#define SHAPED(name, block_of, parameters, stream, asynchronous)                                \
     SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
     {                                                                                           \
         NVS_SIM_ENTER();                                                                        \
         NVS_SIM_CHECK(pCopy != NULL, CUDA_ERROR_INVALID_VALUE);                                 \
-        return function(pCopy, stream, asynchronous);                                           \
+        const block whole = block_of(pCopy);                                                    \
+        return copy_block(stream, asynchronous, &whole);                                        \
     }
 
-SHAPED(cuMemcpy2D_v2, copy_2d, (const CUDA_MEMCPY2D *pCopy), NULL, false)
-SHAPED(cuMemcpy2DUnaligned_v2, copy_2d, (const CUDA_MEMCPY2D *pCopy), NULL, false)
-SHAPED(cuMemcpy2DAsync_v2, copy_2d, (const CUDA_MEMCPY2D *pCopy, CUstream hStream), hStream, true)
-SHAPED(cuMemcpy3D_v2, copy_3d, (const CUDA_MEMCPY3D *pCopy), NULL, false)
-SHAPED(cuMemcpy3DAsync_v2, copy_3d, (const CUDA_MEMCPY3D *pCopy, CUstream hStream), hStream, true)
-SHAPED(cuMemcpy3DPeer, copy_peer, (const CUDA_MEMCPY3D_PEER *pCopy), NULL, false)
-SHAPED(cuMemcpy3DPeerAsync, copy_peer, (const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream), hStream, true)
+SHAPED(cuMemcpy2D_v2, block_2d, (const CUDA_MEMCPY2D *pCopy), NULL, false)
+SHAPED(cuMemcpy2DUnaligned_v2, block_2d, (const CUDA_MEMCPY2D *pCopy), NULL, false)
+SHAPED(cuMemcpy2DAsync_v2, block_2d, (const CUDA_MEMCPY2D *pCopy, CUstream hStream), hStream, true)
+SHAPED(cuMemcpy3D_v2, block_3d, (const CUDA_MEMCPY3D *pCopy), NULL, false)
+SHAPED(cuMemcpy3DAsync_v2, block_3d, (const CUDA_MEMCPY3D *pCopy, CUstream hStream), hStream, true)
+SHAPED(cuMemcpy3DPeer, block_peer, (const CUDA_MEMCPY3D_PEER *pCopy), NULL, false)
+SHAPED(cuMemcpy3DPeerAsync, block_peer, (const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream), hStream, true)
 
 /* Batches of 3D copies, in order.  Lengths are in elements: of an array that takes part, else of one byte. */
 
@@ -366,41 +358,32 @@ static CUresult element_of(const CUDA_MEMCPY3D_BATCH_OP *op, size_t *out)
     return CUDA_SUCCESS;
 }
 
-#define DESCRIBE_END(side, end)                                                                 \
-    do {                                                                                        \
-        if ((end)->type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {                                      \
-            shape.side##MemoryType = CU_MEMORYTYPE_ARRAY;                                       \
-            shape.side##Array = (end)->op.array.array;                                          \
-            shape.side##XInBytes = (end)->op.array.offset.x * element;                          \
-            shape.side##Y = (end)->op.array.offset.y;                                           \
-            shape.side##Z = (end)->op.array.offset.z;                                           \
-        } else {                                                                                \
-            shape.side##MemoryType = CU_MEMORYTYPE_UNIFIED;                                     \
-            shape.side##Device = (end)->op.ptr.ptr;                                             \
-            shape.side##Pitch = (end)->op.ptr.rowLength * element;                              \
-            shape.side##Height = (end)->op.ptr.layerHeight;                                     \
-        }                                                                                       \
-    } while (0)
+static end end_of(const CUmemcpy3DOperand *operand, size_t element)
+{
+    if (operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY)
+        return (end){.type = CU_MEMORYTYPE_ARRAY, .array = operand->op.array.array, .x = operand->op.array.offset.x * element,
+                     .y = operand->op.array.offset.y, .z = operand->op.array.offset.z};
+    return (end){.type = CU_MEMORYTYPE_UNIFIED, .device = operand->op.ptr.ptr, .pitch = operand->op.ptr.rowLength * element,
+                 .height = operand->op.ptr.layerHeight};
+}
 
 static CUresult batch_op(const CUDA_MEMCPY3D_BATCH_OP *op, CUstream stream)
 {
     size_t element;
-    CUresult result = element_of(op, &element);
-    if (result != CUDA_SUCCESS || op->extent.width == 0 || op->extent.height == 0 || op->extent.depth == 0)
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
-    CUDA_MEMCPY3D shape = {.WidthInBytes = op->extent.width * element, .Height = op->extent.height, .Depth = op->extent.depth};
-    DESCRIBE_END(src, &op->src);
-    DESCRIBE_END(dst, &op->dst);
-    return copy_3d(&shape, stream, true);
+    NVS_SIM_TRY(element_of(op, &element));
+    NVS_SIM_CHECK(op->extent.width != 0 && op->extent.height != 0 && op->extent.depth != 0, CUDA_ERROR_INVALID_VALUE);
+    const block whole = {.source = end_of(&op->src, element), .target = end_of(&op->dst, element), .width = op->extent.width * element,
+                         .height = op->extent.height, .depth = op->extent.depth};
+    return copy_block(stream, true, &whole);
 }
 
 static CUresult batch_3d(size_t count, const CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream handle)
 {
-    const bool legacy = handle == CU_STREAM_LEGACY || (handle == NULL && !nvs_sim_thread.per_thread);
-    CUresult result = list == NULL || count == 0 || flags != 0 || legacy ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
-        result = batch_op(&list[i], handle);
-    return result;
+    if (list == NULL || count == 0 || flags != 0 || is_legacy(handle))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++)
+        NVS_SIM_TRY(batch_op(&list[i], handle));
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx,

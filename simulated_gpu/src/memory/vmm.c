@@ -101,6 +101,7 @@ static bool write_charge_record(int file, size_t bytes, int32_t process, uint32_
     return pwrite(file, &record, sizeof record, (off_t)bytes) == (ssize_t)sizeof record;
 }
 
+/* Frees a handle without references and mappings. */
 static void free_unused(sim_physical *physical)
 {
     if (physical->references != 0 || physical->mappings != 0)

@@ -48,6 +48,7 @@ static uint64_t clock_of(const nvs_sim_program *own, uint32_t priority, uint64_t
     return own->clock_ns[priority] + (until > own->since_ns ? scaled(until - own->since_ns, own->rate[priority], SIM_WHOLE) : 0);
 }
 
+/* The clock of this process's kernels, which runs in its slices only. */
 static uint64_t clock_at(const sim_device *device, uint64_t real_ns)
 {
     return clock_of(program(device), nvs_sim_self()->mps_priority, real_ns);
@@ -63,6 +64,7 @@ static uint64_t real_at(const nvs_sim_program *own, uint32_t priority, uint64_t 
     return own->since_ns + whole + (rest + rate - 1) / rate;
 }
 
+/* Real time; UINT64_MAX: not in the present slice. */
 static uint64_t clock_end(const sim_device *device, uint64_t clock_ns)
 {
     const uint32_t priority = nvs_sim_self()->mps_priority;
@@ -135,6 +137,7 @@ static void update_rates(sim_device *device, uint64_t when_ns)
     wake_clients(device->gpu);
 }
 
+/* Extends or begins a slice, up to clock_ns, for work that is ready at ready_ns. */
 static void claim_slice(sim_device *device, uint64_t ready_ns, uint64_t clock_ns, uint64_t now_ns)
 {
     nvs_sim_slicer *slices = slicer(device);
@@ -158,6 +161,7 @@ static void claim_slice(sim_device *device, uint64_t ready_ns, uint64_t clock_ns
     slices->last_process_id = nvs_sim_settings.mps.client ? 0 : self->process_id;
 }
 
+/* The demand of the running kernels; only for clients of MPS. */
 static void publish_demand(sim_device *device, uint32_t demand, uint64_t now_ns)
 {
     uint32_t *published = &nvs_sim_self()->demand[device->gpu], before = *published;
@@ -168,6 +172,7 @@ static void publish_demand(sim_device *device, uint32_t demand, uint64_t now_ns)
     update_rates(device, demand < before ? device->executor.kernel_end_ns : now_ns);
 }
 
+/* `beyond`: a kernel does not end in the present slice. */
 static uint64_t next_check(sim_device *device, bool beyond, uint64_t now_ns)
 {
     const nvs_sim_program *own = program(device);

@@ -1,4 +1,4 @@
-/* Work, streams, events and captures as records; the functions of stream/, and those of device/current.c that find a stream. */
+/* Work, streams, events and captures as records; the functions of stream/, and those elsewhere that work on streams. */
 #ifndef SIM_STREAM_H
 #define SIM_STREAM_H
 
@@ -151,12 +151,12 @@ typedef struct sim_event {
 
 /* device/current.c */
 CUresult nvs_sim_stream(CUstream handle, sim_stream **out);
+
+/* queue.c */
 CUresult nvs_sim_stream_create(sim_context *context, unsigned flags, int priority, sim_stream **out);
 void nvs_sim_stream_destroy(sim_stream *stream); /* as cuStreamDestroy: queued work still runs, the handle is invalid */
 void nvs_sim_stream_recycle(sim_stream *stream); /* for a closing stream that is idle */
 uint64_t nvs_sim_thread_number(void);            /* 1, 2, ...: identifies the calling thread */
-
-/* queue.c */
 extern uint64_t nvs_sim_sequence; /* of the newest operation */
 uint64_t nvs_sim_copy_ns(uint64_t bytes);
 sim_fence *nvs_sim_fence_new(void);
