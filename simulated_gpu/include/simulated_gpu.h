@@ -96,13 +96,7 @@ int nvs_sim_fail(const char *function, uint64_t nth, int result);
 int nvs_sim_missing(const char *function);
 void nvs_sim_clear_faults(void);
 
-/* The observer of this process's driver.  There is one at a time; NULL removes it.  Each public call has a number,
- * and work has the number of the submitting call. */
-typedef struct nvs_sim_observer {
-    void (*call)(const char *function, uint32_t number); /* on the calling thread, before anything else; no lock is held */
-    /* KERNEL, COPY, MEMSET.  The observer must not call the driver.  The name of a kernel is never freed. */
-    void (*ran)(uint16_t kind, const char *symbol, uint32_t number, uint64_t bytes);
-} nvs_sim_observer;
-void nvs_sim_observe(const nvs_sim_observer *observer);
+/* The observer of this process's calls; NULL removes it.  It runs on the calling thread before anything else, without a lock. */
+void nvs_sim_observe(void (*call)(const char *function));
 
 #endif

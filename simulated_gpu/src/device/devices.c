@@ -172,7 +172,7 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
     NVS_SIM_ENTER();
     CUresult result = uuid_of(uuid, dev);
     if (result == CUDA_SUCCESS && nvs_sim_devices[dev].instance)
-        uuid->bytes[5] = 0; /* as in nvml/identity.c */
+        uuid->bytes[5] = 0; /* as in nvml.c */
     return result;
 }
 

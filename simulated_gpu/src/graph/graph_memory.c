@@ -25,7 +25,7 @@ sim_graph_memory *nvs_sim_graph_memory_at(CUdeviceptr pointer)
     return allocation != NULL && allocation->kind == MEM_GRAPH ? allocation->account.handle : NULL;
 }
 
-/* Queued work may use an address until the device is idle. */
+/* Releases unused addresses.  Queued work may use an address until the device is idle. */
 static void collect(void)
 {
     for (sim_graph_memory **link = &memories, *memory; (memory = *link) != NULL;) {

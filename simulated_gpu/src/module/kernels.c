@@ -36,8 +36,7 @@ CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *ou
     if ((uint64_t)block[0] * block[1] * block[2] > 1024 || grid[0] > 2147483647u || grid[1] > 65535 || grid[2] > 65535)
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t given[3] = {0};
-    *out = (sim_work){.kind = OP_KERNEL, .duration_ns = nvs_sim_settings.kernel_ns,
-                      .u.kernel = {.symbol = function->name, .demand = nvs_sim_settings.demand}};
+    *out = (sim_work){.kind = OP_KERNEL, .duration_ns = nvs_sim_settings.kernel_ns, .u.kernel = {.demand = nvs_sim_settings.demand}};
     static const size_t parameters[] = {[KERNEL_BUSY] = 1, [KERNEL_PART] = 2, [KERNEL_CALL] = 2, [KERNEL_COPY] = 3};
     if (function->model == KERNEL_OPAQUE || !read_parameters(launch, given, parameters[function->model]))
         return CUDA_SUCCESS;

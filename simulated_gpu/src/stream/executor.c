@@ -7,7 +7,6 @@
  * A late wake-up of the thread delays an effect, but no start or end.  The effect of work (bytes, callbacks, events) happens at its
  * end, and its trace record follows.
  */
-#include "base/faults.h"
 #include "graph/graph.h"
 
 #include <signal.h>
@@ -153,20 +152,6 @@ static CUresult run(sim_stream *stream, sim_op *op)
     }
 }
 
-/* As in CUPTI, prefetches of managed memory are not copies, and events are not reported. */
-static void report(const sim_op *op)
-{
-    const nvs_sim_observer *observer = nvs_sim_current_observer();
-    if (observer == NULL || op->symbol == NULL) /* there was none at the submission */
-        return;
-    switch (op->work.kind) {
-    case OP_KERNEL: observer->ran(NVS_SIM_KERNEL, op->symbol, op->call, 0); break;
-    case OP_COPY: observer->ran(NVS_SIM_COPY, "", op->call, op->work.bytes); break;
-    case OP_FILL: observer->ran(NVS_SIM_MEMSET, "", op->call, op->work.bytes); break;
-    default: break;
-    }
-}
-
 static void complete(sim_stream *stream, sim_op *op)
 {
     sim_device *device = stream->context->device;
@@ -176,7 +161,6 @@ static void complete(sim_stream *stream, sim_op *op)
         result = run(stream, op);
     if (result != CUDA_SUCCESS)
         stream->context->error = device->error = result;
-    report(op);
     if (kind != 0) {
         const nvs_sim_record record = {.kind = kind, .stream = stream->id, .start_ns = op->start_ns, .end_ns = op->end_ns,
                                        .bytes = op->work.bytes, .work_ns = op->work.duration_ns};
@@ -288,10 +272,6 @@ CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, 
     if (op == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *op = (sim_op){.work = *work, .sequence = ++nvs_sim_sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts, .graph = graph};
-    if (nvs_sim_current_observer() != NULL) {
-        op->call = nvs_sim_call_number();
-        op->symbol = work->kind == OP_KERNEL ? nvs_sim_lasting_name(work->u.kernel.symbol) : "";
-    }
     bool was_empty = stream->queue.head == NULL;
     if (was_empty)
         stream->queue.head = op;

@@ -32,7 +32,6 @@ typedef struct sim_fill {
 
 typedef struct sim_kernel {
     sim_context *context; /* of a graph node; NULL: that of the stream */
-    const char *symbol;
     uint32_t demand;          /* millionths of the multiprocessors */
     uint64_t to, from, bytes; /* the arguments of nvs_copy; 0 bytes: another kernel */
 } sim_kernel;
@@ -101,8 +100,6 @@ typedef struct sim_op {
     bool calling, called; /* a host function runs, or is next to run; it has returned */
     bool counts; /* occupies a place in the launch queue of the stream */
     bool graph;
-    uint32_t call; /* number of the submitting call; set, like the symbol, only while there is an observer */
-    const char *symbol;
 } sim_op;
 
 typedef struct sim_nodes { /* a set of graph nodes */
