@@ -1,6 +1,6 @@
 /* The lock, the clock, the settings, messages, and the marks of objects.
  *
- * nvs_sim_lock guards all state of the process.  A public function takes it once (entry/entry.h); internal functions (nvs_sim_*)
+ * nvs_sim_lock guards all state of the process.  A public function takes it once (entry.h); internal functions (nvs_sim_*)
  * expect that it is held.  It is dropped only while a thread sleeps, while an executor moves many bytes, and around callbacks.
  * Lock order: nvs_sim_lock, then the lock of the shared state file.
  */

@@ -64,7 +64,7 @@ static CUresult look_up(const char *name, int version, cuuint64_t flags, void **
     bool known = false, wanted = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, per_thread;
     for (uint32_t i = 0; i < nvs_sim_entry_count; i++) { /* versions of a name are in ascending order, each before its variant */
         const sim_entry *entry = &nvs_sim_entries[i];
-        if (!is_named(entry->symbol, name, &per_thread) || nvs_sim_is_missing(entry->symbol))
+        if (!is_named(entry->symbol, name, &per_thread))
             continue;
         known = true;
         if (entry->since > version || entry->since > nvs_sim_settings.driver_version || (per_thread && !wanted))

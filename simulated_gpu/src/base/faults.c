@@ -1,7 +1,7 @@
 /* What tests put between a program and this driver: faults of calls, and an observer of calls.
  *
- * Faults come from NVSHARE_SIM_FAULTS, NVSHARE_SIM_MISSING and the C API of simulated_gpu.h.  Rules are appended one by one and dropped
- * all at once.  They have their own lock, because a call is checked before it takes the driver's lock.
+ * Faults come from NVSHARE_SIM_FAULTS and the C API of simulated_gpu.h.  Rules are appended one by one and dropped all at once.
+ * They have their own lock, because a call is checked before it takes the driver's lock.
  */
 #include "base/faults.h"
 #include "base/entry_table.h"
@@ -12,13 +12,11 @@
 
 #define MAX_RULES 128u
 
-enum trigger { EVERY, NTH, FROM, EACH };
 typedef struct rule {
     char function[64];
-    enum trigger trigger;
-    uint64_t number, calls, delay_ns;
+    uint64_t first, last, step; /* of the calls that it hits */
+    uint64_t calls, delay_ns;
     int result;
-    bool missing;
 } rule;
 
 static _Atomic bool armed; /* there are rules */
@@ -36,19 +34,17 @@ static bool matches(const char *pattern, const char *function)
            (strncmp(function + length, "_v", 2) == 0 && function[length + 2] >= '0' && function[length + 2] <= '9');
 }
 
-static int add(const rule *wanted, const char *function)
+static void add(const rule *wanted)
 {
-    int result = -1;
     pthread_mutex_lock(&rules_lock);
     if (rule_count < MAX_RULES) {
-        rules[rule_count] = *wanted;
-        snprintf(rules[rule_count++].function, sizeof rules->function, "%s", function);
+        rules[rule_count++] = *wanted;
         /* Relaxed: a call concurrent with a new rule may precede it. */
         atomic_store_explicit(&armed, true, memory_order_relaxed);
-        result = 0;
+    } else {
+        nvs_sim_say("more than %u faults; %s is ignored", MAX_RULES, wanted->function);
     }
     pthread_mutex_unlock(&rules_lock);
-    return result;
 }
 
 CUresult nvs_sim_fault(const char *function)
@@ -63,10 +59,7 @@ CUresult nvs_sim_fault(const char *function)
         if (!matches(one->function, function))
             continue;
         one->calls++;
-        bool hit = one->trigger == EVERY || (one->trigger == NTH && one->calls == one->number) ||
-                   (one->trigger == FROM && one->calls >= one->number) ||
-                   (one->trigger == EACH && one->calls % one->number == 0);
-        if (!hit)
+        if (one->calls < one->first || one->calls > one->last || (one->calls - one->first) % one->step != 0)
             continue;
         if (one->delay_ns != 0)
             delay_ns += one->delay_ns;
@@ -81,31 +74,21 @@ CUresult nvs_sim_fault(const char *function)
     return (CUresult)result;
 }
 
-bool nvs_sim_is_missing(const char *function)
-{
-    bool missing = false;
-    if (!atomic_load_explicit(&armed, memory_order_relaxed))
-        return false;
-    pthread_mutex_lock(&rules_lock);
-    for (uint32_t i = 0; i < rule_count; i++)
-        missing = missing || (rules[i].missing && matches(rules[i].function, function));
-    pthread_mutex_unlock(&rules_lock);
-    return missing;
-}
-
 /* N: the Nth call; N-: that and every later one; %K: every Kth; empty: every call. */
-static bool parse_trigger(const char *when, rule *out)
+static bool parse_calls(const char *when, rule *out)
 {
     char *rest;
+    *out = (rule){.first = 1, .last = UINT64_MAX, .step = 1};
     if (*when == '\0')
         return true;
-    out->trigger = *when == '%' ? EACH : NTH;
-    out->number = strtoull(when + (*when == '%'), &rest, 10);
-    if (out->trigger == NTH && *rest == '-') {
-        out->trigger = FROM;
+    out->first = strtoull(when + (*when == '%'), &rest, 10);
+    if (*when == '%')
+        out->step = out->first;
+    else if (*rest == '-')
         rest++;
-    }
-    return *rest == '\0' && out->number != 0;
+    else
+        out->last = out->first;
+    return *rest == '\0' && out->first != 0;
 }
 
 /* [slow:]FUNCTION[@WHEN]=NUMBER */
@@ -114,23 +97,20 @@ static bool parse_rule(const char *text, rule *out)
     char when[32] = "", *rest;
     const char *value = strrchr(text, '=');
     const bool slow = strncmp(text, "slow:", 5) == 0;
-    memset(out, 0, sizeof *out);
-    if (value == NULL)
-        return false;
     text += slow ? 5 : 0;
-    size_t length = strcspn(text, "@=");
-    if (length == 0 || length >= sizeof out->function)
+    const size_t length = strcspn(text, "@=");
+    if (value == NULL || length == 0 || length >= sizeof out->function)
         return false;
-    memcpy(out->function, text, length);
     if (text[length] == '@') {
-        size_t size = (size_t)(value - (text + length + 1));
+        const size_t size = (size_t)(value - (text + length + 1));
         if (size == 0 || size >= sizeof when)
             return false;
         memcpy(when, text + length + 1, size);
     }
-    unsigned long long number = strtoull(value + 1, &rest, 10);
-    if (rest == value + 1 || *rest != '\0' || !parse_trigger(when, out))
+    const unsigned long long number = strtoull(value + 1, &rest, 10);
+    if (rest == value + 1 || *rest != '\0' || !parse_calls(when, out))
         return false;
+    memcpy(out->function, text, length);
     if (slow)
         out->delay_ns = number;
     else
@@ -140,35 +120,23 @@ static bool parse_rule(const char *text, rule *out)
 
 void nvs_sim_faults_from_environment(void)
 {
-    static const char *const variables[] = {"NVSHARE_SIM_FAULTS", "NVSHARE_SIM_MISSING"};
-    for (int which = 0; which < 2; which++) {
-        const char *list = getenv(variables[which]);
-        char copy[4096], *save = NULL;
-        if (list == NULL)
-            continue;
-        snprintf(copy, sizeof copy, "%s", list);
-        for (char *word = strtok_r(copy, ", ", &save); word != NULL; word = strtok_r(NULL, ", ", &save)) {
-            rule one;
-            if (which == 1)
-                nvs_sim_missing(word);
-            else if (!parse_rule(word, &one))
-                nvs_sim_say("NVSHARE_SIM_FAULTS: '%s' is not [slow:]FUNCTION[@N|@N-|@%%K]=NUMBER; ignored", word);
-            else
-                add(&one, one.function);
-        }
+    const char *list = getenv("NVSHARE_SIM_FAULTS");
+    char copy[4096], *save = NULL;
+    snprintf(copy, sizeof copy, "%s", list != NULL ? list : "");
+    for (char *word = strtok_r(copy, ", ", &save); word != NULL; word = strtok_r(NULL, ", ", &save)) {
+        rule one;
+        if (parse_rule(word, &one))
+            add(&one);
+        else
+            nvs_sim_say("NVSHARE_SIM_FAULTS: '%s' is not [slow:]FUNCTION[@N|@N-|@%%K]=NUMBER; ignored", word);
     }
 }
 
-SIM_EXPORT int nvs_sim_fail(const char *function, uint64_t nth, int result)
+SIM_EXPORT void nvs_sim_fail(const char *function, uint64_t nth, int result)
 {
-    rule one = {.trigger = nth == 0 ? EVERY : NTH, .number = nth, .result = result};
-    return add(&one, function);
-}
-
-SIM_EXPORT int nvs_sim_missing(const char *function)
-{
-    rule one = {.trigger = EVERY, .result = CUDA_ERROR_NOT_FOUND, .missing = true};
-    return add(&one, function);
+    rule one = {.first = nth != 0 ? nth : 1, .last = nth != 0 ? nth : UINT64_MAX, .step = 1, .result = result};
+    snprintf(one.function, sizeof one.function, "%s", function);
+    add(&one);
 }
 
 SIM_EXPORT void nvs_sim_clear_faults(void)

@@ -5,7 +5,6 @@
 #include "base/base.h"
 
 CUresult nvs_sim_fault(const char *function); /* counts the call, delays it if a rule says so, and returns the result of a rule */
-bool nvs_sim_is_missing(const char *function);
 void nvs_sim_faults_from_environment(void);
 void nvs_sim_observe_call(const char *function);
 

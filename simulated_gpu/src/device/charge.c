@@ -4,16 +4,7 @@
 
 #include <string.h>
 
-nvs_sim_process *nvs_sim_self(void)
-{
-    static nvs_sim_process *self;
-    if (self == NULL) {
-        self = nvs_sim_shared_self(nvs_sim_shared_state);
-        if (self != NULL)
-            self->mps_priority = nvs_sim_settings.mps.priority;
-    }
-    return self;
-}
+nvs_sim_process *nvs_sim_self;
 
 /* With the shared lock.  Pages out managed memory: first that of other processes, from the largest on, then that of this process. */
 static bool make_room(nvs_sim_process *own, uint32_t gpu, uint64_t bytes)
@@ -47,8 +38,8 @@ static bool make_room(nvs_sim_process *own, uint32_t gpu, uint64_t bytes)
 
 bool nvs_sim_charge(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = nvs_sim_self();
-    if (own == NULL || bytes > nvs_sim_shared_state->gpus[gpu].capacity_bytes)
+    nvs_sim_process *own = nvs_sim_self;
+    if (bytes > nvs_sim_shared_state->gpus[gpu].capacity_bytes)
         return false;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     const bool room = make_room(own, gpu, bytes);
@@ -60,7 +51,7 @@ bool nvs_sim_charge(uint32_t gpu, uint64_t bytes)
 
 void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = nvs_sim_self();
+    nvs_sim_process *own = nvs_sim_self;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     own->fixed_bytes[gpu] -= bytes;
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -68,10 +59,8 @@ void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes)
 
 uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = nvs_sim_self();
+    nvs_sim_process *own = nvs_sim_self;
     uint64_t capacity = nvs_sim_shared_state->gpus[gpu].capacity_bytes;
-    if (own == NULL)
-        return 0;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     /* Paging in never pages out other memory of the same process. */
     uint64_t held = own->paged_bytes[gpu], fixed = own->fixed_bytes[gpu];
@@ -91,7 +80,7 @@ uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes)
 
 void nvs_sim_page_out(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = nvs_sim_self();
+    nvs_sim_process *own = nvs_sim_self;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     own->paged_bytes[gpu] -= bytes < own->paged_bytes[gpu] ? bytes : own->paged_bytes[gpu];
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -99,9 +88,7 @@ void nvs_sim_page_out(uint32_t gpu, uint64_t bytes)
 
 uint64_t nvs_sim_paged(uint32_t gpu)
 {
-    nvs_sim_process *own = nvs_sim_self();
-    if (own == NULL)
-        return 0;
+    nvs_sim_process *own = nvs_sim_self;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     uint64_t bytes = own->paged_bytes[gpu];
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -120,9 +107,7 @@ uint64_t nvs_sim_free(uint32_t gpu)
 
 void nvs_sim_attach(uint32_t gpu, int change)
 {
-    nvs_sim_process *own = nvs_sim_self();
-    if (own == NULL)
-        return;
+    nvs_sim_process *own = nvs_sim_self;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     own->attached[gpu] += (uint64_t)(int64_t)change;
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -131,9 +116,7 @@ void nvs_sim_attach(uint32_t gpu, int change)
 void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work)
 {
     nvs_sim_shared *shared = nvs_sim_shared_state;
-    nvs_sim_process *own = nvs_sim_self();
-    if (own == NULL)
-        return;
+    nvs_sim_process *own = nvs_sim_self;
     own->busy_ns[gpu] += work->work_ns;
     /* Relaxed: the sequence of the record publishes it. */
     uint64_t number = atomic_fetch_add_explicit(&shared->trace_next, 1, memory_order_relaxed);

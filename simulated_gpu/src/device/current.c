@@ -79,7 +79,8 @@ static bool lost(const sim_context *context)
     return context->magic != SIM_CONTEXT && nvs_sim_is_primary(context) && context->device->error != CUDA_SUCCESS;
 }
 
-CUresult nvs_sim_no_context(void)
+/* The error for a thread without a current context. */
+static CUresult no_context(void)
 {
     const sim_context *context = top();
     return context != NULL && (destroyed(context) || lost(context)) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
@@ -88,7 +89,7 @@ CUresult nvs_sim_no_context(void)
 CUresult nvs_sim_need_current(sim_context **out)
 {
     *out = nvs_sim_current();
-    return *out != NULL ? CUDA_SUCCESS : nvs_sim_no_context();
+    return *out != NULL ? CUDA_SUCCESS : no_context();
 }
 
 CUresult nvs_sim_push(sim_context *context)
@@ -162,7 +163,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetCurrent(CUcontext *pctx)
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
     *pctx = (CUcontext)(void *)nvs_sim_current();
-    if (*pctx == NULL && nvs_sim_no_context() == CUDA_ERROR_CONTEXT_IS_DESTROYED)
+    if (*pctx == NULL && no_context() == CUDA_ERROR_CONTEXT_IS_DESTROYED)
         *pctx = (CUcontext)(void *)top();
     return CUDA_SUCCESS;
 }

@@ -86,7 +86,7 @@ CUresult nvs_sim_device(CUdevice ordinal, sim_device **out);
 sim_device *nvs_sim_device_of_gpu(uint32_t gpu); /* NULL: not visible */
 
 /* charge.c */
-nvs_sim_process *nvs_sim_self(void);                 /* the entry of this process in the shared file; NULL: the table is full */
+extern nvs_sim_process *nvs_sim_self;                /* the entry of this process in the shared file, from cuInit on */
 bool nvs_sim_charge(uint32_t gpu, uint64_t bytes);   /* false: no room, even after managed memory was paged out */
 void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes);
 uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes); /* managed memory: returns the bytes that found room */
@@ -101,7 +101,6 @@ CUresult nvs_sim_figures_reset(sim_figures *figures, enum sim_figure high, const
 /* current.c */
 CUresult nvs_sim_context_open(sim_context *context, sim_device *device, unsigned flags);
 sim_context *nvs_sim_current(void);
-CUresult nvs_sim_no_context(void); /* the error for a thread without a current context */
 CUresult nvs_sim_need_current(sim_context **out);
 CUresult nvs_sim_push(sim_context *context);
 void nvs_sim_pop_if_current(const sim_context *context);

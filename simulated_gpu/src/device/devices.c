@@ -117,10 +117,11 @@ SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
         pthread_atfork(before_fork, in_parent, in_child);
         (void)atexit(at_exit);
     }
-    if (nvs_sim_self() == NULL) {
+    if (nvs_sim_self == NULL && (nvs_sim_self = nvs_sim_shared_self(nvs_sim_shared_state)) == NULL) {
         nvs_sim_say("more than %u processes use this state file", NVS_SIM_MAX_PROCESSES);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    nvs_sim_self->mps_priority = nvs_sim_settings.mps.priority;
     if (nvs_sim_device_count == 0)
         find_devices(nvs_sim_shared_state);
     NVS_SIM_CHECK(nvs_sim_device_count != 0, CUDA_ERROR_NO_DEVICE);

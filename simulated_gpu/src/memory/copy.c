@@ -26,9 +26,11 @@ static bool pageable(const void *pointer)
 /* Checks also that a capture allows the call. */
 static CUresult stream_of(CUstream handle, bool asynchronous, sim_stream **out)
 {
-    NVS_SIM_CHECK(asynchronous || nvs_sim_current() != NULL, nvs_sim_no_context());
-    if (!asynchronous)
+    sim_context *context;
+    if (!asynchronous) {
+        NVS_SIM_TRY(nvs_sim_need_current(&context));
         NVS_SIM_TRY(nvs_sim_capture_unsafe());
+    }
     return nvs_sim_stream(handle, out);
 }
 

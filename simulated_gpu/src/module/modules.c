@@ -258,9 +258,10 @@ void nvs_sim_modules_unload(sim_context *context)
 
 static CUresult load(CUmodule *out, const void *image)
 {
-    sim_context *context = nvs_sim_current();
+    sim_context *context;
     sim_module *module;
-    NVS_SIM_TRY(context == NULL ? nvs_sim_no_context() : nvs_sim_capture_unsafe());
+    NVS_SIM_TRY(nvs_sim_need_current(&context));
+    NVS_SIM_TRY(nvs_sim_capture_unsafe());
     NVS_SIM_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(context->error);
     NVS_SIM_TRY(new_module(image, &module));

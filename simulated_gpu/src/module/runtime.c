@@ -207,23 +207,24 @@ static void md2_begin(md2 *hash, uint8_t pad)
     md2_update(hash, block, sizeof block);
 }
 
-static void handshake(uint32_t version, uint64_t unix_seconds, const void *runtime_table, const void *check_table,
-                       const void *check_function, uint8_t answer[16])
+static CUresult check_validity(uint32_t version, uint64_t unix_seconds, uint8_t answer[16])
 {
     static const uint8_t fixed[BLOCK] = {0x5c, 0x67, 0xcb, 0x03, 0x1c, 0x18, 0x41, 0x33,
                                          0xe8, 0xd1, 0x4c, 0x1f, 0xaa, 0x83, 0xd3, 0x8e};
-    struct {
+    HOLD_LOCK();
+    const struct {
         uint32_t driver_version, version, process_id, thread;
-        const void *runtime_table, *check_table, *check_function;
+        const cell *runtime_table, *check_table;
+        cell check_function;
         uint64_t unix_seconds;
-    } message = {(uint32_t)nvs_sim_settings.driver_version, version, (uint32_t)getpid(), (uint32_t)pthread_self(), runtime_table,
-               check_table, check_function, unix_seconds};
+    } message = {(uint32_t)nvs_sim_settings.driver_version, version, (uint32_t)getpid(), (uint32_t)pthread_self(), runtime_interface,
+                 validity, validity[1], unix_seconds};
     uint8_t inner[BLOCK];
     md2 hash;
     if (version % 10 < 2) { /* these two versions have constant answers */
         memcpy(answer, fixed, BLOCK);
         answer[7] = version % 10 == 0 ? 0x33 : 0x18;
-        return;
+        return CUDA_SUCCESS;
     }
     md2_begin(&hash, 0x36);
     md2_update(&hash, &message, sizeof message);
@@ -239,21 +240,11 @@ static void handshake(uint32_t version, uint64_t unix_seconds, const void *runti
     md2_begin(&hash, 0x5c);
     md2_update(&hash, inner, sizeof inner);
     md2_finish(&hash, answer);
-}
-#endif
-
-static CUresult check_validity(uint32_t version, uint64_t unix_seconds, uint8_t answer[16])
-{
-#ifdef NVS_SIM_RUNTIME
-    const void *function;
-    memcpy(&function, &validity[1].function, sizeof function);
-    HOLD_LOCK();
-    handshake(version, unix_seconds, runtime_interface, validity, function, answer);
     return CUDA_SUCCESS;
-#else
-    return CUDA_ERROR_NOT_SUPPORTED;
-#endif
 }
+#else
+static CUresult check_validity(uint32_t version, uint64_t unix_seconds, uint8_t answer[16]) { return CUDA_ERROR_NOT_SUPPORTED; }
+#endif
 
 static void fill_tables(void)
 {

@@ -24,7 +24,7 @@ static nvs_sim_slicer *slicer(const sim_device *device) { return &nvs_sim_shared
 
 static nvs_sim_program *program(const sim_device *device)
 {
-    return nvs_sim_settings.mps.client ? &slicer(device)->clients : &nvs_sim_self()->programs[device->gpu];
+    return nvs_sim_settings.mps.client ? &slicer(device)->clients : &nvs_sim_self->programs[device->gpu];
 }
 
 static void wake(nvs_sim_process *process, uint32_t gpu)
@@ -38,7 +38,7 @@ static void wake_clients(uint32_t gpu)
 {
     nvs_sim_shared *shared = nvs_sim_shared_state;
     for (uint32_t i = 0; i < shared->processes_used; i++)
-        if (shared->processes[i].demand[gpu] != 0 && &shared->processes[i] != nvs_sim_self())
+        if (shared->processes[i].demand[gpu] != 0 && &shared->processes[i] != nvs_sim_self)
             wake(&shared->processes[i], gpu);
 }
 
@@ -51,7 +51,7 @@ static uint64_t clock_of(const nvs_sim_program *own, uint32_t priority, uint64_t
 /* The clock of this process's kernels, which runs in its slices only. */
 static uint64_t clock_at(const sim_device *device, uint64_t real_ns)
 {
-    return clock_of(program(device), nvs_sim_self()->mps_priority, real_ns);
+    return clock_of(program(device), nvs_sim_self->mps_priority, real_ns);
 }
 
 static bool clock_covers(const sim_device *device, uint64_t clock_ns) { return clock_ns <= clock_at(device, UINT64_MAX); }
@@ -67,7 +67,7 @@ static uint64_t real_at(const nvs_sim_program *own, uint32_t priority, uint64_t 
 /* Real time; UINT64_MAX: not in the present slice. */
 static uint64_t clock_end(const sim_device *device, uint64_t clock_ns)
 {
-    const uint32_t priority = nvs_sim_self()->mps_priority;
+    const uint32_t priority = nvs_sim_self->mps_priority;
     const nvs_sim_program *own = program(device);
     if (own->rate[priority] == 0 || !clock_covers(device, clock_ns))
         return UINT64_MAX;
@@ -141,7 +141,7 @@ static void update_rates(sim_device *device, uint64_t when_ns)
 static void claim_slice(sim_device *device, uint64_t ready_ns, uint64_t clock_ns, uint64_t now_ns)
 {
     nvs_sim_slicer *slices = slicer(device);
-    nvs_sim_process *self = nvs_sim_self(), *process;
+    nvs_sim_process *self = nvs_sim_self, *process;
     nvs_sim_program *own = program(device), *last = last_program(device, &process);
     if (nvs_sim_settings.mps.client && own->rate[0] == 0)
         update_rates(device, now_ns); /* this is the first client */
@@ -164,7 +164,7 @@ static void claim_slice(sim_device *device, uint64_t ready_ns, uint64_t clock_ns
 /* The demand of the running kernels; only for clients of MPS. */
 static void publish_demand(sim_device *device, uint32_t demand, uint64_t now_ns)
 {
-    uint32_t *published = &nvs_sim_self()->demand[device->gpu], before = *published;
+    uint32_t *published = &nvs_sim_self->demand[device->gpu], before = *published;
     if (!nvs_sim_settings.mps.client || demand == before)
         return;
     *published = demand;
@@ -177,7 +177,7 @@ static uint64_t next_check(sim_device *device, bool beyond, uint64_t now_ns)
 {
     const nvs_sim_program *own = program(device);
     nvs_sim_slicer *slices = slicer(device);
-    bool slowed = nvs_sim_settings.mps.client && own->rate[nvs_sim_self()->mps_priority] < SIM_WHOLE;
+    bool slowed = nvs_sim_settings.mps.client && own->rate[nvs_sim_self->mps_priority] < SIM_WHOLE;
     if (slowed && now_ns - slices->checked_ns >= nvs_sim_settings.slices.length_ns) {
         slices->checked_ns = now_ns;
         nvs_sim_shared_reap(nvs_sim_shared_state);
@@ -191,13 +191,13 @@ static uint64_t next_check(sim_device *device, bool beyond, uint64_t now_ns)
 /* Acquire: pairs with the release in wake(). */
 uint32_t nvs_sim_wakes(const sim_device *device)
 {
-    return atomic_load_explicit(&nvs_sim_self()->wake[device->gpu], memory_order_acquire);
+    return atomic_load_explicit(&nvs_sim_self->wake[device->gpu], memory_order_acquire);
 }
 
 void nvs_sim_wake(sim_device *device)
 {
     if (device->executor.asleep)
-        wake(nvs_sim_self(), device->gpu);
+        wake(nvs_sim_self, device->gpu);
     device->executor.asleep = false;
 }
 
@@ -206,7 +206,7 @@ void nvs_sim_sleep(sim_device *device, uint32_t wakes, uint64_t until_ns)
     struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
     device->executor.asleep = true;
     pthread_mutex_unlock(&nvs_sim_lock);
-    syscall(SYS_futex, &nvs_sim_self()->wake[device->gpu], FUTEX_WAIT_BITSET, wakes, until_ns == UINT64_MAX ? NULL : &until, NULL,
+    syscall(SYS_futex, &nvs_sim_self->wake[device->gpu], FUTEX_WAIT_BITSET, wakes, until_ns == UINT64_MAX ? NULL : &until, NULL,
             FUTEX_BITSET_MATCH_ANY);
     pthread_mutex_lock(&nvs_sim_lock);
     device->executor.asleep = false;
@@ -308,7 +308,7 @@ uint64_t nvs_sim_time_kernels(sim_device *device, uint64_t *check_ns)
     *check_ns = UINT64_MAX;
     for (const sim_stream *stream = device->executor.busy; stream != NULL && !any; stream = stream->queue.next_busy)
         any = running_kernel(stream) != NULL;
-    if (!any && nvs_sim_self()->demand[device->gpu] == 0)
+    if (!any && nvs_sim_self->demand[device->gpu] == 0)
         return nvs_sim_now_ns();
     nvs_sim_shared_lock(nvs_sim_shared_state);
     const uint64_t now_ns = nvs_sim_now_ns(); /* after the lock: no slice is cut before this time */
