@@ -90,16 +90,6 @@ static sim_context *other_context(const sim_stream *stream, const sim_work *work
     return by != NULL && by->magic == SIM_CONTEXT && by->device != stream->context->device ? by : NULL;
 }
 
-static CUresult graph_stream(sim_context *context, sim_stream **out)
-{
-    *out = context->streams.graph;
-    if (*out != NULL)
-        return CUDA_SUCCESS;
-    CUresult result = nvs_sim_stream_create(context, CU_STREAM_NON_BLOCKING, 0, out);
-    context->streams.graph = result == CUDA_SUCCESS ? *out : NULL;
-    return result;
-}
-
 /* Future work of one stream waits for the present work of the other. */
 static CUresult queue_behind(sim_stream *later, sim_stream *earlier)
 {
@@ -108,25 +98,20 @@ static CUresult queue_behind(sim_stream *later, sim_stream *earlier)
         return CUDA_ERROR_OUT_OF_MEMORY;
     sim_work works[2] = {{.kind = OP_RECORD, .u.fence = fence}, {.kind = OP_WAIT, .u.fence = fence}};
     fence->references++;
-    CUresult result = nvs_sim_enqueue(earlier, &works[0], false, true);
-    if (result != CUDA_SUCCESS) {
-        nvs_sim_discard(&works[0]);
-        nvs_sim_discard(&works[1]);
-        return result;
-    }
-    result = nvs_sim_enqueue(later, &works[1], false, true);
-    if (result != CUDA_SUCCESS)
-        nvs_sim_discard(&works[1]);
+    const CUresult result = nvs_sim_enqueue(earlier, &works[0], false, true);
+    if (result == CUDA_SUCCESS)
+        return nvs_sim_enqueue(later, &works[1], false, true);
+    nvs_sim_discard(&works[1]);
     return result;
 }
 
 static CUresult queue_on_other_gpu(sim_stream *stream, sim_context *by, const sim_work *work)
 {
-    sim_stream *other;
-    NVS_SIM_TRY(graph_stream(by, &other));
-    NVS_SIM_TRY(queue_behind(other, stream));
-    NVS_SIM_TRY(nvs_sim_enqueue(other, work, false, true));
-    return queue_behind(stream, other);
+    if (by->streams.graph == NULL)
+        NVS_SIM_TRY(nvs_sim_stream_create(by, CU_STREAM_NON_BLOCKING, 0, &by->streams.graph));
+    NVS_SIM_TRY(queue_behind(by->streams.graph, stream));
+    NVS_SIM_TRY(nvs_sim_enqueue(by->streams.graph, work, false, true));
+    return queue_behind(stream, by->streams.graph);
 }
 
 /* Queues the work of a node; its events get a fence of this launch. */
@@ -141,19 +126,10 @@ static CUresult queue_node(sim_stream *stream, const sim_node *node, bool counts
         work.u.fence = node->event->fence;
         work.u.fence->references++;
     }
-    if (work.kind == OP_RECORD) {
-        work.u.fence = nvs_sim_fence_new();
-        if (work.u.fence == NULL)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        nvs_sim_event_reset(node->event);
-        node->event->fence = work.u.fence;
-        work.u.fence->references++;
-    }
+    if (work.kind == OP_RECORD && (work.u.fence = nvs_sim_event_begin(node->event)) == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     sim_context *by = other_context(stream, &work);
-    CUresult result = by != NULL ? queue_on_other_gpu(stream, by, &work) : nvs_sim_enqueue(stream, &work, counts, true);
-    if (result != CUDA_SUCCESS)
-        nvs_sim_discard(&work);
-    return result;
+    return by != NULL ? queue_on_other_gpu(stream, by, &work) : nvs_sim_enqueue(stream, &work, counts, true);
 }
 
 static CUresult queue_graph(sim_stream *stream, sim_graph *graph, sim_node *const *order, const bool *disabled, bool *first)
@@ -242,15 +218,8 @@ EXEC_SET(cuGraphExecEventRecordNodeSetEvent, EVENT_RECORD, CUevent event, .event
 EXEC_SET(cuGraphExecEventWaitNodeSetEvent, WAIT_EVENT, CUevent event, .event = event)
 EXEC_SET(cuGraphExecChildGraphNodeSetParams, GRAPH, CUgraph child, .child = child)
 
-SIM_EXPORT CUresult CUDAAPI cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams)
-{
-    sim_exec *exec;
-    size_t index;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
-    NVS_SIM_CHECK(nodeParams != NULL && nodeParams->type == exec->order[index]->type, CUDA_ERROR_INVALID_VALUE);
-    return nvs_sim_node_set(exec->order[index], nvs_sim_params_of(nodeParams));
-}
+NVS_SIM_ENTRY(cuGraphExecNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *params),
+              params == NULL ? CUDA_ERROR_INVALID_VALUE : set_params(exec, node, params->type, nvs_sim_params_of(params)))
 
 SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled)
 {

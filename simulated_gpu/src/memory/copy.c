@@ -65,11 +65,7 @@ static CUresult submit_copy(sim_stream *stream, sim_copy *copy, enum waiting wai
     if (waiting == WAIT_AS_ASYNC && stream->capture.of == NULL)
         wait = must_wait(copy, bytes);
     sim_work work = {.kind = OP_COPY, .bytes = bytes, .duration_ns = nvs_sim_copy_ns(bytes), .u.copy = *copy};
-    CUresult result = nvs_sim_submit(stream, &work);
-    if (result != CUDA_SUCCESS) {
-        free(copy->snapshot);
-        return result;
-    }
+    NVS_SIM_TRY(nvs_sim_submit(stream, &work));
     if (!wait)
         return CUDA_SUCCESS;
     nvs_sim_stream_wait(stream);

@@ -244,14 +244,6 @@ static void *execute(void *argument)
     return NULL;
 }
 
-static CUresult wake_executor(sim_device *device)
-{
-    if (!device->executor.started && !(device->executor.started = start_thread(execute, device)))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    nvs_sim_wake(device);
-    return CUDA_SUCCESS;
-}
-
 static sim_op *new_op(void)
 {
     sim_op *op = spare_ops;
@@ -261,18 +253,20 @@ static sim_op *new_op(void)
     return op;
 }
 
-CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, bool graph)
+static CUresult queue(sim_stream *stream, const sim_work *work, bool counts, bool graph)
 {
     sim_device *device = stream->context->device;
     if (stream->context->error != CUDA_SUCCESS)
         return stream->context->error;
     while (counts && stream->queue.launches >= nvs_sim_settings.launch_queue) /* as in the driver, a full queue blocks the launch */
         pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+    if (!device->executor.started && !(device->executor.started = start_thread(execute, device)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     sim_op *op = new_op();
     if (op == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *op = (sim_op){.work = *work, .sequence = ++nvs_sim_sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts, .graph = graph};
-    bool was_empty = stream->queue.head == NULL;
+    const bool was_empty = stream->queue.head == NULL;
     if (was_empty)
         stream->queue.head = op;
     else
@@ -284,13 +278,24 @@ CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, 
         stream->queue.next_busy = device->executor.busy;
         device->executor.busy = stream;
     }
-    return was_empty ? wake_executor(device) : CUDA_SUCCESS;
+    if (was_empty)
+        nvs_sim_wake(device);
+    return CUDA_SUCCESS;
+}
+
+CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, bool graph)
+{
+    const CUresult result = queue(stream, work, counts, graph);
+    if (result != CUDA_SUCCESS)
+        nvs_sim_discard(work);
+    return result;
 }
 
 CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work)
 {
-    if (stream->capture.of != NULL)
-        return nvs_sim_capture_work(stream, work);
-    NVS_SIM_TRY(nvs_sim_capture_implicit(stream));
-    return nvs_sim_enqueue(stream, work, work->kind == OP_KERNEL, false);
+    const bool captures = stream->capture.of != NULL;
+    const CUresult result = captures ? nvs_sim_capture_work(stream, work) : nvs_sim_capture_implicit(stream);
+    if (result != CUDA_SUCCESS)
+        nvs_sim_discard(work);
+    return result != CUDA_SUCCESS || captures ? result : nvs_sim_enqueue(stream, work, work->kind == OP_KERNEL, false);
 }

@@ -74,15 +74,12 @@ void nvs_sim_fence_unref(sim_fence *fence)
         free(fence);
 }
 
-void nvs_sim_discard(sim_work *work)
+void nvs_sim_discard(const sim_work *work)
 {
-    if (work->kind == OP_COPY) {
+    if (work->kind == OP_COPY)
         free(work->u.copy.snapshot);
-        work->u.copy.snapshot = NULL;
-    } else if (work->kind == OP_RECORD || work->kind == OP_WAIT) {
+    else if (work->kind == OP_RECORD || work->kind == OP_WAIT)
         nvs_sim_fence_unref(work->u.fence);
-        work->u.fence = NULL;
-    }
 }
 
 void nvs_sim_event_reset(sim_event *event)
@@ -92,6 +89,17 @@ void nvs_sim_event_reset(sim_event *event)
     event->fence = NULL;
     event->nodes = (sim_nodes){0};
     event->capture_id = 0;
+}
+
+sim_fence *nvs_sim_event_begin(sim_event *event)
+{
+    sim_fence *fence = nvs_sim_fence_new();
+    if (fence == NULL)
+        return NULL;
+    nvs_sim_event_reset(event);
+    event->fence = fence;
+    fence->references++;
+    return fence;
 }
 
 void nvs_sim_stream_wait(sim_stream *stream)

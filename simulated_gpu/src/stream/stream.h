@@ -158,8 +158,9 @@ extern uint64_t nvs_sim_sequence; /* of the newest operation */
 uint64_t nvs_sim_copy_ns(uint64_t bytes);
 sim_fence *nvs_sim_fence_new(void);
 void nvs_sim_fence_unref(sim_fence *fence);
-void nvs_sim_discard(sim_work *work); /* frees the owned parts */
+void nvs_sim_discard(const sim_work *work); /* frees the owned parts */
 void nvs_sim_event_reset(sim_event *event);
+sim_fence *nvs_sim_event_begin(sim_event *event); /* a recording: the event and the caller have a reference each; NULL: no memory */
 void nvs_sim_stream_wait(sim_stream *stream);
 void nvs_sim_context_wait(sim_context *context, const sim_stream *except); /* until all work submitted so far has ended */
 void nvs_sim_device_wait(sim_device *device);
@@ -171,9 +172,9 @@ uint32_t nvs_sim_wakes(const sim_device *device);
 void nvs_sim_wake(sim_device *device);                                     /* the executor */
 void nvs_sim_sleep(sim_device *device, uint32_t wakes, uint64_t until_ns); /* until nvs_sim_wakes changes; drops nvs_sim_lock */
 
-/* executor.c */
+/* executor.c: the work is owned here, also after an error */
 CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, bool graph); /* never captures */
-CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work); /* queues or captures; on success owns the parts of the work */
+CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work); /* queues or captures */
 
 /* streams.c */
 CUresult nvs_sim_event(CUevent handle, sim_event **out);

@@ -74,28 +74,17 @@ NVS_SIM_GETTER(cuStreamGetFlags, (CUstream hStream, unsigned int *flags), sim_st
                stream->flags)
 
 /* In driver 580, only cuStreamGetId and cuStreamGetDevice fail on a stream that captures. */
-static CUresult refused_by_capture(sim_stream *stream)
+static CUresult find_unless_capturing(CUstream handle, sim_stream **out)
 {
-    return stream->capture.of != NULL ? nvs_sim_capture_check(stream) : CUDA_SUCCESS;
+    NVS_SIM_TRY(nvs_sim_stream(handle, out));
+    return (*out)->capture.of != NULL ? nvs_sim_capture_check(*out) : CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamGetId(CUstream hStream, unsigned long long *streamId)
-{
-    ENTER_STREAM(hStream);
-    NVS_SIM_CHECK(streamId != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(refused_by_capture(stream));
-    *streamId = stream->id;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuStreamGetId, (CUstream hStream, unsigned long long *streamId), sim_stream *stream,
+               find_unless_capturing(hStream, &stream), streamId, stream->id)
 
-SIM_EXPORT CUresult CUDAAPI cuStreamGetDevice(CUstream hStream, CUdevice *device)
-{
-    ENTER_STREAM(hStream);
-    NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(refused_by_capture(stream));
-    *device = stream->context->device->ordinal;
-    return CUDA_SUCCESS;
-}
+NVS_SIM_GETTER(cuStreamGetDevice, (CUstream hStream, CUdevice *device), sim_stream *stream, find_unless_capturing(hStream, &stream),
+               device, stream->context->device->ordinal)
 
 NVS_SIM_GETTER(cuStreamGetCtx, (CUstream hStream, CUcontext *pctx), sim_stream *stream, nvs_sim_stream(hStream, &stream), pctx,
                (CUcontext)(void *)stream->context)
@@ -174,18 +163,12 @@ CUresult nvs_sim_event_record(sim_event *event, sim_stream *stream, unsigned fla
     if (stream->capture.of != NULL)
         return nvs_sim_capture_record(stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0);
     NVS_SIM_TRY(nvs_sim_capture_implicit(stream));
-    sim_fence *fence = nvs_sim_fence_new();
-    if (fence == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    nvs_sim_event_reset(event);
-    event->fence = fence;
-    fence->references++;
-    sim_work work = {.kind = OP_RECORD, .u.fence = fence};
+    sim_fence *fence = nvs_sim_event_begin(event);
+    NVS_SIM_CHECK(fence != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    const sim_work work = {.kind = OP_RECORD, .u.fence = fence};
     const CUresult result = nvs_sim_enqueue(stream, &work, false, false);
-    if (result != CUDA_SUCCESS) {
+    if (result != CUDA_SUCCESS)
         nvs_sim_event_reset(event);
-        nvs_sim_fence_unref(fence);
-    }
     return result;
 }
 
@@ -214,10 +197,7 @@ CUresult nvs_sim_event_wait(sim_event *event, sim_stream *stream, unsigned flags
         return stream->context->error;
     sim_work work = {.kind = OP_WAIT, .u.fence = event->fence};
     event->fence->references++;
-    CUresult result = nvs_sim_submit(stream, &work);
-    if (result != CUDA_SUCCESS)
-        nvs_sim_discard(&work);
-    return result;
+    return nvs_sim_submit(stream, &work);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
