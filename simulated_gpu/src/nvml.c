@@ -3,7 +3,7 @@
  * As in the real library, NVML numbers cards, and CUDA_VISIBLE_DEVICES has no effect.  A handle points into one of two fixed arrays:
  * whole cards, and MIG instances.  Other functions are absent; nvidia-ml-py reports NVMLError_FunctionNotFound for them.
  */
-#include "base/state_file.h"
+#include "base/base.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,7 +6,6 @@
  */
 #include "base/entry.h"
 #include "base/entry_table.h"
-#include "base/faults.h"
 
 #include <string.h>
 

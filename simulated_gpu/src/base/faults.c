@@ -3,7 +3,7 @@
  * Faults come from NVSHARE_SIM_FAULTS and the C API of simulated_gpu.h.  Rules are appended one by one and dropped all at once.
  * They have their own lock, because a call is checked before it takes the driver's lock.
  */
-#include "base/faults.h"
+#include "base/base.h"
 #include "base/entry_table.h"
 
 #include <stdio.h>

@@ -1,5 +1,4 @@
 /* The use of a card by this process, in the shared file: memory, contexts, and the trace of its work. */
-#include "base/state_file.h"
 #include "device/device.h"
 
 #include <string.h>

@@ -3,8 +3,6 @@
  * Before cuInit the process has no mapping and no thread.  In a child that was forked after cuInit every call returns NOT_INITIALIZED,
  * as with the real driver.
  */
-#include "base/faults.h"
-#include "base/state_file.h"
 #include "device/device.h"
 
 #include <stdio.h>

@@ -11,7 +11,6 @@
  * engines are not.
  * Slices are in the shared file.  Functions here expect its lock, unless stated otherwise.
  */
-#include "base/state_file.h"
 #include "stream/stream.h"
 
 #include <linux/futex.h>
