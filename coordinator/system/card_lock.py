@@ -32,7 +32,7 @@ from nvshare.coordinator.system.users import user_name
 log: Final = logging.getLogger("nvshare")
 
 _SIMULATED: Final = "51a15eed"
-"""Prefix of the UUIDs of simulated GPUs; see simulated_gpu/src/base/shared.c."""
+"""Prefix of the UUIDs of simulated GPUs; see simulated_gpu/src/base/state_file.c."""
 _PAUSE_S: Final = 0.05
 OVERRULE_S: Final = 5.0
 _FOLDER: Final = Path("/run/nvshare-cards")

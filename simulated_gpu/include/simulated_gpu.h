@@ -88,21 +88,12 @@ typedef struct nvs_sim_shared {
 } nvs_sim_shared;
 
 /* Faults of this process, in addition to NVSHARE_SIM_FAULTS.  The simulated libcuda.so.1 exports these functions for dlsym.
+ * The nth call of the function from now on (1 is the next; 0 is every call) returns `result` and does nothing.
  * `function` is an exported symbol or a name without its version suffix (cuMemAlloc also means cuMemAlloc_v2). */
-
-/* The nth call from now on (1 is the next; 0 is every call) returns `result` and does nothing.  0, or -1 if the table is full. */
-int nvs_sim_fail(const char *function, uint64_t nth, int result);
-/* The function disappears: cuGetProcAddress does not find it, and a call returns CUDA_ERROR_NOT_FOUND. */
-int nvs_sim_missing(const char *function);
+void nvs_sim_fail(const char *function, uint64_t nth, int result);
 void nvs_sim_clear_faults(void);
 
-/* The observer of this process's driver.  There is one at a time; NULL removes it.  Each public call has a number,
- * and work has the number of the submitting call. */
-typedef struct nvs_sim_observer {
-    void (*call)(const char *function, uint32_t number); /* on the calling thread, before anything else; no lock is held */
-    /* KERNEL, COPY, MEMSET.  The observer must not call the driver.  The name of a kernel is never freed. */
-    void (*ran)(uint16_t kind, const char *symbol, uint32_t number, uint64_t bytes);
-} nvs_sim_observer;
-void nvs_sim_observe(const nvs_sim_observer *observer);
+/* The observer of this process's calls; NULL removes it.  It runs on the calling thread before anything else, without a lock. */
+void nvs_sim_observe(void (*call)(const char *function));
 
 #endif

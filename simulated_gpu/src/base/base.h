@@ -1,6 +1,6 @@
-/* The lock, the clock, the settings, messages, and the marks of objects.
+/* The lock, the clock, the settings, messages, the state file, faults, and the marks of objects.
  *
- * nvs_sim_lock guards all state of the process.  A public function takes it once (entry/entry.h); internal functions (nvs_sim_*)
+ * nvs_sim_lock guards all state of the process.  A public function takes it once (entry.h); internal functions (nvs_sim_*)
  * expect that it is held.  It is dropped only while a thread sleeps, while an executor moves many bytes, and around callbacks.
  * Lock order: nvs_sim_lock, then the lock of the shared state file.
  */
@@ -71,6 +71,22 @@ extern uint64_t nvs_sim_next_id;
 void nvs_sim_read_settings(void); /* from the environment */
 
 void nvs_sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); /* one line to stderr */
+
+/* state_file.c */
+enum { SIM_UUID_TEXT = 48 }; /* bytes that nvs_sim_uuid_text needs */
+nvs_sim_shared *nvs_sim_shared_open(void); /* NULL after a message */
+nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared); /* the entry of this process; NULL: the table is full */
+void nvs_sim_shared_lock(nvs_sim_shared *shared);
+void nvs_sim_shared_unlock(nvs_sim_shared *shared);
+void nvs_sim_shared_reap(nvs_sim_shared *shared);                    /* with the lock: drops the entries of dead processes */
+uint64_t nvs_sim_shared_used(nvs_sim_shared *shared, uint32_t gpu); /* with the lock */
+nvs_sim_record *nvs_sim_shared_records(nvs_sim_shared *shared);
+void nvs_sim_uuid_text(const uint8_t uuid[16], bool instance, char out[SIM_UUID_TEXT]);
+
+/* faults.c */
+CUresult nvs_sim_fault(const char *function); /* counts the call, delays it if a rule says so, and returns the result of a rule */
+void nvs_sim_faults_from_environment(void);
+void nvs_sim_observe_call(const char *function);
 
 static inline uint64_t nvs_sim_now_ns(void)
 {

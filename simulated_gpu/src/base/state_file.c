@@ -1,5 +1,5 @@
 /* The state file: its creation, its lock, and the processes that use it.  Both simulated libraries link this. */
-#include "base/state_file.h"
+#include "base/base.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,17 +1,9 @@
 /* The use of a card by this process, in the shared file: memory, contexts, and the trace of its work. */
-#include "base/state_file.h"
 #include "device/device.h"
 
-nvs_sim_process *nvs_sim_self(void)
-{
-    static nvs_sim_process *self;
-    if (self == NULL) {
-        self = nvs_sim_shared_self(nvs_sim_shared_state);
-        if (self != NULL)
-            self->mps_priority = nvs_sim_settings.mps.priority;
-    }
-    return self;
-}
+#include <string.h>
+
+nvs_sim_process *nvs_sim_self;
 
 /* With the shared lock.  Pages out managed memory: first that of other processes, from the largest on, then that of this process. */
 static bool make_room(nvs_sim_process *own, uint32_t gpu, uint64_t bytes)
@@ -45,8 +37,8 @@ static bool make_room(nvs_sim_process *own, uint32_t gpu, uint64_t bytes)
 
 bool nvs_sim_charge(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = nvs_sim_self();
-    if (own == NULL || bytes > nvs_sim_shared_state->gpus[gpu].capacity_bytes)
+    nvs_sim_process *own = nvs_sim_self;
+    if (bytes > nvs_sim_shared_state->gpus[gpu].capacity_bytes)
         return false;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     const bool room = make_room(own, gpu, bytes);
@@ -58,7 +50,7 @@ bool nvs_sim_charge(uint32_t gpu, uint64_t bytes)
 
 void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = nvs_sim_self();
+    nvs_sim_process *own = nvs_sim_self;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     own->fixed_bytes[gpu] -= bytes;
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -66,10 +58,8 @@ void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes)
 
 uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = nvs_sim_self();
+    nvs_sim_process *own = nvs_sim_self;
     uint64_t capacity = nvs_sim_shared_state->gpus[gpu].capacity_bytes;
-    if (own == NULL)
-        return 0;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     /* Paging in never pages out other memory of the same process. */
     uint64_t held = own->paged_bytes[gpu], fixed = own->fixed_bytes[gpu];
@@ -89,7 +79,7 @@ uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes)
 
 void nvs_sim_page_out(uint32_t gpu, uint64_t bytes)
 {
-    nvs_sim_process *own = nvs_sim_self();
+    nvs_sim_process *own = nvs_sim_self;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     own->paged_bytes[gpu] -= bytes < own->paged_bytes[gpu] ? bytes : own->paged_bytes[gpu];
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -97,9 +87,7 @@ void nvs_sim_page_out(uint32_t gpu, uint64_t bytes)
 
 uint64_t nvs_sim_paged(uint32_t gpu)
 {
-    nvs_sim_process *own = nvs_sim_self();
-    if (own == NULL)
-        return 0;
+    nvs_sim_process *own = nvs_sim_self;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     uint64_t bytes = own->paged_bytes[gpu];
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -118,9 +106,7 @@ uint64_t nvs_sim_free(uint32_t gpu)
 
 void nvs_sim_attach(uint32_t gpu, int change)
 {
-    nvs_sim_process *own = nvs_sim_self();
-    if (own == NULL)
-        return;
+    nvs_sim_process *own = nvs_sim_self;
     nvs_sim_shared_lock(nvs_sim_shared_state);
     own->attached[gpu] += (uint64_t)(int64_t)change;
     nvs_sim_shared_unlock(nvs_sim_shared_state);
@@ -129,9 +115,7 @@ void nvs_sim_attach(uint32_t gpu, int change)
 void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work)
 {
     nvs_sim_shared *shared = nvs_sim_shared_state;
-    nvs_sim_process *own = nvs_sim_self();
-    if (own == NULL)
-        return;
+    nvs_sim_process *own = nvs_sim_self;
     own->busy_ns[gpu] += work->work_ns;
     /* Relaxed: the sequence of the record publishes it. */
     uint64_t number = atomic_fetch_add_explicit(&shared->trace_next, 1, memory_order_relaxed);
@@ -148,4 +132,26 @@ void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work)
     record->kind = work->kind;
     /* Release: pairs with the reader, which accepts a record only with the sequence of its position. */
     atomic_store_explicit(&record->sequence, number + 1, memory_order_release);
+}
+
+/* Used and reserved memory of a pool, or of the graphs of a device. */
+void nvs_sim_figures_set(sim_figures *figures, uint64_t used, uint64_t reserved)
+{
+    uint64_t *values = figures->values;
+    values[SIM_USED] = used;
+    values[SIM_RESERVED] = reserved;
+    if (values[SIM_USED_HIGH] < used)
+        values[SIM_USED_HIGH] = used;
+    if (values[SIM_RESERVED_HIGH] < reserved)
+        values[SIM_RESERVED_HIGH] = reserved;
+}
+
+CUresult nvs_sim_figures_reset(sim_figures *figures, enum sim_figure high, const void *value)
+{
+    uint64_t number;
+    memcpy(&number, value, sizeof number);
+    if (number != 0 || (high != SIM_USED_HIGH && high != SIM_RESERVED_HIGH))
+        return CUDA_ERROR_INVALID_VALUE;
+    figures->values[high] = figures->values[high - 1];
+    return CUDA_SUCCESS;
 }

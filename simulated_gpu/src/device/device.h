@@ -2,7 +2,7 @@
 #ifndef SIM_DEVICE_H
 #define SIM_DEVICE_H
 
-#include "entry/entry.h"
+#include "base/entry.h"
 
 typedef struct sim_device sim_device;
 typedef struct sim_context sim_context;
@@ -82,12 +82,11 @@ extern sim_device nvs_sim_devices[NVS_SIM_MAX_GPUS];
 extern int nvs_sim_device_count;
 
 /* devices.c */
-void nvs_sim_find_devices(const nvs_sim_shared *shared); /* selected by CUDA_VISIBLE_DEVICES */
 CUresult nvs_sim_device(CUdevice ordinal, sim_device **out);
 sim_device *nvs_sim_device_of_gpu(uint32_t gpu); /* NULL: not visible */
 
 /* charge.c */
-nvs_sim_process *nvs_sim_self(void);                 /* the entry of this process in the shared file; NULL: the table is full */
+extern nvs_sim_process *nvs_sim_self;                /* the entry of this process in the shared file, from cuInit on */
 bool nvs_sim_charge(uint32_t gpu, uint64_t bytes);   /* false: no room, even after managed memory was paged out */
 void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes);
 uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes); /* managed memory: returns the bytes that found room */
@@ -96,36 +95,18 @@ uint64_t nvs_sim_paged(uint32_t gpu); /* managed memory of this process that is 
 uint64_t nvs_sim_free(uint32_t gpu);
 void nvs_sim_attach(uint32_t gpu, int change); /* counts contexts */
 void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work); /* writes a record; `work` has start, end, work, stream, bytes and kind */
-
-/* slices.c: with the shared lock, unless stated otherwise */
-uint64_t nvs_sim_clock_at(const sim_device *device, uint64_t real_ns); /* the clock of this process's kernels, which runs in its slices only */
-uint64_t nvs_sim_clock_end(const sim_device *device, uint64_t clock_ns); /* real time; UINT64_MAX: not in the present slice */
-bool nvs_sim_clock_covers(const sim_device *device, uint64_t clock_ns);
-/* Extends or begins a slice, up to clock_ns, for work that is ready at ready_ns. */
-void nvs_sim_claim(sim_device *device, uint64_t ready_ns, uint64_t clock_ns, uint64_t now_ns);
-void nvs_sim_demand(sim_device *device, uint32_t demand, uint64_t now_ns); /* publishes the demand of the running kernels; for clients of MPS */
-uint64_t nvs_sim_next_check(sim_device *device, bool beyond, uint64_t now_ns); /* beyond: a kernel does not end in the present slice */
-uint32_t nvs_sim_wakes(const sim_device *device);  /* without the shared lock */
-void nvs_sim_wake(sim_device *device);             /* the executor; without the shared lock */
-void nvs_sim_sleep(sim_device *device, uint32_t wakes, uint64_t until_ns); /* until nvs_sim_wakes changes; drops nvs_sim_lock */
-
-/* figures.c */
 void nvs_sim_figures_set(sim_figures *figures, uint64_t used, uint64_t reserved); /* raises the high marks */
 CUresult nvs_sim_figures_reset(sim_figures *figures, enum sim_figure high, const void *value); /* to the present value; *value must be 0 */
 
 /* current.c */
-extern bool (*nvs_sim_reopen_primary)(sim_device *device); /* set by start.c: reopens a primary context after a reset */
+CUresult nvs_sim_context_open(sim_context *context, sim_device *device, unsigned flags);
 sim_context *nvs_sim_current(void);
-CUresult nvs_sim_no_context(void); /* the error for a thread without a current context */
+CUresult nvs_sim_need_current(sim_context **out);
 CUresult nvs_sim_push(sim_context *context);
 void nvs_sim_pop_if_current(const sim_context *context);
 CUresult nvs_sim_context(CUcontext handle, sim_context **out); /* NULL: the current context */
 
 /* Also declares `context`, the current one. */
-#define NVS_SIM_ENTER_CONTEXT()                                                                 \
-    NVS_SIM_ENTER();                                                                            \
-    sim_context *context = nvs_sim_current();                                                   \
-    if (context == NULL)                                                                        \
-        return nvs_sim_no_context()
+#define NVS_SIM_ENTER_CONTEXT() NVS_SIM_ENTER_FIND(sim_context *context, nvs_sim_need_current(&context))
 
 #endif

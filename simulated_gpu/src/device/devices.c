@@ -1,5 +1,8 @@
-/* The devices of this process: those of the shared file that CUDA_VISIBLE_DEVICES names. */
-#include "base/state_file.h"
+/* The start of the driver, and its devices: those of the shared file that CUDA_VISIBLE_DEVICES names.
+ *
+ * Before cuInit the process has no mapping and no thread.  In a child that was forked after cuInit every call returns NOT_INITIALIZED,
+ * as with the real driver.
+ */
 #include "device/device.h"
 
 #include <stdio.h>
@@ -44,7 +47,7 @@ static void add_device(const nvs_sim_shared *shared, uint32_t gpu)
     memcpy(device->uuid, shared->gpus[gpu].uuid, sizeof device->uuid);
 }
 
-void nvs_sim_find_devices(const nvs_sim_shared *shared)
+static void find_devices(const nvs_sim_shared *shared)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     char copy[4096], *save = NULL;
@@ -77,4 +80,190 @@ sim_device *nvs_sim_device_of_gpu(uint32_t gpu)
         if (nvs_sim_devices[i].gpu == gpu)
             return &nvs_sim_devices[i];
     return NULL;
+}
+
+/* The lock is held during a fork, so the child finds consistent state. */
+static void before_fork(void) { pthread_mutex_lock(&nvs_sim_lock); }
+static void in_parent(void) { pthread_mutex_unlock(&nvs_sim_lock); }
+static void in_child(void)
+{
+    nvs_sim_forked = nvs_sim_initialised;
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t fresh_condition = PTHREAD_COND_INITIALIZER;
+    nvs_sim_lock = fresh;
+    nvs_sim_done = fresh_condition;
+}
+
+/* As measured on driver 580: handlers that were registered before cuInit, and destructors, find the driver ended. */
+static void at_exit(void)
+{
+    pthread_mutex_lock(&nvs_sim_lock);
+    nvs_sim_ended = true;
+    pthread_mutex_unlock(&nvs_sim_lock);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
+{
+    NVS_SIM_ENTER_RAW();
+    NVS_SIM_CHECK(!nvs_sim_forked, CUDA_ERROR_NOT_INITIALIZED);
+    NVS_SIM_CHECK(Flags == 0, CUDA_ERROR_INVALID_VALUE);
+    if (nvs_sim_initialised)
+        return CUDA_SUCCESS;
+    if (nvs_sim_shared_state == NULL) {
+        nvs_sim_shared_state = nvs_sim_shared_open();
+        NVS_SIM_CHECK(nvs_sim_shared_state != NULL, CUDA_ERROR_SYSTEM_NOT_READY);
+        pthread_atfork(before_fork, in_parent, in_child);
+        (void)atexit(at_exit);
+    }
+    if (nvs_sim_self == NULL && (nvs_sim_self = nvs_sim_shared_self(nvs_sim_shared_state)) == NULL) {
+        nvs_sim_say("more than %u processes use this state file", NVS_SIM_MAX_PROCESSES);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    nvs_sim_self->mps_priority = nvs_sim_settings.mps.priority;
+    if (nvs_sim_device_count == 0)
+        find_devices(nvs_sim_shared_state);
+    NVS_SIM_CHECK(nvs_sim_device_count != 0, CUDA_ERROR_NO_DEVICE);
+    nvs_sim_initialised = true;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDriverGetVersion(int *driverVersion)
+{
+    NVS_SIM_ENTER_RAW();
+    NVS_SIM_CHECK(driverVersion != NULL, CUDA_ERROR_INVALID_VALUE);
+    *driverVersion = nvs_sim_settings.driver_version;
+    return CUDA_SUCCESS;
+}
+
+/* Some calls before cuInit need the settings, and any call can have a fault. */
+__attribute__((constructor)) static void prepare(void)
+{
+    nvs_sim_read_settings();
+    nvs_sim_faults_from_environment();
+}
+
+/* Properties of a device, which has compute capability 9.0. */
+
+NVS_SIM_GETTER(cuDeviceGet, (CUdevice *device, int ordinal), sim_device *found, nvs_sim_device(ordinal, &found), device, ordinal)
+
+NVS_SIM_GETTER(cuDeviceGetCount, (int *count), , CUDA_SUCCESS, count, nvs_sim_device_count)
+
+SIM_EXPORT CUresult CUDAAPI cuDeviceGetName(char *name, int len, CUdevice dev)
+{
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
+    NVS_SIM_CHECK(name != NULL && len > 0, CUDA_ERROR_INVALID_VALUE);
+    snprintf(name, (size_t)len, "%s", device->instance ? "Simulated GPU MIG" : "Simulated GPU");
+    return CUDA_SUCCESS;
+}
+
+static CUresult uuid_of(CUuuid *uuid, CUdevice dev)
+{
+    sim_device *device;
+    CUresult result = uuid == NULL ? CUDA_ERROR_INVALID_VALUE : nvs_sim_device(dev, &device);
+    if (result == CUDA_SUCCESS)
+        memcpy(uuid->bytes, device->uuid, sizeof uuid->bytes);
+    return result;
+}
+
+/* For a MIG instance the first version returns the UUID of the card, the second that of the instance. */
+SIM_EXPORT CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
+{
+    NVS_SIM_ENTER();
+    CUresult result = uuid_of(uuid, dev);
+    if (result == CUDA_SUCCESS && nvs_sim_devices[dev].instance)
+        uuid->bytes[5] = 0; /* as in nvml.c */
+    return result;
+}
+
+NVS_SIM_ENTRY(cuDeviceGetUuid_v2, (CUuuid *uuid, CUdevice dev), uuid_of(uuid, dev))
+
+NVS_SIM_GETTER(cuDeviceTotalMem_v2, (size_t *bytes, CUdevice dev), sim_device *device, nvs_sim_device(dev, &device), bytes,
+               device->capacity_bytes)
+
+/* The attributes that are not 0. */
+static const struct {
+    CUdevice_attribute attribute;
+    int value;
+} attributes[] = {
+    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, 1024},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, 64},
+    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
+    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65535},
+    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65535},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 49152},
+    {CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, 65536},
+    {CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32},
+    {CU_DEVICE_ATTRIBUTE_MAX_PITCH, 2147483647},
+    {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65536},
+    {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1500000},
+    {CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512},
+    {CU_DEVICE_ATTRIBUTE_GPU_OVERLAP, 1},
+    {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16},
+    {CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH, 131072},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH, 131072},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT, 65536},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH, 16384},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT, 16384},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH, 16384},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS, 2048},
+    {CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT, 512},
+    {CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1},
+    {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 2000000},
+    {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 4096},
+    {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 33554432},
+    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048},
+    {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2},
+    {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+    {CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT, 32},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
+    {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 233472},
+    {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
+    {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
+    {CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO, 2},
+    {CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1},
+    {CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 232448},
+    {CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, 1},
+    {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32},
+    {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, 1024},
+    {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 1},
+    {CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 1},
+    {CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, 1},
+    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
+};
+
+SIM_EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
+{
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
+    NVS_SIM_CHECK(pi != NULL && (int)attrib > 0, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK((int)attrib < CU_DEVICE_ATTRIBUTE_MAX, CUDA_ERROR_INVALID_VALUE);
+    *pi = 0;
+    for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
+        if (attributes[i].attribute == attrib)
+            *pi = attributes[i].value;
+    if (attrib == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
+        *pi = (int)nvs_sim_shared_state->gpus[device->gpu].card + 1;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)
+{
+    NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
+    NVS_SIM_CHECK(pciBusId != NULL && len >= 13, CUDA_ERROR_INVALID_VALUE);
+    snprintf(pciBusId, (size_t)len, "0000:%02x:00.0", nvs_sim_shared_state->gpus[device->gpu].card + 1);
+    return CUDA_SUCCESS;
 }

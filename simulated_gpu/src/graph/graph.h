@@ -2,7 +2,6 @@
 #ifndef SIM_GRAPH_H
 #define SIM_GRAPH_H
 
-#include "copy/copy.h"
 #include "module/module.h"
 
 typedef struct sim_graph sim_graph;
@@ -40,15 +39,6 @@ typedef struct sim_exec_memory { /* the memory of an executable */
     bool attached; /* the card has given the bytes */
 } sim_exec_memory;
 
-typedef struct sim_exec {
-    uint32_t magic;
-    sim_graph *graph;
-    sim_node **order;
-    bool *disabled;
-    sim_exec_memory memory;
-    cuuint64_t flags;
-} sim_exec;
-
 /* The parameters of a node; its type selects the member. */
 typedef struct sim_node_params {
     CUcontext context; /* of copies and fills, or NULL */
@@ -79,27 +69,14 @@ CUresult nvs_sim_graph_sort(sim_graph *graph, sim_node ***out);
 bool nvs_sim_node_reaches(sim_node *from, const sim_node *ancestor);
 bool nvs_sim_graph_allocates(const sim_graph *graph);
 
-/* node_params.c */
+/* nodes.c */
 CUresult nvs_sim_node_set(sim_node *node, sim_node_params params);
 sim_node_params nvs_sim_params_of(CUgraphNodeParams *from); /* points into it */
 
-/* exec_memory.c */
+/* graph_memory.c */
 CUresult nvs_sim_exec_memory_open(sim_exec_memory *memory, const sim_graph *of, sim_node *const *order, size_t count);
 void nvs_sim_exec_memory_close(sim_exec_memory *memory);
 CUresult nvs_sim_exec_memory_attach(sim_exec_memory *memory);
 CUresult nvs_sim_exec_memory_allocate(sim_exec_memory *memory, bool frees_first); /* at a launch */
-void nvs_sim_graph_memory_trim(sim_device *device);
-
-/* exec.c */
-CUresult nvs_sim_exec(CUgraphExec handle, sim_exec **out);
-
-/* capture.c */
-CUresult nvs_sim_capture_work(sim_stream *stream, const sim_work *work);
-CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool external);
-CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool external);
-CUresult nvs_sim_capture_set_tail(sim_stream *stream, sim_node *const *nodes, size_t count);
-
-/* capture_api.c */
-void nvs_sim_capture_end_all(sim_context *context);
 
 #endif

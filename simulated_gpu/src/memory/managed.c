@@ -8,19 +8,18 @@
 static uint64_t known_resident(uint32_t gpu)
 {
     uint64_t known = 0;
-    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) {
-        const sim_allocation *one = nvs_sim_allocation_at(i);
+    NVS_SIM_EACH_ALLOCATION(one)
         if (one->kind == MEM_MANAGED && one->device->gpu == gpu)
             known += one->charged_bytes;
-    }
     return known;
 }
 
 static void reconcile(uint32_t gpu)
 {
     uint64_t known = known_resident(gpu), left = nvs_sim_paged(gpu);
-    for (size_t i = 0; known > left && i < nvs_sim_allocation_count(); i++) {
-        sim_allocation *one = nvs_sim_allocation_at(i);
+    NVS_SIM_EACH_ALLOCATION(one) {
+        if (known <= left)
+            break;
         if (one->kind != MEM_MANAGED || one->device->gpu != gpu)
             continue;
         uint64_t taken = known - left < one->charged_bytes ? known - left : one->charged_bytes;
@@ -42,8 +41,9 @@ static void bring_in(sim_allocation *one, size_t bytes)
 void nvs_sim_managed_touch(sim_device *device)
 {
     bool reconciled = false;
-    for (size_t i = 0; nvs_sim_managed_count != 0 && i < nvs_sim_allocation_count(); i++) {
-        sim_allocation *one = nvs_sim_allocation_at(i);
+    if (nvs_sim_managed_count == 0)
+        return;
+    NVS_SIM_EACH_ALLOCATION(one) {
         if (one->kind != MEM_MANAGED || one->device != device)
             continue;
         if (!reconciled)
@@ -96,42 +96,4 @@ SIM_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize
     NVS_SIM_TRY(nvs_sim_allocate(context, bytesize, MEM_MANAGED, dptr));
     nvs_sim_find_base(*dptr)->account.released = released;
     return CUDA_SUCCESS;
-}
-
-static bool is_managed(CUdeviceptr pointer, size_t bytes)
-{
-    const sim_allocation *one = nvs_sim_find((uintptr_t)pointer);
-    return one != NULL && one->kind == MEM_MANAGED && bytes != 0 && pointer - one->base + bytes <= one->bytes;
-}
-
-static CUresult prefetch(CUdeviceptr pointer, size_t bytes, int32_t ordinal, CUstream handle)
-{
-    sim_stream *stream;
-    sim_device *device = NULL;
-    NVS_SIM_TRY(nvs_sim_stream(handle, &stream));
-    if (ordinal >= 0)
-        NVS_SIM_TRY(nvs_sim_device(ordinal, &device));
-    NVS_SIM_CHECK(is_managed(pointer, bytes), CUDA_ERROR_INVALID_VALUE);
-    sim_work work = {.kind = OP_PREFETCH, .bytes = bytes, .duration_ns = nvs_sim_copy_ns(bytes),
-                     .u.prefetch = {.pointer = pointer, .bytes = bytes, .gpu = device != NULL ? (int32_t)device->gpu : -1}};
-    return nvs_sim_submit(stream, &work);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(dstDevice >= 0 || dstDevice == CU_DEVICE_CPU, CUDA_ERROR_INVALID_DEVICE);
-    return prefetch(devPtr, count, dstDevice == CU_DEVICE_CPU ? -1 : dstDevice, hStream);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags,
-                                                  CUstream hStream)
-{
-    const bool device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    const bool host = location.type == CU_MEM_LOCATION_TYPE_HOST || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
-                      location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(flags == 0 && (device || host), CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_CHECK(host || location.id >= 0, CUDA_ERROR_INVALID_DEVICE);
-    return prefetch(devPtr, count, host ? -1 : location.id, hStream);
 }

@@ -5,12 +5,13 @@
 #include "stream/stream.h"
 
 #define SIM_HOST_BIT (1ull << 63) /* in accessed_by */
+#define SIM_POINTER(value) ((void *)(uintptr_t)(value)) /* from a CUdeviceptr or a pointer to const */
 
 enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED, MEM_IMPORTED, MEM_GRAPH };
 
 struct sim_allocation;
 typedef struct sim_account { /* of the object to which an allocation belongs */
-    void *handle; /* MEM_MAPPED: the sim_physical (vmm); MEM_POOL: the pool; MEM_GRAPH: a sim_graph_memory */
+    void *handle; /* MEM_MAPPED: the sim_physical (vmm.c); MEM_POOL: the pool; MEM_GRAPH: a sim_graph_memory */
     void (*released)(const struct sim_allocation *allocation); /* NULL, or called when the allocation has left the table */
     bool freed; /* the pool no longer counts it as used */
 } sim_account;
@@ -47,14 +48,25 @@ typedef struct sim_graph_memory { /* the allocation of one graph node */
     bool orphan;    /* live, and its executable is destroyed */
 } sim_graph_memory;
 
+/* Bytes from the first to the last one of a block. */
+static inline size_t nvs_sim_span(size_t width, size_t height, size_t depth, size_t pitch, size_t slice)
+{
+    return width == 0 || height == 0 || depth == 0 ? 0 : (depth - 1) * slice + (height - 1) * pitch + width;
+}
+
+static inline size_t nvs_sim_fill_span(const sim_fill *fill)
+{
+    return nvs_sim_span(fill->width * fill->element, fill->height, 1, fill->pitch, 0);
+}
+
 /* table.c */
 sim_allocation *nvs_sim_find(uintptr_t address);         /* the allocation that contains the address; NULL: pageable host memory */
 sim_allocation *nvs_sim_find_base(CUdeviceptr pointer);  /* the allocation that begins at the pointer, or NULL */
 bool nvs_sim_overlaps(uintptr_t address, size_t bytes);
 CUresult nvs_sim_insert(const sim_allocation *allocation);
 void nvs_sim_remove(sim_allocation *allocation);
-size_t nvs_sim_allocation_count(void);
-sim_allocation *nvs_sim_allocation_at(size_t index);
+extern sim_allocation *nvs_sim_allocations; /* sorted by base, without overlaps */
+extern size_t nvs_sim_allocation_count;
 extern uint64_t nvs_sim_managed_count; /* of managed allocations */
 CUresult nvs_sim_reserve(size_t bytes, size_t alignment, CUdeviceptr wanted, CUdeviceptr *out);
 CUresult nvs_sim_unreserve(CUdeviceptr base, size_t bytes);
@@ -64,9 +76,11 @@ bool nvs_sim_reserved(uintptr_t address, size_t bytes);
 bool nvs_sim_each_mapping(uintptr_t address, size_t bytes, bool whole, bool (*visit)(sim_allocation *, uint64_t), uint64_t argument);
 bool nvs_sim_accessible(uintptr_t address, size_t bytes); /* false: reserved but not mapped, or beyond the end of the allocation */
 
-/* allocate.c */
 CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_kind kind, CUdeviceptr *out);
 CUresult nvs_sim_release(uintptr_t base);
+
+#define NVS_SIM_EACH_ALLOCATION(one)                                                            \
+    for (sim_allocation *one = nvs_sim_allocations; one < nvs_sim_allocations + nvs_sim_allocation_count; one++)
 
 /* peers.c */
 bool nvs_sim_peers_possible(const sim_device *one, const sim_device *other);
@@ -81,12 +95,20 @@ void nvs_sim_managed_prefetch(CUdeviceptr pointer, size_t bytes, int32_t gpu);
 /* pool.c */
 void nvs_sim_pools_synchronized(sim_device *device); /* after a wait for a stream, an event or a context */
 
-/* graph_memory.c */
+/* effect.c */
+CUresult nvs_sim_effect(sim_stream *stream, const sim_work *work); /* runs at the end of work; may drop the lock */
+bool nvs_sim_copy_allowed(const sim_copy *copy);                   /* both ends are accessible */
+void nvs_sim_transfers_wait(void);                                 /* until no effect moves bytes without the lock */
+
+/* copy.c */
+CUresult nvs_sim_copy_work(const CUDA_MEMCPY3D *shape, const sim_device *rights, sim_work *out);
+CUresult nvs_sim_fill_work(const CUDA_MEMSET_NODE_PARAMS *params, const sim_device *rights, sim_work *out);
+
+/* graph/graph_memory.c */
 CUresult nvs_sim_graph_memory_new(sim_context *context, size_t bytes, uint64_t accessors, sim_graph_memory **out); /* reserves an address */
-size_t nvs_sim_graph_memory_charge(const sim_graph_memory *memory);
 sim_graph_memory *nvs_sim_graph_memory_at(CUdeviceptr pointer); /* NULL: no graph allocates it */
 bool nvs_sim_graph_memory_free(sim_graph_memory *memory);       /* false: no launch has allocated it since the last free */
-void nvs_sim_graph_memory_collect(void);                        /* releases unused addresses */
+void nvs_sim_graph_memory_trim(sim_device *device);
 
 /* Also declares `context`.  For calls that a capture forbids. */
 #define NVS_SIM_ENTER_ALLOCATING()                                                              \

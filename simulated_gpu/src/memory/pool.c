@@ -173,9 +173,9 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
     NVS_SIM_CHECK(!found->built_in, CUDA_ERROR_INVALID_VALUE);
     if (found->device->pools.current == found)
         found->device->pools.current = found->device->pools.built_in;
-    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* its allocations stay valid, without a pool */
-        if (nvs_sim_allocation_at(i)->account.handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
-            nvs_sim_allocation_at(i)->account.handle = NULL;
+    NVS_SIM_EACH_ALLOCATION(one) /* its allocations stay valid, without a pool */
+        if (one->account.handle == found && one->kind == MEM_POOL)
+            one->account.handle = NULL;
     sim_pool **link = &found->device->pools.all;
     while (*link != found)
         link = &(*link)->next;
@@ -256,9 +256,9 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
         accessors = none ? accessors & ~bit : accessors | bit;
     }
     found->accessors = accessors;
-    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* earlier allocations, too */
-        if (nvs_sim_allocation_at(i)->account.handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
-            nvs_sim_allocation_at(i)->accessed_by = accessors;
+    NVS_SIM_EACH_ALLOCATION(one) /* earlier allocations, too */
+        if (one->account.handle == found && one->kind == MEM_POOL)
+            one->accessed_by = accessors;
     return CUDA_SUCCESS;
 }
 

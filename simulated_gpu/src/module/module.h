@@ -4,22 +4,6 @@
 
 #include "memory/memory.h"
 
-enum sim_image_kind { IMAGE_CUBIN, IMAGE_PTX, IMAGE_FATBIN };
-typedef struct sim_image {
-    enum sim_image_kind kind;
-    char *bytes; /* NULL for a fat binary: its content is not read */
-    size_t size;
-} sim_image;
-
-typedef struct sim_module {
-    uint32_t magic;
-    struct sim_module *next; /* of the context */
-    sim_context *context;    /* NULL for a library */
-    sim_image image;
-    struct sim_function *functions;
-    struct sim_global *globals;
-} sim_module;
-
 enum sim_kernel_model {
     KERNEL_OPAQUE, /* the default duration and demand */
     KERNEL_BUSY,   /* nvs_busy(duration) */
@@ -31,29 +15,17 @@ enum sim_kernel_model {
 typedef struct sim_function {
     uint32_t magic;
     struct sim_function *next;
-    sim_module *module;
+    sim_context *context; /* of its module; NULL: of a library */
     char *name;
     enum sim_kernel_model model;
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
 } sim_function;
 
-/* image.c */
-CUresult nvs_sim_image_copy(const void *image, sim_image *out);
-bool nvs_sim_image_has(const sim_image *image, const char *name);
-
-/* global.c */
-CUresult nvs_sim_global(sim_context *context, sim_module *module, const char *name, CUdeviceptr *pointer, size_t *bytes);
-void nvs_sim_globals_free(sim_module *module);
-
-/* table.c */
-CUresult nvs_sim_module(CUmodule handle, sim_module **out);
-CUresult nvs_sim_module_new(const void *image, sim_module **out);
-void nvs_sim_module_free(sim_module *module);
-void nvs_sim_modules_unload(sim_context *context);
+/* modules.c */
 CUresult nvs_sim_function(CUfunction handle, sim_function **out);
-CUresult nvs_sim_function_named(sim_module *module, const char *name, sim_function **out);
+void nvs_sim_modules_unload(sim_context *context);
 
-/* launch.c */
+/* kernels.c */
 CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *out);
 
 #endif

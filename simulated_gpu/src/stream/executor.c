@@ -7,18 +7,13 @@
  * A late wake-up of the thread delays an effect, but no start or end.  The effect of work (bytes, callbacks, events) happens at its
  * end, and its trace record follows.
  */
-#include "faults/observe.h"
-#include "stream/stream.h"
+#include "graph/graph.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 
-sim_stream_hooks nvs_sim_stream_hooks;
-
-static uint64_t sequence;  /* of the newest operation */
 static pthread_cond_t calls_changed = PTHREAD_COND_INITIALIZER;
-static uint32_t transfers; /* effects that move bytes without the lock */
 static sim_op *spare_ops;
 
 static void signal_all(void)
@@ -153,21 +148,7 @@ static CUresult run(sim_stream *stream, sim_op *op)
         op->work.u.fence->end_ns = op->end_ns;
         return CUDA_SUCCESS;
     default:
-        return nvs_sim_stream_hooks.effect(stream, &op->work);
-    }
-}
-
-/* As in CUPTI, prefetches of managed memory are not copies, and events are not reported. */
-static void report(const sim_op *op)
-{
-    const nvs_sim_observer *observer = nvs_sim_current_observer();
-    if (observer == NULL || op->symbol == NULL) /* there was none at the submission */
-        return;
-    switch (op->work.kind) {
-    case OP_KERNEL: observer->ran(NVS_SIM_KERNEL, op->symbol, op->call, 0); break;
-    case OP_COPY: observer->ran(NVS_SIM_COPY, "", op->call, op->work.bytes); break;
-    case OP_FILL: observer->ran(NVS_SIM_MEMSET, "", op->call, op->work.bytes); break;
-    default: break;
+        return nvs_sim_effect(stream, &op->work);
     }
 }
 
@@ -180,7 +161,6 @@ static void complete(sim_stream *stream, sim_op *op)
         result = run(stream, op);
     if (result != CUDA_SUCCESS)
         stream->context->error = device->error = result;
-    report(op);
     if (kind != 0) {
         const nvs_sim_record record = {.kind = kind, .stream = stream->id, .start_ns = op->start_ns, .end_ns = op->end_ns,
                                        .bytes = op->work.bytes, .work_ns = op->work.duration_ns};
@@ -264,14 +244,6 @@ static void *execute(void *argument)
     return NULL;
 }
 
-static CUresult wake_executor(sim_device *device)
-{
-    if (!device->executor.started && !(device->executor.started = start_thread(execute, device)))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    nvs_sim_wake(device);
-    return CUDA_SUCCESS;
-}
-
 static sim_op *new_op(void)
 {
     sim_op *op = spare_ops;
@@ -281,22 +253,20 @@ static sim_op *new_op(void)
     return op;
 }
 
-CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, bool graph)
+static CUresult queue(sim_stream *stream, const sim_work *work, bool counts, bool graph)
 {
     sim_device *device = stream->context->device;
     if (stream->context->error != CUDA_SUCCESS)
         return stream->context->error;
     while (counts && stream->queue.launches >= nvs_sim_settings.launch_queue) /* as in the driver, a full queue blocks the launch */
         pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+    if (!device->executor.started && !(device->executor.started = start_thread(execute, device)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     sim_op *op = new_op();
     if (op == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *op = (sim_op){.work = *work, .sequence = ++sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts, .graph = graph};
-    if (nvs_sim_current_observer() != NULL) {
-        op->call = nvs_sim_call_number();
-        op->symbol = work->kind == OP_KERNEL ? nvs_sim_lasting_name(work->u.kernel.symbol) : "";
-    }
-    bool was_empty = stream->queue.head == NULL;
+    *op = (sim_op){.work = *work, .sequence = ++nvs_sim_sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts, .graph = graph};
+    const bool was_empty = stream->queue.head == NULL;
     if (was_empty)
         stream->queue.head = op;
     else
@@ -308,40 +278,24 @@ CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, 
         stream->queue.next_busy = device->executor.busy;
         device->executor.busy = stream;
     }
-    return was_empty ? wake_executor(device) : CUDA_SUCCESS;
+    if (was_empty)
+        nvs_sim_wake(device);
+    return CUDA_SUCCESS;
 }
 
-void nvs_sim_transfer_begin(void)
+CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, bool graph)
 {
-    transfers++;
-    pthread_mutex_unlock(&nvs_sim_lock);
+    const CUresult result = queue(stream, work, counts, graph);
+    if (result != CUDA_SUCCESS)
+        nvs_sim_discard(work);
+    return result;
 }
 
-void nvs_sim_transfer_end(void)
+CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work)
 {
-    pthread_mutex_lock(&nvs_sim_lock);
-    if (--transfers == 0)
-        pthread_cond_broadcast(&nvs_sim_done);
-}
-
-void nvs_sim_transfers_wait(void)
-{
-    while (transfers != 0)
-        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
-}
-
-static bool done_until(const sim_context *context, const sim_stream *except, uint64_t last)
-{
-    if (context->magic == SIM_CONTEXT)
-        for (const sim_stream *stream = context->streams.all; stream != NULL; stream = stream->next)
-            if (stream != except && stream->queue.head != NULL && stream->queue.head->sequence <= last)
-                return false;
-    return true;
-}
-
-void nvs_sim_context_wait(sim_context *context, const sim_stream *except)
-{
-    const uint64_t last = sequence;
-    while (!done_until(context, except, last))
-        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+    const bool captures = stream->capture.of != NULL;
+    const CUresult result = captures ? nvs_sim_capture_work(stream, work) : nvs_sim_capture_implicit(stream);
+    if (result != CUDA_SUCCESS)
+        nvs_sim_discard(work);
+    return result != CUDA_SUCCESS || captures ? result : nvs_sim_enqueue(stream, work, work->kind == OP_KERNEL, false);
 }

@@ -71,9 +71,8 @@ static bool is_kept_from_the_program(const char *function)
     return mode != NULL && strcmp(mode, "swap") == 0 && (strcmp(function, "cuMemCreate") == 0 || strcmp(function, "cuMemRelease") == 0);
 }
 
-static void seen(const char *function, uint32_t number)
+static void seen(const char *function)
 {
-    (void)number;
     unsigned at = 0;
     while (at < name_count && strcmp(calls_of[at].name, function) != 0)
         at++;
@@ -83,11 +82,6 @@ static void seen(const char *function, uint32_t number)
     if (calling != NULL && strcmp(function, failing) == 0 && (persistent || calls_of[at].calls == failing_nth) &&
         is_call_of(calling, function) && !is_kept_from_the_program(function))
         must_hear = true;
-}
-
-static void ran(uint16_t kind, const char *symbol, uint32_t number, uint64_t bytes)
-{
-    (void)kind, (void)symbol, (void)number, (void)bytes;
 }
 
 #define TRY(call) tried(__LINE__, #call, (calling = #call, must_hear = false, (call)))
@@ -295,12 +289,11 @@ static bool leaves_nobody_a_way(const char *function)
 
 static void sweep_driver(void)
 {
-    static const nvs_sim_observer observer = {.call = seen, .ran = ran};
     counted all[NAMES];
     unsigned scenes = 0;
     begin();
     const figures before = settled();
-    nvs_sim_observe(&observer);
+    nvs_sim_observe(seen);
     on_a_thread(play);
     const unsigned count = name_count;
     memcpy(all, calls_of, sizeof all);
