@@ -66,6 +66,8 @@ class Dispatcher:
         """Live settings of the operator; None in tests and simulations."""
         self.watch_end: Callable[[int], bool] = lambda _: False
         """Has `ProcessEnded` follow.  False: the process has ended, or cannot be watched."""
+        self.check_memory: Callable[[str], None] = lambda _: None
+        """Has `MemoryChecked` follow.  By default reports are not checked."""
         self.hide_names = False
         """The setting `hide_other_users`: programs do not learn the names of other users' programs."""
         self._most_rank = (I32_MAX, messages.MAX_WEIGHT)
@@ -312,6 +314,9 @@ class Dispatcher:
         log.warning("killing process %d: %s", command.process_id, command.reason)
         self._end_process(command.process_id)
 
+    def _check_memory(self, command: commands.CheckMemory) -> None:
+        self.check_memory(command.uuid)
+
     _carry_out: Final[dict[type[Any], Callable[[Any, Any], None]]] = {
         commands.Send: _send,
         commands.SetTimer: _set_timer,
@@ -319,6 +324,7 @@ class Dispatcher:
         commands.Notify: _notify,
         commands.Log: _log,
         commands.Kill: _kill,
+        commands.CheckMemory: _check_memory,
     }
 
 
