@@ -196,8 +196,7 @@ class Switch:
     started_ns: int
     deadline_ns: int
     out_before: int
-    in_before: int
-    """Bytes that the GPU had moved when the switch began."""
+    """Bytes that the GPU had evicted when the switch began."""
     fresh: bool
     """Nothing of the seat was ever evicted as far as is known: what comes in is new, and not copied."""
     done: bool = False
