@@ -25,7 +25,6 @@ from nvshare.coordinator.daemon.core_settings import (
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.loop import Server, Sockets
 from nvshare.coordinator.daemon.peers import Limits
-from nvshare.coordinator.daemon.rehearsal import Rehearsal
 from nvshare.coordinator.engine.policy_guard import PolicyGuard
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
@@ -112,8 +111,7 @@ class Coordinator:
         administration = Administration(
             self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems, self._rights
         )
-        rehearsal = Rehearsal(self._journal.rewrite)
-        self.server = Server(self._sockets, self.dispatcher, administration, rehearsal)
+        self.server = Server(self._sockets, self.dispatcher, administration)
         if options.slots_dir is not None:
             self.dispatcher.slots = SlotBook()
             self._live.allocation = self.dispatcher.slots.allocation

@@ -54,8 +54,6 @@ class Dispatcher:
         self.deadline_ns: int | None = None
         self.awake_until_ns = 0
         """Around a handover: the loop polls for the next message until this time."""
-        self.cues = 0
-        """Messages sent that a release or the end of a quantum follows; each triggers a rehearsal."""
         self.publish: Publish | None = None
         """Sink of trace events; None without subscribers, so that tracing then costs nothing."""
         self.observe: Observe | None = None
@@ -267,9 +265,6 @@ class Dispatcher:
         self._outbox.send(command.client, messages.encode(message))
         if type(message) is messages.Standby:
             self.awake_until_ns = self._now_ns + message.within_ns
-            self.cues += 1
-        elif type(message) is messages.Revoke:
-            self.cues += 1
         elif type(message) is messages.Grant:
             self.awake_until_ns = 0
 
