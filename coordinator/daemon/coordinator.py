@@ -25,7 +25,6 @@ from nvshare.coordinator.daemon.core_settings import (
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.loop import Server, Sockets
 from nvshare.coordinator.daemon.peers import Limits
-from nvshare.coordinator.daemon.rehearsal import Rehearsal
 from nvshare.coordinator.engine.policy_guard import PolicyGuard
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
@@ -34,12 +33,18 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
 from nvshare.coordinator.system import runtime_dir
 from nvshare.coordinator.system.devices import Device
+from nvshare.coordinator.system.gpu_processes import (
+    CardMemory,
+    UnhookedWatch,
+    computing_processes,
+    in_initial_pid_namespace,
+    unhooked_processes,
+)
 from nvshare.coordinator.system.journal import Journal
 from nvshare.coordinator.system.mps.daemon import ControlDaemon
 from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.process_limits import possible_connections
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from nvshare.coordinator.system.unhooked import UnhookedWatch, computing_processes, unhooked_processes
 from nvshare.coordinator.system.web_process import WebError, WebProcess, listen
 from nvshare.coordinator.units import format_size
 from nvshare.scheduler_policies import registry
@@ -106,8 +111,7 @@ class Coordinator:
         administration = Administration(
             self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems, self._rights
         )
-        rehearsal = Rehearsal(self._journal.rewrite)
-        self.server = Server(self._sockets, self.dispatcher, administration, rehearsal)
+        self.server = Server(self._sockets, self.dispatcher, administration)
         if options.slots_dir is not None:
             self.dispatcher.slots = SlotBook()
             self._live.allocation = self.dispatcher.slots.allocation
@@ -115,9 +119,11 @@ class Coordinator:
         self._metrics: Any = None
         self._web: WebProcess | None = None
         self._unhooked = UnhookedWatch(lambda: unhooked_processes(computing_processes()))
-        self._mps = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
+        self._mps: Mps | None = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
         if self._mps is not None:
             administration.mps = self._mps.status
+        by_process = self._mps is None and (options.simulate is not None or in_initial_pid_namespace())
+        self._card_memory = CardMemory(self._memory_checked, by_process=by_process)
 
     def begin(self) -> None:
         """Adds the GPUs, begins the recovery, and starts metrics and signal handlers."""
@@ -136,9 +142,16 @@ class Coordinator:
             self._mps.start()
         if self._real:
             self._unhooked.start()
+        if self.options.devices is None:
+            self._card_memory.start()
+            self.dispatcher.check_memory = self._card_memory.ask
         if self.options.embedded:
             self.server.leave_when(self._is_unused, self.options.linger_ns)
         self.server.handle_signals(self.reload)
+
+    def _memory_checked(self, uuid: str, by_process: dict[str, int], unlisted_bytes: int) -> None:
+        checked = events.MemoryChecked(uuid, by_process, unlisted_bytes)
+        self.server.post(lambda: self.dispatcher.event(checked, time.monotonic_ns()))
 
     def _add(self, device: Device, now_ns: int) -> None:
         capacity = capacity_bytes(self.settings, device, real=self._real)
@@ -269,6 +282,7 @@ class Coordinator:
         `restarts`: a successor follows at once and goes on with the MPS daemon.
         """
         self._unhooked.close()
+        self._card_memory.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._web is not None:

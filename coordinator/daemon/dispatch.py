@@ -54,8 +54,6 @@ class Dispatcher:
         self.deadline_ns: int | None = None
         self.awake_until_ns = 0
         """Around a handover: the loop polls for the next message until this time."""
-        self.cues = 0
-        """Messages sent that a release or the end of a quantum follows; each triggers a rehearsal."""
         self.publish: Publish | None = None
         """Sink of trace events; None without subscribers, so that tracing then costs nothing."""
         self.observe: Observe | None = None
@@ -66,6 +64,8 @@ class Dispatcher:
         """Live settings of the operator; None in tests and simulations."""
         self.watch_end: Callable[[int], bool] = lambda _: False
         """Has `ProcessEnded` follow.  False: the process has ended, or cannot be watched."""
+        self.check_memory: Callable[[str], None] = lambda _: None
+        """Has `MemoryChecked` follow.  By default reports are not checked."""
         self.hide_names = False
         """The setting `hide_other_users`: programs do not learn the names of other users' programs."""
         self._most_rank = (I32_MAX, messages.MAX_WEIGHT)
@@ -265,9 +265,6 @@ class Dispatcher:
         self._outbox.send(command.client, messages.encode(message))
         if type(message) is messages.Standby:
             self.awake_until_ns = self._now_ns + message.within_ns
-            self.cues += 1
-        elif type(message) is messages.Revoke:
-            self.cues += 1
         elif type(message) is messages.Grant:
             self.awake_until_ns = 0
 
@@ -312,6 +309,9 @@ class Dispatcher:
         log.warning("killing process %d: %s", command.process_id, command.reason)
         self._end_process(command.process_id)
 
+    def _check_memory(self, command: commands.CheckMemory) -> None:
+        self.check_memory(command.uuid)
+
     _carry_out: Final[dict[type[Any], Callable[[Any, Any], None]]] = {
         commands.Send: _send,
         commands.SetTimer: _set_timer,
@@ -319,6 +319,7 @@ class Dispatcher:
         commands.Notify: _notify,
         commands.Log: _log,
         commands.Kill: _kill,
+        commands.CheckMemory: _check_memory,
     }
 
 

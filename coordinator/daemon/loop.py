@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.control.server import Administration
     from nvshare.coordinator.daemon.dispatch import Dispatcher
-    from nvshare.coordinator.daemon.rehearsal import Rehearsal
     from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
     from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
@@ -102,16 +101,12 @@ class Sockets:
 class Server:
     """The loop.  It ends by `stop`, a signal, or the condition of `leave_when`."""
 
-    def __init__(
-        self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration, rehearsal: Rehearsal
-    ) -> None:
+    def __init__(self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration) -> None:
         self._sockets = sockets
         self._dispatcher = dispatcher
         self._administration = administration
-        self._rehearsal = rehearsal
         self._listeners = (sockets.hooks, sockets.control, sockets.events)
         self._readers = ReadBudget(sockets.rights)
-        self._rehearsed_cues = 0
         self._stopping = False
         self.ended_by: int | None = None
         """The signal that ended the loop."""
@@ -252,9 +247,6 @@ class Server:
         if awake_until_ns and not self._sockets.hooks.pending:
             now_ns = time.monotonic_ns()
             if now_ns < awake_until_ns:
-                if self._rehearsed_cues != self._dispatcher.cues:
-                    self._rehearsed_cues = self._dispatcher.cues
-                    self._rehearsal.run()
                 bound_ns = awake_until_ns if timeout_ns is None else min(awake_until_ns, now_ns + timeout_ns)
                 if self._sockets.hooks.stay_awake(bound_ns):
                     return set()  # hooks first; the next turn polls the other sources

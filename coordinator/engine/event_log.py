@@ -52,7 +52,6 @@ STATE_MODULES: Final = {
             "seat",
             "settings",
             "statistics",
-            "switch_cost",
             "wait_queue",
         )
     ),

@@ -20,7 +20,7 @@ from itertools import islice
 
 from nvshare.coordinator.engine import standby
 from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import forecast, orders, pinning, switching
+from nvshare.coordinator.memory import orders, pinning, switching
 from nvshare.coordinator.memory.client_settings import (
     send_allotment,
     send_pacing,
@@ -50,9 +50,6 @@ def request_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     if seat.schedulable:
         gpu.wait_queue.join(seat)
         gpu.schedule.stale = True
-        holder = next(iter(gpu.leases.running.values()), None)
-        if len(gpu.wait_queue) == 1 and holder is not None:
-            follow_quantum(node, gpu, holder)
 
 
 def _activate(node: Node, gpu: Gpu, seat: Seat) -> None:
@@ -85,7 +82,7 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
         mine.max_wait_ns = max(mine.max_wait_ns, waited_ns)
         all_seats.max_wait_ns = max(all_seats.max_wait_ns, waited_ns)
     if quantum_ns is not None:
-        quantum_ns = renewed_quantum_ns(node, gpu, seat, quantum_ns)
+        quantum_ns = renewed_quantum_ns(node, gpu, quantum_ns)
     start_lease(node, gpu, seat, lease_id, quantum_ns, now_ns)
     gang = gpu.gang
     seat.lease.called = gang is not None and seat.client.gang == gang.name and gang.caller != gpu.uuid
@@ -348,18 +345,11 @@ def set_quantum(gpu: Gpu, quantum_ns: int) -> None:
         gpu.schedule.stale = True
 
 
-def follow_quantum(node: Node, gpu: Gpu, seat: Seat) -> None:
-    """The automatic quantum with what is known now of the switch at the end of this seat's turn."""
-    if gpu.rules.quantum_setting_ns is None:
-        forecast.update(node, gpu, seat)
-        set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
-
-
-def renewed_quantum_ns(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int) -> int:
-    """The quantum that a policy gave, or the automatic one if the policy gave that and it is about to change."""
+def renewed_quantum_ns(node: Node, gpu: Gpu, quantum_ns: int) -> int:
+    """The quantum that a policy gave, or the automatic one if the policy gave that and it has changed."""
     before_ns = gpu.rules.quantum_ns
-    if len(gpu.wait_queue):
-        follow_quantum(node, gpu, seat)
+    if gpu.rules.quantum_setting_ns is None:
+        set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
     return gpu.rules.quantum_ns if quantum_ns == before_ns else quantum_ns
 
 

@@ -198,7 +198,7 @@ def _ask(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> Plan:
     first = next((job for job in jobs if job.client not in running and job.rank.share_limit == 1.0), None)
     if first is not None and first.turn.waiting_since_ns is not None and not gpu.recovering and gpu.gang is None:
         turns = len(gpu.seats) * (12 if node.gangs else 4)  # a gang's slot of two quanta may follow each turn
-        limit_ns = STARVED_NS + turns * (gpu.rules.quantum_ns + int(gpu.switching.cost.average_ns))
+        limit_ns = STARVED_NS + turns * (gpu.rules.quantum_ns + int(gpu.switching.wait_average_ns))
         starves = now_ns - first.turn.waiting_since_ns > limit_ns and gpu.schedule.members and plan.running
         if starves and gpu.policy_guard.name != FALLBACK:
             gpu.policy_guard.starves(first, now_ns, node.out)

@@ -23,7 +23,7 @@ from typing import Final
 
 from nvshare.coordinator.engine import leases
 from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import orders, room
+from nvshare.coordinator.memory import checks, orders, room
 from nvshare.coordinator.memory.client_settings import send_settings
 from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Notify, Send
@@ -92,6 +92,7 @@ def _add_seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: 
     seat.memory.reserved_bytes = seat.memory.allocated_bytes
     orders.claim(seat)
     room.update(seat)
+    checks.reported(node, seat, event.resident_bytes)
     send_settings(node, seat)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,

@@ -28,7 +28,7 @@ from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot, take_cli
 from nvshare.coordinator.engine.snapshot.node import Snapshot, take
 from nvshare.coordinator.engine.snapshot.waits import RefusalSnapshot, WaitSnapshot, take_refusal, take_wait
 from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import admission, host_budget, orders, pinning
+from nvshare.coordinator.memory import admission, checks, host_budget, orders, pinning
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, Identity
@@ -79,6 +79,7 @@ class Scheduler:
             events.ClientGone: self._gone,
             events.ProcessEnded: self._process_ended,
             events.MemoryReported: self._memory_reported,
+            events.MemoryChecked: lambda event, _: checks.checked(self._node, event),
             events.ReservationAsked: self._reservation_asked,
             events.PinsAsked: self._pins_asked,
             events.HostAsked: self._host_asked,
@@ -357,6 +358,7 @@ class Scheduler:
             pinned=event.pinned_bytes,
             host=event.host_bytes,
         )
+        checks.reported(self._node, seat, event.resident_bytes)
         return (seat.gpu,)
 
     def _reservation_asked(self, event: events.ReservationAsked, now_ns: int) -> Iterable[Gpu]:

@@ -11,6 +11,7 @@ A client in `device` mode asks for room before it allocates, one in `swap` mode 
 (`ReserveMemory`).  Where that does not fit, clients whose turn is farthest away are evicted, no more than is missing,
 and the answer waits for them.  Room that a client in `device` mode asks for counts as immovable from then on, so
 members of the running set that do not fit beside it give their leases back.
+- Managed memory takes no other client's room: what was not evicted as ordered, the driver pages out.
 - Growth goes before prefetch: nothing more is brought in meanwhile, and what has come is evicted if nothing is farther.
 - Every question is answered: when there is room, when no client is left that could make some, at the deadline, or
   when the lease ends.  Then the client needs no physical memory, and the next switch brings it in, if it will fit
@@ -124,10 +125,11 @@ def _leases_are_ending(gpu: Gpu) -> bool:
     return any(seat.phase is REVOKING for seat in gpu.leases.by_client.values())
 
 
-def _paged_bytes(gpu: Gpu) -> int:
-    """Managed memory under a lease: its pages leave as others allocate."""
-    managed = (s for s in gpu.leases.by_client.values() if s.client.memory_mode is MemoryMode.MANAGED)
-    return sum(max(0, seat.memory.claimed_bytes - seat.memory.pinned_bytes) for seat in managed)
+def _paged_bytes(gpu: Gpu, *, leased: bool) -> int:
+    """Managed memory that no order evicts: its pages leave as others allocate.  `leased`: under a lease too."""
+    managed = (s for s in gpu.memory.evictable.values() if s.client.memory_mode is MemoryMode.MANAGED)
+    paged = [s for s in managed if (leased if s.phase in WITH_LEASE else s.moves.evict_failed)]
+    return sum(max(0, seat.memory.claimed_bytes - seat.memory.pinned_bytes) for seat in paged)
 
 
 def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> None:
@@ -139,7 +141,7 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
         refuse(node, seat, growth.sequence, growth.total_bytes, "pins")
         return
     free = orders.free_room(gpu)
-    lacking = growth.total_bytes - orders.claimed_bytes(seat) - free.free_bytes - (0 if swaps else _paged_bytes(gpu))
+    lacking = growth.total_bytes - orders.claimed_bytes(seat) - free.free_bytes - _paged_bytes(gpu, leased=not swaps)
     gives_back = not swaps and growth.total_bytes <= seat.memory.reserved_bytes
     if not at_once or lacking <= 0 or gives_back:
         seat.memory.growth = None

@@ -50,6 +50,10 @@ def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: i
     gpu = seat.gpu
     if allocated > seat.memory.allocated_bytes:
         allocated = max(seat.memory.allocated_bytes, min(allocated, room.most_bytes(seat)))
+    most = seat.memory.check.most_bytes
+    if most is not None:
+        resident = min(resident, most)
+        allocated = resident if seat.client.memory_mode is MemoryMode.DEVICE else allocated
     resident = min(resident, allocated)
     host = min(host, MOST_BYTES)
     needs = allocated != seat.memory.allocated_bytes
@@ -283,6 +287,8 @@ def _finish(node: Node, seat: Seat, order: Order, event: MoveProgressed, now_ns:
         seat.moves.restore_failed_at = gpu.leases.statistics.grants
         seat.moves.unused_credit_bytes = order.credit_bytes - order.moved_bytes
     failed = event.error != 0 or (short and order.evict)
+    if order.evict:
+        seat.moves.evict_failed = failed
     gpu.memory.statistics.failed_orders += failed
     seat.moves.statistics.failed_orders += failed
     hidden_ns = _count_time(gpu, seat, order, now_ns, sample=not failed and not order.stalled)
@@ -315,6 +321,7 @@ def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
         order = seat.moves.order
         if order is not None and order.moving and now_ns >= order.heard_ns + node.settings.memory.move_stall_ns:
             order.stalled = True
+            seat.moves.evict_failed = order.evict
             gpu.memory.statistics.failed_orders += 1
             seat.moves.statistics.failed_orders += 1
             client = seat.client

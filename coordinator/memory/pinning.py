@@ -7,8 +7,8 @@ immovable (`ReservePins`).
 Rules:
 - A question is refused at once if another client would have less than it needs (memory/room.py).
 - Clients in mode `swap` are told how much room they have, so that they allocate no more.
-- A client that does not fit all the same (an older hook has not asked, two messages crossed, or it allocated after a
-  restart before others were back) is unschedulable until it fits.  The log, an event and `nvshare-ctl status` name it,
+- A client that does not fit all the same (two messages crossed, or it allocated after a restart before others were
+  back) is unschedulable until it fits.  The log, an event and `nvshare-ctl status` name it,
   and the clients that are in its way.
 - A client that was refused room, and gives its lease back unused, is unschedulable for `RETRY_NS`, because no message
   tells when another client's memory can move again.

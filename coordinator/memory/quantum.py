@@ -4,10 +4,8 @@ With a share s of the time for switching and a cost c per switch, c / (c + q) = 
 
 Rules:
 - The cost is measured: drain, hand-over, and the average wait for memory over the last switches.
-- The wait counts at least as what the next switches must move at the speed of the link, and at most twice that.  So the
-  first quantum is right, and old figures do not outlive their cause.
 - A quantum is at least twice what moves during it, so that there is time for prefetch.
-- The result is within the bounds of the settings.  Before anything is measured or predicted it is `INITIAL_NS`.
+- The result is within the bounds of the settings.  Before anything is measured it is `INITIAL_NS`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ WEIGHT: Final = 0.125
 """Weight of the newest sample in moving averages."""
 
 ROOM_FOR_HIDDEN: Final = 2
-MOST_OVER_FORESEEN: Final = 2
 MOST_FOR_WAITS: Final = 4
 """Times the cost of a switch: a quantum that is bounded for the others' waits is at least this long."""
 DEFAULT_RATE: Final = 8.0
@@ -42,12 +39,9 @@ def move_rate(gpu: Gpu) -> float:
 
 def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
     """The quantum at which switching costs `gpu.switch_share`."""
-    least_ns, most_ns = gpu.switching.cost.bounds_ns(gpu.leases.active_seats)
-    if not gpu.switching.measured and most_ns == 0.0:
+    if not gpu.switching.measured and not gpu.switching.waits_ns:
         return INITIAL_NS
-    fixed_ns = gpu.switching.drain_average_ns + gpu.switching.handover_average_ns
-    cost_ns = min(max(gpu.switching.average_cost_ns, fixed_ns + least_ns), MOST_OVER_FORESEEN * (fixed_ns + most_ns))
-    hidden_ns = max(gpu.switching.hidden.average_ns, gpu.switching.cost.hidden_bytes() / move_rate(gpu))
+    cost_ns, hidden_ns = gpu.switching.average_cost_ns, gpu.switching.hidden.average_ns
     share = gpu.rules.switch_share
     quantum_ns = int(max(cost_ns * (1.0 - share) / share, ROOM_FOR_HIDDEN * hidden_ns))
     # Steps of a millisecond keep the figure stable.
@@ -65,7 +59,7 @@ def idle_release_ns(gpu: Gpu, node: Node) -> int:
     memory. It is a power of two, because each change is a message to each client.
     """
     base_ns = node.settings.leases.idle_release_ns
-    wanted_ns = 2 * gpu.switching.cost.average_ns
+    wanted_ns = 2 * gpu.switching.wait_average_ns
     if wanted_ns <= base_ns or base_ns == 0:
         return base_ns
     return MILLISECOND_NS << (int(wanted_ns) // MILLISECOND_NS).bit_length()

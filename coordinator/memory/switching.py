@@ -59,9 +59,8 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
 def begin(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
     """Starts what must move before `seat` runs.  False: nothing can."""
     deadline_ns = now_ns + node.settings.memory.move_deadline_ns
-    before = (gpu.memory.statistics.evicted_bytes, gpu.memory.statistics.restored_bytes)
     fresh = seat.moves.statistics.moved_out_bytes == 0
-    gpu.switching.switch = Switch(seat, now_ns, deadline_ns, *before, fresh=fresh)
+    gpu.switching.switch = Switch(seat, now_ns, deadline_ns, gpu.memory.statistics.evicted_bytes, fresh=fresh)
     advance(node, gpu, now_ns)
     if not gpu.switching.switch.done:
         return True
@@ -73,7 +72,7 @@ def begin(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
 def count_free(node: Node, gpu: Gpu, seat: Seat) -> None:
     """The seat is granted without a move: a sample for the cost of switches."""
     if gpu.leases.last_holder != seat.client.client_id:
-        _count_switch(node, gpu, 0, 0)
+        _count_switch(node, gpu, 0)
 
 
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -147,14 +146,15 @@ def close(node: Node, gpu: Gpu, now_ns: int) -> None:
     cancel(gpu, now_ns)
     elapsed_ns = now_ns - switch.started_ns
     gpu.memory.statistics.moved_ns += elapsed_ns
-    out_bytes = gpu.memory.statistics.evicted_bytes - switch.out_before
-    if not switch.late and (out_bytes or not switch.fresh):  # allocating new memory is no cost of switching
-        in_bytes = 0 if switch.fresh else gpu.memory.statistics.restored_bytes - switch.in_before
-        _count_switch(node, gpu, elapsed_ns, max(out_bytes, in_bytes))
+    evicted = gpu.memory.statistics.evicted_bytes > switch.out_before
+    if not switch.late and (evicted or not switch.fresh):  # allocating new memory is no cost of switching
+        _count_switch(node, gpu, elapsed_ns)
 
 
-def _count_switch(node: Node, gpu: Gpu, waited_ns: int, moved_bytes: int) -> None:
-    before = idle_release_ns(gpu, node)
-    gpu.switching.cost.add_wait(waited_ns, moved_bytes)
+def _count_switch(node: Node, gpu: Gpu, waited_ns: int) -> None:
+    before, waits_ns = idle_release_ns(gpu, node), gpu.switching.waits_ns
+    waits_ns.append(waited_ns)
+    if not any(waits_ns):
+        waits_ns.clear()
     if idle_release_ns(gpu, node) != before:
         gpu.settings_changed()

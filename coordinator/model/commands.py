@@ -71,4 +71,11 @@ class Kill:
     reason: str
 
 
-Command = Send | SetTimer | RecordLease | Notify | Log | Kill
+@dataclass(frozen=True, slots=True)
+class CheckMemory:
+    """Read the driver's figures of this GPU's memory.  They come back as `events.MemoryChecked`."""
+
+    uuid: str
+
+
+Command = Send | SetTimer | RecordLease | Notify | Log | Kill | CheckMemory

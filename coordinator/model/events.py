@@ -320,6 +320,15 @@ class Resumed:
     client: int
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryChecked:
+    """The driver's figures after `commands.CheckMemory`: memory by process id, in decimal, and of all others."""
+
+    uuid: str
+    by_process: dict[str, int]
+    unlisted_bytes: int
+
+
 Event = (
     GpuAdded
     | HolderGone
@@ -333,6 +342,7 @@ Event = (
     | ClientGone
     | ProcessEnded
     | MemoryReported
+    | MemoryChecked
     | ReservationAsked
     | PinsAsked
     | HostAsked

@@ -10,7 +10,6 @@ from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.memory import GpuMemory, Switch
 from nvshare.coordinator.model.seat import REVOKING, Seat
 from nvshare.coordinator.model.statistics import LeaseStatistics
-from nvshare.coordinator.model.switch_cost import SwitchCost
 from nvshare.coordinator.model.wait_queue import WaitQueue
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import Allotment, GpuView
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 RECENT: Final = 256
 """Samples of hand-over and drain times that a GPU remembers."""
+WAITS: Final = 16
+"""Switches whose waits for memory are averaged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,8 +138,8 @@ class Switching:
 
     switch: Switch | None = None
     """Memory moves before the next grant."""
-    cost: SwitchCost = field(default_factory=SwitchCost)
-    """The time that switches wait for memory."""
+    waits_ns: deque[int] = field(default_factory=lambda: deque(maxlen=WAITS))
+    """Times that the last switches waited for memory; empty while none has to."""
     credit: SwitchCredit = field(default_factory=SwitchCredit)
     drain_average_ns: float = 0.0
     handover_average_ns: float = 0.0
@@ -160,7 +161,12 @@ class Switching:
     @property
     def idle_average_ns(self) -> float:
         """The part of it in which the GPU idles: during the drain it works."""
-        return self.handover_average_ns + self.cost.average_ns
+        return self.handover_average_ns + self.wait_average_ns
+
+    @property
+    def wait_average_ns(self) -> float:
+        """Average wait of a switch for memory, each with equal weight: all together should cost their share."""
+        return sum(self.waits_ns) / len(self.waits_ns) if self.waits_ns else 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -30,10 +30,27 @@ class SeatMemory:
     highest_limit_bytes: int = 0
     """Since it attached; 0: none.  What it has may be more than its limit, if that has fallen."""
     growth: Growth | None = None
+    check: ReportCheck = field(default_factory=lambda: ReportCheck())
     claimed_bytes: int = 0
     """As `orders.claim` has counted it."""
     needed_bytes: int = 0
     """Allocated or claimed, as `orders.claim` has counted it."""
+
+
+@dataclass(slots=True)
+class ReportCheck:
+    """A client's reports beside the driver's figures.  Changed by memory/checks.py."""
+
+    reported_bytes: int = 0
+    """Resident by the last report."""
+    asked_bytes: int = 0
+    """As it claimed when the driver's figures were asked for."""
+    confirmed_bytes: int = 0
+    """The most that a check has found to be true."""
+    doubted: bool = False
+    """The last check found less; a second one decides, because a report may be under way."""
+    most_bytes: int | None = None
+    """It reported more than it had: the most that counts until the next check."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +111,8 @@ class SeatMoves:
     evict_failed_at: int = -1
     restore_failed_at: int = -1
     """`LeaseStatistics.grants` when an order fell short.  There is no further order before the next grant."""
+    evict_failed: bool = False
+    """The last eviction failed or has stalled."""
     unused_credit_bytes: int = 0
     """The credit that the restoration left unused.  With more credit there is a further order."""
     statistics: SeatMoveStatistics = field(default_factory=SeatMoveStatistics)
@@ -164,6 +183,8 @@ class GpuMemory:
     growing: dict[int, Seat] = field(default_factory=dict)
     """By client: seats whose question for room is not answered yet."""
     immovable: Immovable = field(default_factory=Immovable)
+    checking: bool = False
+    """The driver's figures are asked for.  Changed by memory/checks.py."""
     statistics: MoveStatistics = field(default_factory=MoveStatistics)
 
 
@@ -175,8 +196,7 @@ class Switch:
     started_ns: int
     deadline_ns: int
     out_before: int
-    in_before: int
-    """Bytes that the GPU had moved when the switch began."""
+    """Bytes that the GPU had evicted when the switch began."""
     fresh: bool
     """Nothing of the seat was ever evicted as far as is known: what comes in is new, and not copied."""
     done: bool = False

@@ -252,7 +252,7 @@ class GpuSettings(Message):
     - `reserve`: growth beyond the reservation needs `ReserveMemory`.
     - `pacing_budget_ns`: limit of submitted, unfinished GPU time (0: none).
     - `idle_release_ns`: idle time after which the lease is released while another client waits (0: never).
-    - `resident_limit_bytes`: always 0; hooks of version 0.1 use memory beyond it from the host.
+    - `resident_limit_bytes`: always 0.
     - `prepare_host_bytes`: expected size of an eviction, for which the hook prepares pinned memory.
     - `room_bytes`: the largest resident memory possible beside the others' immovable memory (0: unknown).
     - `ask_pins`: memory becomes immovable only after `ReservePins`.

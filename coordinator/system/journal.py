@@ -72,7 +72,6 @@ class Journal:
         self._started: dict[int, int] = {}
         self._unwritten: dict[int, bytes] = {}
         """Unwritten content by offset."""
-        self._last: tuple[str, Record] | None = None
         """The last record."""
         self._complained = True  # a failure during construction is raised, not logged
         try:
@@ -113,11 +112,6 @@ class Journal:
             started = self._started[process_id] = self._started_at(process_id) or 0
         self._write(uuid, Record(lease_id, process_id, started or 0))
 
-    def rewrite(self) -> None:
-        """Writes the last record again, to warm the caches for the next one."""
-        if self._last is not None:
-            self._write(*self._last)
-
     def forget(self, process_id: int) -> None:
         """Drops the cached start time of a process without connections, whose id may be reused."""
         self._started.pop(process_id, None)
@@ -126,7 +120,6 @@ class Journal:
         os.close(self._descriptor)
 
     def _write(self, uuid: str, record: Record) -> None:
-        self._last = (uuid, record)
         body = _BODY.pack(self._names[uuid], record.lease_id, record.process_id, record.started_at)
         self._put(self._offsets[uuid], body + struct.pack("=I4x", zlib.crc32(body)))
 

@@ -11,7 +11,13 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import zmq
+
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.trace import overlaps
+from tests.daemon.processes import Hook
 from tests.end_to_end.conftest import Node, finish, stop
 from tests.waiting import eventually
 
@@ -108,3 +114,16 @@ def test_stopped_coordinator_fails_nobody(node: Node, saturate: Path) -> None:
     node.start_coordinator("--quantum=20ms")
     go_on(node, pids)
     end_apart(node)
+
+
+def test_memory_that_is_only_reported_is_not_counted(node: Node) -> None:
+    """Broken: a process without memory reports the whole card, and all others are out of memory."""
+    node.start_coordinator()
+    uuid = node.control("status")["gpus"][0]["uuid"]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    liar = Hook(context, RuntimeDir(node.directory).hooks_socket).hello("liar", memory_mode=int(MemoryMode.DEVICE))
+    liar.send(messages.AttachGpu(0, uuid, 1 << 47, 0, False, 1 << 47, 1 << 47, 1 << 47))
+    liar.next(messages.GpuSettings)
+    eventually(lambda: node.control("status")["gpus"][0]["resident_bytes"] == 0, "its report is checked")
+    assert "liar" in node.log()
+    context.destroy(0)

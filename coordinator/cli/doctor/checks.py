@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from nvshare.client_hook.launcher import HOOK_NAME, preload_entries
 from nvshare.coordinator.cli.doctor.facts import Facts, Finding
+from nvshare.coordinator.system.gpu_processes import REMEDY
 from nvshare.coordinator.system.processes import ProcessFacts
-from nvshare.coordinator.system.unhooked import REMEDY
 from nvshare.coordinator.units import format_size
 
 _MOST_UNHOOKED = 8

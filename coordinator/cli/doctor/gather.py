@@ -20,10 +20,10 @@ from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system import host_memory
 from nvshare.coordinator.system.devices import nvml, text_of
+from nvshare.coordinator.system.gpu_processes import computing_processes, unhooked_processes
 from nvshare.coordinator.system.mps.obstacles import DEFAULT_PIPE_DIRECTORY, answers
 from nvshare.coordinator.system.processes import read_process
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from nvshare.coordinator.system.unhooked import computing_processes, unhooked_processes
 
 
 def gather(directory: RuntimeDir, process_id: int | None) -> Facts:

@@ -25,9 +25,9 @@ from nvshare.coordinator.cli.doctor.facts import (
     MachineFacts,
     ShellFacts,
 )
+from nvshare.coordinator.system.gpu_processes import UnhookedWatch
 from nvshare.coordinator.system.processes import ProcessFacts, read_process
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from nvshare.coordinator.system.unhooked import UnhookedWatch
 
 STATUS: dict[str, Any] = {
     "pid": 7,

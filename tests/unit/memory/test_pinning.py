@@ -144,7 +144,7 @@ def test_room_is_told() -> None:
 
 
 def test_who_does_not_fit_is_named() -> None:
-    """Broken: a program that lacks room because an older hook asked nobody waits silently."""
+    """Broken: a program that lacks room because another one's hook did not ask waits silently."""
     harness = make_harness()
     _, b = stuck(harness)
     assert b.seat().memory.lacking_bytes == 30

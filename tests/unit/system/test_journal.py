@@ -47,15 +47,6 @@ def test_a_freed_lease_has_no_holder_but_a_number(tmp_path: Path) -> None:
     assert (second.holder(GPU), second.next_lease_id(GPU)) == (None, 10)
 
 
-def test_writing_again_changes_nothing(tmp_path: Path) -> None:
-    """Broken if warming up for a hand-over lost who holds the lease."""
-    first = Journal(tmp_path / "journal", [GPU])
-    first.record(GPU, 7, os.getpid())
-    before = (tmp_path / "journal").read_bytes()
-    first.rewrite()
-    assert (tmp_path / "journal").read_bytes() == before
-
-
 def test_several_holders_are_remembered_as_such(tmp_path: Path) -> None:
     """Broken if a restart in concurrent sharing believed that nobody held a lease."""
     Journal(tmp_path / "journal", [GPU]).record(GPU, 3, MANY_HOLDERS)
