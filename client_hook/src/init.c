@@ -6,7 +6,7 @@
  *    or allocates memory.
  *  Fork: the child has none of the hook's threads.  It closes its copy of the connection, so that the coordinator notices the parent's end, and
  *    starts as a new process: gates closed, no lease.  An atfork handler allocates nothing and takes no lock that another thread may hold
- *    (base/process/fork.h).
+ *    (base/process.h).
  *  Exec: every descriptor of the hook is close-on-exec; the new image runs the constructor again.
  *  Re-entrancy: a thread inside a gated call passes every gate (its slot records the call), also in a signal handler.  The agent thread calls
  *    real functions only and passes no gate.
@@ -16,10 +16,9 @@
  *    most 50 ms for the agent to release its leases, then the driver's.  From then on each call gets the driver's CUDA_ERROR_DEINITIALIZED without a
  *    lease.  _exit, quick_exit, exec and death need no handler: the connection closes with the process.
  */
-#include "base/port.h"
-#include "base/process/fork.h"
+#include "base/base.h"
+#include "base/process.h"
 #include "contexts/context.h"
-#include "contexts/streams.h"
 #include "coord/agent.h"
 #include "coord/memory/budget.h"
 #include "coord/waiting/python.h"
@@ -27,7 +26,6 @@
 #include "driver/nvml.h"
 #include "gate/gate.h"
 #include "gate/host_functions.h"
-#include "gate/start.h"
 #include "hooks/memory/nvml.h"
 #include "hooks/work/graph_gpus.h"
 #include "hooks/work/thunk.h"

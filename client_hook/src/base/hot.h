@@ -44,7 +44,7 @@ typedef struct nvs_slot {
 
 typedef struct nvs_hot_page {
     _Alignas(4096) _Atomic(nvs_function) reals[NVS_HOT_REALS]; /* as nvs_reals of driver/cuda_api.h */
-    /* Offset of nvs_self (gate/wait.h) from the thread pointer, the same for all threads; 0: not exactly one GPU, or not known yet.
+    /* Offset of nvs_self (gate/gate.h) from the thread pointer, the same for all threads; 0: not exactly one GPU, or not known yet.
      * Relaxed: as only_gpu. */
     _Atomic intptr_t self;
     /* The only live context that the hooks have seen; NULL: none, or several.  Relaxed: a thread gets another context's handle from the

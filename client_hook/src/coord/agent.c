@@ -8,14 +8,11 @@
 #define _GNU_SOURCE /* syscall */
 #include "coord/agent.h"
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/process/cancel.h"
-#include "base/process/fork.h"
-#include "base/process/futex.h"
-#include "base/process/thread.h"
-#include "contexts/gpu_facts.h"
+#include "base/process.h"
+#include "base/system.h"
+#include "contexts/gpu.h"
 #include "coord/loop.h"
 #include "coord/mailbox.h"
 #include "coord/memory/budget.h"
@@ -54,7 +51,7 @@ static void fail(const char *what, int error)
 
 static bool one_thread(void)
 {
-    struct stat tasks; /* as the kernel has it on both architectures; stat() is too new (base/process/glibc_floor.h) */
+    struct stat tasks; /* as the kernel has it on both architectures; stat() is too new (base/glibc_floor.h) */
     return syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/task", &tasks, 0) == 0 && tasks.st_nlink == 3; /* "." and ".." are links too */
 }
 

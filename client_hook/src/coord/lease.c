@@ -1,9 +1,9 @@
 /* See lease.h. */
 #include "coord/lease.h"
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "coord/mailbox.h"
 #include "coord/memory/moves.h"
 #include "coord/memory/report.h"

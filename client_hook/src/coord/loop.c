@@ -12,10 +12,10 @@
 #define _GNU_SOURCE /* ppoll */
 #include "coord/loop.h"
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/process/futex.h"
+#include "base/process.h"
+#include "base/system.h"
 #include "coord/lease.h"
 #include "coord/mailbox.h"
 #include "coord/memory/budget.h"

@@ -6,7 +6,7 @@
 #ifndef NVS_MAILBOX_H
 #define NVS_MAILBOX_H
 
-#include "contexts/gpu_facts.h"
+#include "contexts/gpu.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

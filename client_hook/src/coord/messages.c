@@ -1,10 +1,10 @@
 /* See messages.h. */
 #include "coord/messages.h"
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/process/futex.h"
+#include "base/process.h"
+#include "base/system.h"
 #include "coord/lease.h"
 #include "coord/mailbox.h"
 #include "coord/memory/budget.h"

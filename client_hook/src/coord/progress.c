@@ -8,7 +8,7 @@
  */
 #include "coord/progress.h"
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "coord/mailbox.h"
 #include "coord/protocol/link.h"
 #include "gate/gate.h"

@@ -1,8 +1,8 @@
 /* The functions of nvshare.h, for programs that know of the hook. */
 #include "nvshare.h"
 
-#include "base/process/thread.h"
-#include "base/version.h"
+#include "base/base.h"
+#include "base/process.h"
 #include "coord/mailbox.h"
 #include "gate/gate.h"
 #include "memory/memory.h"

@@ -16,8 +16,8 @@
  *
  * Non-goals: the use of the memory; messages (coord/memory/budget.c).
  */
-#ifndef NVS_HOST_POOL_H
-#define NVS_HOST_POOL_H
+#ifndef NVS_POOL_H
+#define NVS_POOL_H
 
 #include "host/system.h"
 

@@ -1,9 +1,8 @@
 /* See connection.h. */
 #include "ipc/connection.h"
 
-#include "base/clock.h"
-#include "base/process/cancel.h"
-#include "base/process/futex.h"
+#include "base/process.h"
+#include "base/system.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

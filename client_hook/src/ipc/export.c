@@ -4,8 +4,8 @@
  *
  * Non-goals: sockets, threads.
  */
+#include "base/base.h"
 #include "base/log.h"
-#include "base/port.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "ipc/ipc.h"

@@ -8,11 +8,11 @@
  *
  * Non-goals: exports.
  */
-#include "base/clock.h"
 #include "base/hot.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "contexts/context.h"
-#include "contexts/which_gpu.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "ipc/ipc.h"
 #include "ipc/mapping.h"

@@ -2,10 +2,9 @@
 #define _GNU_SOURCE /* pthread_setname_np */
 #include "ipc/server.h"
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "base/process/futex.h"
-#include "base/process/thread.h"
+#include "base/process.h"
+#include "base/system.h"
 
 #include <errno.h>
 #include <poll.h>

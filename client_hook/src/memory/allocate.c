@@ -2,8 +2,7 @@
 #include "memory/allocate.h"
 
 #include "contexts/context.h"
-#include "contexts/dead.h"
-#include "contexts/which_gpu.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/backends/mode.h"

@@ -1,9 +1,9 @@
 /* See release.h. */
 #include "memory/release.h"
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "base/process/cancel.h"
+#include "base/process.h"
+#include "base/system.h"
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "inflight/captures.h"

@@ -7,7 +7,7 @@
  * chunks, those below 2 MiB among themselves: frameworks allocate in pieces of 2 and 20 MiB, and a move costs a time for each chunk
  * (docs/decisions/swap-chunks.md).
  */
-#include "base/clock.h"
+#include "base/process.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/memory.h"

@@ -8,7 +8,6 @@
 
 #include "base/log.h"
 #include "contexts/context.h"
-#include "contexts/dead.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 

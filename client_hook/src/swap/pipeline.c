@@ -11,8 +11,8 @@
  */
 #include "swap/swap.h"
 
-#include "base/process/cancel.h"
-#include "base/process/thread.h"
+#include "base/process.h"
+#include "base/system.h"
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 

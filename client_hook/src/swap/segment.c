@@ -2,8 +2,8 @@
 #include "swap/swap.h"
 
 #include "base/log.h"
-#include "base/process/cancel.h"
-#include "contexts/gpu_facts.h"
+#include "base/system.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 
 #include <errno.h>

@@ -6,8 +6,8 @@
  */
 #include "swap/swap.h"
 
+#include "base/base.h"
 #include "base/log.h"
-#include "base/port.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/quota/pins.h"

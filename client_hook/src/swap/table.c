@@ -1,7 +1,7 @@
 /* The segments of each GPU: the list, its figures, and the lock of mode `swap`.  See swap.h. */
 #include "swap/swap.h"
 
-#include "base/process/cancel.h"
+#include "base/system.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* See budget.h. */
 #include "coord/memory/budget.h"
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "coord/mailbox.h"
 #include "coord/protocol/link.h"
 #include "host/pool.h"

@@ -11,7 +11,7 @@
 #include "base/base.h"
 #include "coord/protocol/wire.gen.h"
 
-void nvs_agent_reserve_host(uint64_t total_bytes); /* behind base/port.h */
+void nvs_agent_reserve_host(uint64_t total_bytes); /* behind base/base.h */
 void nvs_budget_connected(void); /* the coordinator has accepted the connection */
 void nvs_budget_lost(void);
 void nvs_budget_answer(const nvs_host_reserved *answer);

@@ -1,10 +1,9 @@
 /* See moves.h. */
 #include "coord/memory/moves.h"
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "base/process/cancel.h"
-#include "base/process/thread.h"
+#include "base/process.h"
+#include "base/system.h"
 #include "coord/mailbox.h"
 #include "coord/memory/report.h"
 #include "coord/protocol/link.h"

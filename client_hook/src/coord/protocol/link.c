@@ -7,10 +7,10 @@
 #define _GNU_SOURCE /* program_invocation_short_name */
 #include "coord/protocol/link.h"
 
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/version.h"
+#include "base/process.h"
 #include "coord/protocol/transport.h"
 
 #include <errno.h>

@@ -8,7 +8,7 @@
 #include "coord/protocol/transport.h"
 
 #include "base/log.h"
-#include "base/process/descriptor.h"
+#include "base/system.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -84,7 +84,7 @@ static bool queue(const void *bytes, size_t size)
     return true;
 }
 
-/* A directory that nobody but its owner changes.  stat() is too new (base/process/glibc_floor.h). */
+/* A directory that nobody but its owner changes.  stat() is too new (base/glibc_floor.h). */
 static bool owned(const char *path, uid_t *owner)
 {
     struct stat found;

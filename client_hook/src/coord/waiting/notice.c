@@ -1,8 +1,8 @@
 /* See notice.h. */
 #include "coord/waiting/notice.h"
 
-#include "base/clock.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "coord/mailbox.h"
 #include "coord/protocol/link.h"
 #include "gate/gate.h"

@@ -2,11 +2,9 @@
 #define _GNU_SOURCE /* RTLD_DEFAULT, gettid */
 #include "coord/waiting/python.h"
 
-#include "base/clock.h"
-#include "base/process/fork.h"
-#include "base/process/futex.h"
-#include "base/process/thread.h"
-#include "driver/libc_symbols.h"
+#include "base/process.h"
+#include "base/system.h"
+#include "driver/library.h"
 #include "gate/gate.h"
 
 #include <dlfcn.h>

@@ -4,7 +4,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "contexts/context.h"
-#include "contexts/gpu_facts.h"
+#include "contexts/gpu.h"
 #include "driver/library.h"
 #include "memory/memory.h"
 

@@ -8,7 +8,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "contexts/context.h"
-#include "contexts/which_gpu.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "hooks/memory/swap.h"

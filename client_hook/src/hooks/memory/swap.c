@@ -5,7 +5,7 @@
  */
 #include "base/config.h"
 #include "base/log.h"
-#include "contexts/which_gpu.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "hooks/memory/swap.h"
 #include "ipc/ipc.h"

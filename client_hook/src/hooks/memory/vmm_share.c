@@ -3,9 +3,9 @@
  * Another process, a multicast object or a sparse array refers to the physical memory of a handle.  So that memory stays on the GPU from then on, and
  * such a call waits for the lease as a launch does.
  */
+#include "base/base.h"
 #include "base/log.h"
-#include "base/port.h"
-#include "contexts/which_gpu.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "inflight/pacing.h"

@@ -4,7 +4,7 @@
  * the marks of all work.
  */
 #include "contexts/context.h"
-#include "contexts/which_gpu.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "hooks/work/graph_gpus.h"

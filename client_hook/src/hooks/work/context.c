@@ -1,12 +1,10 @@
 /* Wrappers of contexts and streams: they call the real function and report to the registry.  None waits for a lease. */
 #include "contexts/context.h"
-#include "contexts/streams.h"
-#include "contexts/which_gpu.h"
+#include "contexts/gpu.h"
 #include "coord/agent.h"
 #include "coord/memory/moves.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "gate/start.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 #include "inflight/pacing.h"

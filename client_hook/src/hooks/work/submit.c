@@ -3,7 +3,7 @@
  * A wrapper enters the gate, calls the real function, and leaves.  The fast path does nothing else: the process sees one GPU and has no capture
  * open (inflight/captures.h).
  */
-#include "contexts/which_gpu.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "gate/host_functions.h"

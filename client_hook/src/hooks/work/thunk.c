@@ -6,7 +6,7 @@
 #include "hooks/work/thunk.h"
 
 #include "base/log.h"
-#include "contexts/which_gpu.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 

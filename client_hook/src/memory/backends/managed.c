@@ -9,8 +9,7 @@
  */
 #include "base/log.h"
 #include "contexts/context.h"
-#include "contexts/dead.h"
-#include "contexts/gpu_facts.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/backends/backend.h"

@@ -1,9 +1,9 @@
 /* See mode.h. */
 #include "memory/backends/mode.h"
 
+#include "base/base.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/port.h"
 #include "contexts/context.h"
 
 const nvs_backend *nvs_memory_backend(uint32_t gpu)

@@ -1,9 +1,9 @@
 /* See deferred.h. */
 #include "memory/quota/deferred.h"
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "base/process/cancel.h"
+#include "base/process.h"
+#include "base/system.h"
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "memory/backends/mode.h"

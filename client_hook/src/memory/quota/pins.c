@@ -1,8 +1,8 @@
 /* See pins.h. */
 #include "memory/quota/pins.h"
 
+#include "base/base.h"
 #include "base/log.h"
-#include "base/port.h"
 #include "memory/moving.h"
 #include "memory/quota/admission.h"
 #include "memory/quota/quota.h"

@@ -7,7 +7,7 @@
 #ifndef NVS_QUOTA_H
 #define NVS_QUOTA_H
 
-#include "base/port.h"
+#include "base/base.h"
 #include "memory/records/ledger.h"
 
 /* Raises `charged` if the limit allows it, and with `ask` the coordinator. */

@@ -1,7 +1,7 @@
 /* See entries.h. */
 #include "memory/records/entries.h"
 
-#include "base/port.h"
+#include "base/base.h"
 #include "memory/backends/backend.h"
 #include "memory/pools/figures.h"
 #include "memory/quota/quota.h"

@@ -4,20 +4,16 @@
 #ifndef CONTEXT_DRIVER_H
 #define CONTEXT_DRIVER_H
 
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/port.h"
-#include "base/process/fork.h"
+#include "base/process.h"
 #include "contexts/context.h"
-#include "contexts/gpu_cache.h"
-#include "contexts/which_gpu.h"
-#include "contexts/streams.h"
+#include "contexts/gpu.h"
 #include "coord/agent.h"
 #include "coord/memory/moves.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "gate/start.h"
 #include "hooks/work/graph_gpus.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
