@@ -34,11 +34,8 @@
 #include "inflight/pacing.h"
 #include "ipc/ipc.h"
 #include "memory/memory.h"
-#include "memory/pools/book.h"
-#include "memory/pools/figures.h"
-#include "memory/quota/graph_memory.h"
-#include "memory/quota/pins.h"
-#include "memory/records/registry.h"
+#include "memory/pools.h"
+#include "memory/registry.h"
 #include "swap/swap.h"
 
 /* Functions that a folder needs of a higher one.  They are constants, because an entry point may be called before the constructor has run. */

@@ -3,14 +3,14 @@
  * Rules of this library in a process of an application:
  *  - it never exits, aborts or hangs the application, and prints only what NVSHARE_LOG asks for, and each warning once;
  *  - it passes a call that it does not understand to the real function;
- *  - it holds no lock during calls of the CUDA driver or dlsym on an application's thread, except calls that name a pool (memory/pools/figures.h).
+ *  - it holds no lock during calls of the CUDA driver or dlsym on an application's thread, except calls that name a pool (memory/pools.h).
  *
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
  * pool.
  * Locks held without any other: streams (contexts/context.c), moves (coord/memory/moves.c), the pipeline of a move
  * (swap/pipeline.c), exports (ipc/export.c), imports (ipc/import.c),
  * connections (ipc/connection.c), marks (inflight/marks.c), captures (inflight/captures.c), host functions (gate/host_functions.c),
- * ended threads (inflight/pacing.c), figures of pools (memory/pools/figures.c).
+ * ended threads (inflight/pacing.c), figures of pools (memory/pools.c).
  * No other lock exists.
  */
 #ifndef NVS_BASE_H

@@ -93,7 +93,7 @@ static void on_settings(const nvs_gpu_settings *settings)
 {
     uint32_t gpu = settings->gpu;
     nvs_agent_answered(gpu);
-    atomic_store_explicit(&nvs_ledgers[gpu].quota.limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see memory/records/ledger.h */
+    atomic_store_explicit(&nvs_ledgers[gpu].quota.limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see memory/quota.h */
     nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
     nvs_memory_prepare_host(gpu, settings->prepare_host_bytes);
     nvs_memory_set_room(gpu, settings->room_bytes);
@@ -105,7 +105,7 @@ static void on_settings(const nvs_gpu_settings *settings)
 
 static void on_reserved(const nvs_memory_reserved *answer)
 {
-    atomic_store_explicit(&nvs_ledgers[answer->gpu].quota.limited, answer->by_limit, memory_order_relaxed); /* see memory/records/ledger.h */
+    atomic_store_explicit(&nvs_ledgers[answer->gpu].quota.limited, answer->by_limit, memory_order_relaxed); /* see memory/quota.h */
     nvs_memory_set_reserved(answer->gpu, answer->bytes);
     if (answer->sequence == nvs_agent_gpus[answer->gpu].connection.reserve)
         nvs_question_answer(&nvs_mail[answer->gpu].reserve, answer->sequence, answer->bytes);

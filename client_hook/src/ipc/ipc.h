@@ -16,7 +16,7 @@
 #define NVS_IPC_H
 
 #include "base/base.h"
-#include "memory/records/allocation.h"
+#include "memory/registry.h"
 
 /* --- export.c --- */
 

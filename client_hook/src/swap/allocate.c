@@ -11,7 +11,6 @@
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/memory.h"
-#include "memory/quota/pins.h"
 #include "swap/swap.h"
 
 #define LARGEST_CHUNK (NVS_HOST_GRAIN * NVS_CHUNK_GRAINS)

@@ -1,4 +1,4 @@
-/* The entry points of memory mode `swap` (memory/backends/backend.h): orders of the coordinator, the gate, figures.
+/* The entry points of memory mode `swap` (memory/backend.h): orders of the coordinator, the gate, figures.
  *
  * Memory in chunks has no RDMA access: such a call gets the driver's error and a line in the log.
  */

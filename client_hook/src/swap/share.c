@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "memory/quota/pins.h"
+#include "memory/memory.h"
 
 /* --- the program's other GPUs --- */
 

@@ -199,7 +199,7 @@ typedef struct nvs_share { /* the chunks that hold a range of addresses */
     uint32_t first, count;
     uint64_t bytes, offset; /* size of these chunks, and offset of the range in them */
 } nvs_share;
-/* Pins the chunks, if others leave the room (memory/quota/pins.h), and adds a user to the segment.  The caller is in the open gate; its
+/* Pins the chunks, if others leave the room (memory/memory.h), and adds a user to the segment.  The caller is in the open gate; its
  * pointer may be stale.  CUDA_ERROR_OUT_OF_MEMORY: other programs need the room. */
 CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out);
 void nvs_share_end(const nvs_share *share); /* takes the lock; may destroy the segment */

@@ -10,7 +10,6 @@
 #include "hooks/memory/swap.h"
 #include "ipc/ipc.h"
 #include "memory/memory.h"
-#include "memory/quota/pins.h"
 
 #include <stdatomic.h>
 

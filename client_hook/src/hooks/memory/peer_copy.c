@@ -8,7 +8,7 @@
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "hooks/memory/operands.h"
-#include "memory/records/allocation.h"
+#include "memory/registry.h"
 
 /* A context of the GPU that holds an address; NULL: host memory, or unknown. */
 static CUcontext context_of(CUdeviceptr pointer)

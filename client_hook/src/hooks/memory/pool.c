@@ -2,8 +2,8 @@
  *
  * In a mode that moves memory, the backend makes an allocation outside a capture at once, and its free waits for the work queued before it
  * (an event; nvs_memory_reap).  An allocation of the same size on the same stream may take the memory earlier.  Inside a capture the memory belongs
- * to the graph and is the driver's (memory/quota/graph_memory.h).  A program is charged for its allocations, and for the free memory that a driver's
- * pool keeps (memory/pools/figures.h).
+ * to the graph and is the driver's (memory/memory.h).  A program is charged for its allocations, and for the free memory that a driver's
+ * pool keeps (memory/pools.h).
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -16,8 +16,7 @@
 #include "inflight/marks.h"
 #include "ipc/ipc.h"
 #include "memory/memory.h"
-#include "memory/pools/figures.h"
-#include "memory/quota/graph_memory.h"
+#include "memory/pools.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -101,7 +100,7 @@ static CUresult ask_driver(CUdeviceptr *dptr, const request *r)
                          : NVS_REAL(cuMemAllocAsync)(dptr, r->bytes, r->stream);
 }
 
-/* For a full table of pools (memory/pools/book.h). */
+/* For a full table of pools (memory/pools.h). */
 static bool keep_in_registry(const nvs_pool_memory *memory, size_t bytes)
 {
     nvs_allocation *entry = nvs_allocation_new(NVS_SPACE_ADDRESS, NVS_MEMORY_POOL, memory->gpu);

@@ -2,7 +2,7 @@
 #ifndef NVS_HOOK_SWAP_H
 #define NVS_HOOK_SWAP_H
 
-#include "memory/records/allocation.h"
+#include "memory/registry.h"
 
 bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy); /* in live memory */
 bool nvs_between_chunks(CUdeviceptr pointer); /* in addresses of the hook's where there is no live memory: an error in every call */

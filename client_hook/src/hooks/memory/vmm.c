@@ -9,7 +9,6 @@
 #include "base/config.h"
 #include "driver/cuda_api.h"
 #include "memory/memory.h"
-#include "memory/quota/pins.h"
 #include "swap/swap.h"
 
 #include <dirent.h>

@@ -5,7 +5,7 @@
  * no memory.  Captured calls are gated themselves.
  *
  * In all modes, host nodes get a function of ours (gate/host_functions.h), the calls that add a node report its GPU (hooks/work/graph_gpus.h), and
- * those that instantiate and destroy graphs charge the memory that graphs allocate (memory/quota/graph_memory.h).
+ * those that instantiate and destroy graphs charge the memory that graphs allocate (memory/memory.h).
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -17,8 +17,8 @@
 #include "hooks/memory/operands.h"
 #include "hooks/work/graph_gpus.h"
 #include "inflight/captures.h"
-#include "memory/quota/graph_executables.h"
-#include "memory/quota/graph_memory.h"
+#include "memory/graphs.h"
+#include "memory/memory.h"
 #include "swap/swap.h"
 
 typedef struct named { /* the memory that an edit names; the rest is NULL */

@@ -12,7 +12,7 @@
 #include "inflight/captures.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
-#include "memory/pools/figures.h"
+#include "memory/pools.h"
 
 #include <stdlib.h>
 

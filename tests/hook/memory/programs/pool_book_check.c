@@ -1,5 +1,5 @@
 /* Threads that enter, claim, strike and restore the same few addresses, while another ends contexts: each entry is claimed by exactly one. */
-#include "memory/pools/book.h"
+#include "memory/pools.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
 /* See quota.h. */
-#include "memory/quota/quota.h"
+#include "memory/quota.h"
 
 #include "base/config.h"
 #include "base/hot.h"
@@ -14,7 +14,7 @@ NVS_FORK_STATE nvs_ledger nvs_ledgers[NVS_MAX_GPUS];
 
 static uint64_t load(_Atomic uint64_t *value)
 {
-    return atomic_load_explicit(value, memory_order_relaxed); /* see memory/records/ledger.h */
+    return atomic_load_explicit(value, memory_order_relaxed); /* see memory/quota.h */
 }
 
 static uint64_t smaller_set(uint64_t a, uint64_t b) /* 0 means not set */
@@ -49,7 +49,7 @@ static bool charge(uint32_t gpu, uint64_t bytes, uint64_t *total)
     do {
         if (bytes > UINT64_MAX - now || (limit != 0 && now + bytes > limit))
             return false;
-        /* See memory/records/ledger.h. */
+        /* See memory/quota.h. */
     } while (!atomic_compare_exchange_weak_explicit(&of->charged, &now, now + bytes, memory_order_seq_cst,
                                                     memory_order_relaxed));
     *total = now + bytes;
@@ -59,7 +59,7 @@ static bool charge(uint32_t gpu, uint64_t bytes, uint64_t *total)
 /* Updates `freely` after a change of its inputs. */
 static void learn_freely(nvs_ledger *of)
 {
-    /* Relaxed: see memory/records/ledger.h. */
+    /* Relaxed: see memory/quota.h. */
     uint64_t most = ceiling_of(of);
     if (atomic_load_explicit(&of->quota.reserve, memory_order_relaxed) && (most == 0 || load(&of->quota.reserved) < most))
         most = load(&of->quota.reserved);
@@ -91,7 +91,7 @@ static uint64_t reserve_step(nvs_ledger *of)
 static bool reserved_up_to(uint32_t gpu, uint64_t total)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
-    /* Relaxed: see memory/records/ledger.h. */
+    /* Relaxed: see memory/quota.h. */
     if (!atomic_load_explicit(&of->quota.reserve, memory_order_relaxed) || total <= load(&of->quota.reserved))
         return true;
     uint64_t limit = ceiling_of(of);
@@ -126,14 +126,14 @@ bool nvs_quota_charge(uint32_t gpu, uint64_t bytes, bool ask)
 
 void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes)
 {
-    atomic_fetch_add_explicit(&nvs_ledgers[gpu].charged, charged_bytes, memory_order_seq_cst); /* see memory/records/ledger.h */
+    atomic_fetch_add_explicit(&nvs_ledgers[gpu].charged, charged_bytes, memory_order_seq_cst); /* see memory/quota.h */
     nvs_memory_changed(gpu);
 }
 
 void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
-    /* Relaxed: see memory/records/ledger.h. */
+    /* Relaxed: see memory/quota.h. */
     atomic_store_explicit(&of->quota.limit, limit_bytes, memory_order_relaxed);
     atomic_store_explicit(&of->quota.capacity, capacity_bytes, memory_order_relaxed);
     atomic_store_explicit(&of->quota.reserve, reserve, memory_order_relaxed);
@@ -142,13 +142,13 @@ void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity
 
 void nvs_memory_set_room(uint32_t gpu, uint64_t bytes)
 {
-    atomic_store_explicit(&nvs_ledgers[gpu].quota.room, bytes, memory_order_relaxed); /* see memory/records/ledger.h */
+    atomic_store_explicit(&nvs_ledgers[gpu].quota.room, bytes, memory_order_relaxed); /* see memory/quota.h */
     learn_freely(&nvs_ledgers[gpu]);
 }
 
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes)
 {
-    atomic_store_explicit(&nvs_ledgers[gpu].quota.reserved, reserved_bytes, memory_order_relaxed); /* see memory/records/ledger.h */
+    atomic_store_explicit(&nvs_ledgers[gpu].quota.reserved, reserved_bytes, memory_order_relaxed); /* see memory/quota.h */
     learn_freely(&nvs_ledgers[gpu]);
 }
 
@@ -177,7 +177,7 @@ static unsigned long long whole_mib(uint64_t bytes)
 static bool say_limited(uint32_t gpu, uint64_t bytes)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
-    /* Relaxed: see memory/records/ledger.h. */
+    /* Relaxed: see memory/quota.h. */
     const uint64_t set = atomic_load_explicit(&of->quota.limit, memory_order_relaxed), limit = set != 0 ? set : nvs_config.memory_limit;
     const uint64_t charged = atomic_load_explicit(&of->charged, memory_order_relaxed);
     const bool beyond = charged > limit || bytes > limit - charged;

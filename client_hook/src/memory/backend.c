@@ -1,4 +1,6 @@
-/* Memory mode `managed`: device allocations become managed memory, which may exceed the card; a switch moves it in bulk.
+/* The memory modes `managed` and `device`, and the choice of a GPU's mode.
+ *
+ * Memory mode `managed`: device allocations become managed memory, which may exceed the card; a switch moves it in bulk.
  *
  * The front part [0, evicted_bytes) of each allocation is off the GPU.  That is an estimate: page faults bring evicted pages in, and the driver
  * does not report them.  It is exact again after the next move.
@@ -7,14 +9,16 @@
  * meanwhile; the driver refuses its next piece then, and the mover skips it.  A context is held while pieces move in it: a thread that ends the
  * context waits for those in flight, and the mover skips its other allocations.
  */
+#include "memory/backend.h"
+
+#include "base/base.h"
+#include "base/config.h"
 #include "base/log.h"
 #include "contexts/context.h"
 #include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "memory/backends/backend.h"
-#include "memory/records/entries.h"
-#include "memory/records/registry.h"
+#include "memory/registry.h"
 
 #include <stdlib.h>
 
@@ -39,7 +43,8 @@ static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *k
     return NVS_REAL(cuMemFree_v2)(pointer);
 }
 
-bool nvs_backend_managed_works(uint32_t gpu)
+/* Whether the hook can move managed memory of this GPU. */
+static bool backend_managed_works(uint32_t gpu)
 {
     static _Atomic uint8_t known[NVS_MAX_GPUS];
     return gpu < NVS_MAX_GPUS && nvs_gpu_supports(gpu, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, known);
@@ -297,3 +302,58 @@ const nvs_backend nvs_backend_managed = {
     .move = move,
     .context_gone = context_gone,
 };
+
+/* --- mode `device`: memory of the driver, which is only charged and does not move --- */
+
+static CUresult device_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept)
+{
+    return NVS_REAL(cuMemAlloc_v2)(out, bytes);
+}
+
+static CUresult device_release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
+{
+    return NVS_REAL(cuMemFree_v2)(pointer);
+}
+
+static nvs_status move_nothing(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+{
+    *moved_bytes = 0; /* all of it is pinned, as the coordinator knows from the reports */
+    return NVS_OK;
+}
+
+const nvs_backend nvs_backend_device = {
+    .kind = NVS_MEMORY_REAL,
+    .movable = false,
+    .allocate = device_allocate,
+    .release = device_release,
+    .move = move_nothing,
+};
+
+/* --- the mode of a GPU --- */
+
+const nvs_backend *nvs_memory_backend(uint32_t gpu)
+{
+    if (nvs_config.memory_mode == NVS_MODE_DEVICE)
+        return &nvs_backend_device;
+    if (nvs_config.memory_mode == NVS_MODE_SWAP) {
+        if (nvs_memory_chunked->works(gpu))
+            return nvs_memory_chunked;
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "this GPU has no virtual memory management, which --memory swap needs: using managed");
+    }
+    if (backend_managed_works(gpu))
+        return &nvs_backend_managed;
+    NVS_LOG_ONCE(NVS_LOG_WARNING,
+                 "this GPU cannot move managed memory while it is in use: allocations stay on the device, as with --memory device");
+    return &nvs_backend_device;
+}
+
+bool nvs_memory_manages(uint32_t gpu)
+{
+    if (!nvs_config.enabled)
+        return false;
+    nvs_context_learn();
+    if (!nvs_context_possible(gpu))
+        return false; /* the driver refuses the call */
+    nvs_coordinator.attach(gpu);
+    return true;
+}

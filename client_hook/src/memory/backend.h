@@ -6,7 +6,7 @@
 #define NVS_BACKEND_H
 
 #include "base/base.h"
-#include "memory/records/allocation.h"
+#include "memory/registry.h"
 
 /* Callbacks of a move to its order, on threads of the mover. */
 typedef struct nvs_watch {
@@ -46,6 +46,9 @@ typedef struct nvs_backend {
 } nvs_backend;
 extern const nvs_backend nvs_backend_device, nvs_backend_managed;
 extern const nvs_backend *const nvs_memory_chunked __attribute__((visibility("hidden"))); /* of mode `swap`; init.c */
-bool nvs_backend_managed_works(uint32_t gpu); /* whether the hook can move managed memory of this GPU */
+
+/* Whether the hook charges memory of this GPU; false if there is no such GPU.  The first call attaches to the coordinator. */
+bool nvs_memory_manages(uint32_t gpu);
+const nvs_backend *nvs_memory_backend(uint32_t gpu);
 
 #endif

@@ -1,13 +1,11 @@
-/* See graph_executables.h.  The registry has an entry for each executable and GPU. */
-#include "memory/quota/graph_executables.h"
+/* The registry has an entry for each executable and GPU. */
+#include "memory/graphs.h"
 
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
-#include "memory/backends/mode.h"
-#include "memory/quota/graph_memory.h"
-#include "memory/quota/pins.h"
-#include "memory/records/entries.h"
-#include "memory/records/ledger.h"
+#include "memory/backend.h"
+#include "memory/memory.h"
+#include "memory/quota.h"
 
 #include <errno.h>
 #include <stdlib.h>

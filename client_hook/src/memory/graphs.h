@@ -1,8 +1,8 @@
-/* The memory that executable graphs allocate: charged before the instantiation, until the executable is destroyed.  See graph_memory.h. */
-#ifndef NVS_GRAPH_EXECUTABLES_H
-#define NVS_GRAPH_EXECUTABLES_H
+/* The memory that executable graphs allocate: charged before the instantiation, until the executable is destroyed.  See memory.h. */
+#ifndef NVS_GRAPHS_H
+#define NVS_GRAPHS_H
 
-#include "memory/records/allocation.h"
+#include "memory/registry.h"
 
 /* Before an instantiation, outside of a gate: charges the executable's memory.  `held` is linked by `node.next`, for the next function. */
 CUresult nvs_graph_memory_admit(CUgraph graph, nvs_allocation **held);
