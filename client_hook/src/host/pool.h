@@ -14,7 +14,7 @@
  *
  * Helper threads block all signals.  The lock is never held during a driver call.
  *
- * Non-goals: the use of the memory; messages (coord/memory/budget.c).
+ * Non-goals: the use of the memory; messages (coord/moves.c).
  */
 #ifndef NVS_POOL_H
 #define NVS_POOL_H

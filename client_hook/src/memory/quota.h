@@ -22,7 +22,7 @@ typedef struct nvs_ledger {
     _Atomic uint32_t to_report; /* 1: the agent will report */
     _Alignas(64) _Atomic uint64_t movable; /* the part of `charged` in movable entries; these and chunks are not pinned */
     _Atomic uint64_t chunked; /* the part of `charged` in chunks */
-    struct {                  /* by the coordinator: quota.c and coord/messages.c */
+    struct {                  /* by the coordinator: quota.c and coord/loop.c */
         _Atomic uint64_t limit, capacity, reserved, room;
         _Atomic bool reserve, limit_of_slot; /* settings */
         _Atomic bool limited; /* its last answer to a reservation: the limit refused it */

@@ -1,6 +1,6 @@
 /* One move of a GPU's memory: chooses the chunks, evicts or restores them, and discards contents that cannot be moved.
  *
- * Runs on the GPU's mover thread (coord/memory/moves.h).
+ * Runs on the GPU's mover thread (coord/moves.h).
  *
  * Non-goals: when a move is made; how chunks are copied (pipeline.c).
  */

@@ -197,7 +197,7 @@ int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk);
 CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned int on);
 bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment);
 
-/* --- move.c: the thread that moves this GPU's memory (coord/memory/moves.h) --- */
+/* --- move.c: the thread that moves this GPU's memory (coord/moves.h) --- */
 /* Discards memory of dead contexts, and memory that cannot be restored after many attempts; then no chunk is missing. */
 nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 

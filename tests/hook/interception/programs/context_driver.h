@@ -11,7 +11,7 @@
 #include "contexts/context.h"
 #include "contexts/gpu.h"
 #include "coord/agent.h"
-#include "coord/memory/moves.h"
+#include "coord/moves.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "hooks/work/graph_gpus.h"

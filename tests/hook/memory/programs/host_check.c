@@ -9,7 +9,7 @@
 #include "contexts/context.h"
 #include "coord/agent.h"
 #include "coord/mailbox.h"
-#include "coord/memory/budget.h"
+#include "coord/moves.h"
 #include "coord/protocol/link.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"

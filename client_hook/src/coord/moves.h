@@ -1,4 +1,6 @@
-/* Orders to move memory: queued by the agent thread, carried out by one mover thread per GPU, answered by the agent thread.
+/* The memory that the coordinator steers: its orders to move memory, reports, and the share of the node's host memory.
+ *
+ * Orders are queued by the agent thread, carried out by one mover thread per GPU, answered by the agent thread.
  *
  * Invariants:
  *  - while a GPU has an unanswered order (`busy`), its gate stays closed and its lease does not go back;
@@ -8,7 +10,11 @@
  *    it early.
  *
  * A mover starts with the first order of its GPU, blocks all signals, and sleeps while there is nothing to do.  Everything here is
- * for the agent thread, except nvs_moves_hurry.
+ * for the agent thread, except nvs_moves_hurry and nvs_agent_reserve_host.
+ *
+ * The program's share of the node's budget of host memory is requested for allocations, kept across connections, and returned when idle.
+ * A coordinator without budgets, or one that does not answer within two seconds, sets no bound: then only NVSHARE_HOST_LIMIT
+ * applies.
  *
  * Non-goals: when memory may move (loop.c, lease.c), and how it does (memory/memory.h).
  */
@@ -16,6 +22,7 @@
 #define NVS_MOVES_H
 
 #include "base/base.h"
+#include "coord/protocol/wire.gen.h"
 
 typedef struct nvs_move_order {
     uint32_t gpu;
@@ -36,5 +43,21 @@ bool nvs_moves_stop(uint64_t patience_ns); /* the process ends: movers make no m
 /* Any thread: moves that wait for room end early.  A context of this GPU (NVS_NO_GPU: not known) is about to end. */
 void nvs_moves_hurry(uint32_t gpu);
 void nvs_moves_after_fork(void);
+
+/* --- reports of this program's memory to the coordinator --- */
+
+bool nvs_report_is_due(uint32_t gpu);               /* the figures have changed since the last one */
+uint64_t nvs_report_at(uint32_t gpu);               /* the earliest time, unless a release follows */
+void nvs_report_memory(uint32_t gpu, uint64_t now_ns);
+
+/* --- the share of the node's host memory --- */
+
+void nvs_agent_reserve_host(uint64_t total_bytes); /* behind base/base.h */
+void nvs_budget_connected(void); /* the coordinator has accepted the connection */
+void nvs_budget_lost(void);
+void nvs_budget_answer(const nvs_host_reserved *answer);
+bool nvs_budget_rejected(void);   /* the coordinator does not know a message; true: it was a request of this file */
+uint64_t nvs_budget_serve(uint64_t now_ns); /* each round of the agent; returns the time of the next call at the latest */
+void nvs_budget_after_fork(void);
 
 #endif
