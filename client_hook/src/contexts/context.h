@@ -64,7 +64,7 @@ void nvs_context_unhold(size_t visit);
 /* True: a thread is about to end the context and waits for its visits, so a long visit ends early. */
 bool nvs_context_ends(CUcontext context);
 
-/* Reports of the hooks (hooks/work/context.c). */
+/* Reports of the hooks (hooks/context.c). */
 void nvs_context_learn(void);                              /* the driver is initialised */
 bool nvs_context_possible(uint32_t gpu);                   /* the driver is initialised in this process, and has that GPU */
 void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent; waits for a thread that still removes records of an ended context
@@ -92,7 +92,7 @@ void nvs_contexts_after_fork(void);                        /* in the child: empt
  * during its visit is destroyed after the visit. */
 void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *argument), void *argument);
 
-/* Reports of the hooks (hooks/work/context.c). */
+/* Reports of the hooks (hooks/context.c). */
 void nvs_stream_created(CUstream stream, CUcontext context);
 bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: a visitor destroys it later; NULL: not known */
 CUcontext nvs_stream_context(CUstream stream);             /* NULL: not reported */

@@ -48,9 +48,4 @@ bool nvs_ipc_allow(CUdeviceptr pointer, uint32_t gpu);
 void nvs_ipc_enable_peer(uint32_t owner, uint32_t accessor);
 void nvs_ipc_imports_after_fork(void);
 
-/* --- hooks/memory/ipc.c --- */
-
-/* The attribute of the import as one allocation; false: the driver's own answer is right. */
-bool nvs_ipc_pointer_answer(const nvs_ipc_import *as, void *data, CUpointer_attribute attribute);
-
 #endif

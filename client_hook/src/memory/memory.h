@@ -58,7 +58,7 @@ void nvs_pins_after_fork(void);
  *  - the memory that the driver holds for graphs.
  * The driver's figure has the frees.  Unneeded memory is trimmed before an allocation is refused, and at an eviction.
  *
- * Non-goals: on which GPUs a graph runs (hooks/work/graph_gpus.h).
+ * Non-goals: on which GPUs a graph runs (hooks/graph.h).
  */
 
 /* The process has made a node that allocates: from now on the nodes of each graph are read before its instantiation.  Relaxed: the thread that

@@ -21,7 +21,7 @@
  *
  * One lock, taken with no other.  It is held during calls that name a pool of the list, so that no thread destroys the pool meanwhile.
  *
- * Non-goals: where memory comes from (hooks/memory/pool.c); the quota; memory that moves.
+ * Non-goals: where memory comes from (hooks/pool.c); the quota; memory that moves.
  */
 #ifndef NVS_POOLS_H
 #define NVS_POOLS_H

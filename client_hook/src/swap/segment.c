@@ -6,7 +6,7 @@
  * A chunk is mapped or unmapped at all views together.  Each such step, and each change of a view, holds a claim on the segment, so that the
  * views of a chunk are all mapped or all unmapped.
  *
- * Non-goals: the registry of handles and mappings (hooks/memory/vmm.c); when chunks move.
+ * Non-goals: the registry of handles and mappings (hooks/vmm.c); when chunks move.
  */
 #include "base/log.h"
 #include "base/system.h"

@@ -14,7 +14,7 @@
 #include "coord/moves.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "hooks/work/graph_gpus.h"
+#include "hooks/graph.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 #include "inflight/pacing.h"

@@ -68,7 +68,7 @@ typedef enum nvs_peer_copy_outcome {
 } nvs_peer_copy_outcome;
 
 /* In the gate.  Copies between two GPUs by a call that names a context for each end: only such a call works for memory in chunks without
- * peer access.  For a call without a stream that names memory of one GPU, pushes a context of that GPU.  peer_copy.c */
+ * peer access.  For a call without a stream that names memory of one GPU, pushes a context of that GPU.  operands.c */
 nvs_peer_copy_outcome nvs_peer_copy_try(const nvs_peer_copy *what, CUresult *result);
 void nvs_peer_copy_pop(void);
 

@@ -10,8 +10,8 @@
  *
  * Non-goals: which graph has nodes on which GPU; a graph that was captured on one GPU and is launched on another.
  */
-#ifndef NVS_GRAPH_GPUS_H
-#define NVS_GRAPH_GPUS_H
+#ifndef NVS_GRAPH_H
+#define NVS_GRAPH_H
 
 #include "gate/gate.h"
 

@@ -11,7 +11,7 @@
 #include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "hooks/memory/swap.h"
+#include "hooks/hooks.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 #include "ipc/ipc.h"

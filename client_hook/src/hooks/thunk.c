@@ -3,7 +3,7 @@
  * A thunk saves all argument registers, enters the gate of the current context's GPU, calls the function with a copy of the caller's stack arguments
  * (16 words: 22 arguments in all), and leaves the gate.  The number of thunks is fixed; each is assigned once, without locks.
  */
-#include "hooks/work/thunk.h"
+#include "hooks/hooks.h"
 
 #include "base/log.h"
 #include "contexts/gpu.h"

@@ -7,8 +7,8 @@
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "gate/host_functions.h"
-#include "hooks/memory/operands.h"
-#include "hooks/work/graph_gpus.h"
+#include "hooks/graph.h"
+#include "hooks/operands.h"
 #include "inflight/captures.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
@@ -28,7 +28,7 @@ static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
     nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : hGraph,                                     \
                   (uint64_t)gridDimX * gridDimY * gridDimZ + ByteCount + N + (uint64_t)Width * Height)
 
-/* Addresses in the call that may be memory of another GPU (hooks/memory/operands.h); parameters hide them in the same way. */
+/* Addresses in the call that may be memory of another GPU (hooks/operands.h); parameters hide them in the same way. */
 static const CUdeviceptr dst = 0, src = 0, dstDevice = 0, srcDevice = 0, addr = 0;
 static const CUdeviceptr *const dsts = NULL, *const srcs = NULL;
 static const size_t count = 0, numOps = 0, size = 0, dstPitch = 0;
@@ -45,7 +45,7 @@ static unsigned no_operand_list(uint32_t gpu, const void *list, size_t length) {
     (dst + src + dstDevice + srcDevice + addr != 0 || dsts != NULL || pCopy != NULL || opList != NULL || op != NULL || paramArray != NULL)
 static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { return nvs_operands_prepare_shapes(gpu, shape, 1); }
 
-/* The NVS_OPERANDS_ bits of a call (hooks/memory/operands.h).  None in a process whose memory never moves. */
+/* The NVS_OPERANDS_ bits of a call (hooks/operands.h).  None in a process whose memory never moves. */
 #define NVS_PREPARE_OPERANDS(gpu, found)                                                                                    \
     do {                                                                                                        \
         if (NVS_NAMES_MEMORY && /* a constant in most calls */                                                   \
