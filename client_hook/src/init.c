@@ -50,10 +50,9 @@ void *(*const nvs_nvml_wrapper)(nvs_nvml_id id) = nvs_nvml_wrapper_of;
 const nvs_backend *const nvs_memory_chunked = &nvs_backend_swap;
 void (*const nvs_swap_freed)(uint32_t gpu, CUdeviceptr address) = nvs_ipc_withdraw;
 void (*const nvs_fork_handlers[])(void) = {
-    nvs_gate_after_fork, nvs_pacing_after_fork, nvs_marks_after_fork, nvs_agent_after_fork, nvs_python_after_fork, nvs_registry_after_fork,
-    nvs_quota_after_fork, nvs_pins_after_fork, nvs_graph_memory_after_fork, nvs_pool_figures_after_fork, nvs_pool_book_after_fork,
-    nvs_swap_after_fork, nvs_graphs_after_fork, nvs_captures_after_fork, nvs_host_functions_after_fork, nvs_contexts_after_fork, nvs_streams_after_fork,
-    nvs_ipc_exports_after_fork, nvs_ipc_imports_after_fork, NULL,
+    nvs_gate_after_fork, nvs_pacing_after_fork, nvs_marks_after_fork, nvs_agent_after_fork, nvs_registry_after_fork,
+    nvs_quota_after_fork, nvs_memory_after_fork, nvs_pools_after_fork, nvs_swap_after_fork, nvs_graphs_after_fork, nvs_captures_after_fork,
+    nvs_host_functions_after_fork, nvs_contexts_after_fork, nvs_ipc_exports_after_fork, nvs_ipc_imports_after_fork, NULL,
 };
 
 __attribute__((constructor)) static void at_load(void)

@@ -425,22 +425,6 @@ bool nvs_context_enter(CUcontext context)
     return nvs_context_lives(context) && NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
 }
 
-NVS_FORK_CODE void nvs_contexts_after_fork(void)
-{
-    if (atomic_load_explicit(&device_count, memory_order_relaxed) == 0)
-        return;
-    /* Another thread may have held the lock at the fork, and does not exist here. */
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    visited = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-    /* The driver cannot be used in the child. */
-    context_count = 0;
-    contexts = NULL; /* not freed: another thread may have been inside realloc */
-    memset(primaries, 0, sizeof primaries);
-    atomic_store_explicit(&device_count, 0, memory_order_relaxed);
-    atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed);
-    gpus_outdated();
-}
-
 typedef struct stream_entry {
     CUstream stream; /* NULL: free */
     CUcontext context;
@@ -542,13 +526,25 @@ void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *arg
     pthread_mutex_unlock(&streams_lock);
 }
 
-NVS_FORK_CODE void nvs_streams_after_fork(void)
+NVS_FORK_CODE void nvs_contexts_after_fork(void)
 {
-    if (stream_count == 0)
+    if (stream_count != 0) {
+        streams_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* a thread that does not exist here may have held it */
+        streams = NULL; /* not freed: another thread may have been inside realloc */
+        stream_count = 0;
+    }
+    if (atomic_load_explicit(&device_count, memory_order_relaxed) == 0)
         return;
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* a thread that does not exist here may have held it */
-    streams = NULL; /* not freed: another thread may have been inside realloc */
-    stream_count = 0;
+    /* Another thread may have held the lock at the fork, and does not exist here. */
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    visited = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    /* The driver cannot be used in the child. */
+    context_count = 0;
+    contexts = NULL; /* not freed: another thread may have been inside realloc */
+    memset(primaries, 0, sizeof primaries);
+    atomic_store_explicit(&device_count, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed);
+    gpus_outdated();
 }
 
 static bool is_sticky(CUresult result)

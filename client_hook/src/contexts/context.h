@@ -97,7 +97,6 @@ void nvs_stream_created(CUstream stream, CUcontext context);
 bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: a visitor destroys it later; NULL: not known */
 CUcontext nvs_stream_context(CUstream stream);             /* NULL: not reported */
 void nvs_streams_context_gone(CUcontext context);          /* the driver has destroyed the context, and its streams too */
-void nvs_streams_after_fork(void);                         /* in the child: empties the registry */
 
 /* --- contexts with a sticky error --- */
 

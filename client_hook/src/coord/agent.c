@@ -156,11 +156,6 @@ static bool python_handlers(uint32_t gpu, bool signalled, bool *wanted)
     return false;
 }
 
-NVS_FORK_CODE void nvs_python_after_fork(void)
-{
-    atomic_store_explicit(&gil, IDLE, memory_order_relaxed); /* one thread */
-}
-
 /* --- the agent --- */
 
 #define GOODBYE_NS 50000000u
@@ -413,6 +408,7 @@ NVS_FORK_CODE void nvs_agent_after_fork(void)
     nvs_transport_abandon();
     nvs_moves_after_fork();
     nvs_budget_after_fork();
+    atomic_store_explicit(&gil, IDLE, memory_order_relaxed); /* one thread */
 }
 
 /* --- the functions of nvshare.h, for programs that know of the hook --- */

@@ -24,6 +24,5 @@ nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes);
 nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes);
 
 void nvs_agent_after_fork(void); /* in the child: no thread, no socket, gates as at start */
-void nvs_python_after_fork(void);
 
 #endif

@@ -35,13 +35,13 @@ struct nvs_ipc_connection {
     struct nvs_ipc_connection *next;
     nvs_ipc_secret process;
     int socket;            /* -1: not connected */
-    uint32_t users;        /* under the connections_lock */
+    uint32_t users;        /* under the lock */
     uint32_t number;       /* of the last request */
-    _Atomic uint32_t busy; /* futex: 1 while a thread uses the socket.  Acquire and release: as a connections_lock */
+    _Atomic uint32_t busy; /* futex: 1 while a thread uses the socket.  Acquire and release: as a lock */
     int cancel;            /* that thread's state, for nvs_cancel_allow */
 };
 
-NVS_FORK_STATE static pthread_mutex_t connections_lock = PTHREAD_MUTEX_INITIALIZER; /* "connections" in the connections_lock order of base/base.h */
+NVS_FORK_STATE static pthread_mutex_t connections_lock = PTHREAD_MUTEX_INITIALIZER; /* "connections" in the lock order of base/base.h */
 NVS_FORK_STATE static nvs_ipc_connection *connections;
 
 /* The connection to a process, with one more user.  The first request connects it.  NULL: no memory. */

@@ -122,13 +122,6 @@ static bool graph_memory_trim(uint32_t gpu)
     return atomic_load_explicit(&beyond[gpu], memory_order_relaxed) < before; /* as above */
 }
 
-NVS_FORK_CODE void nvs_graph_memory_after_fork(void)
-{
-    atomic_store_explicit(&nvs_graphs_allocate, false, memory_order_relaxed); /* one thread: any order will do */
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        atomic_store_explicit(&beyond[gpu], 0, memory_order_relaxed);
-}
-
 /* --- memory that was freed in stream order, and goes back when its stream has reached the free --- */
 
 enum { HOLD_AT_ONCE = 8 };
@@ -332,10 +325,13 @@ CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uin
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-NVS_FORK_CODE void nvs_pins_after_fork(void)
+NVS_FORK_CODE void nvs_memory_after_fork(void)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) /* one thread: any order will do */
         atomic_store_explicit(&under_way[gpu], 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_graphs_allocate, false, memory_order_relaxed); /* one thread: any order will do */
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        atomic_store_explicit(&beyond[gpu], 0, memory_order_relaxed);
 }
 
 /* --- allocation --- */

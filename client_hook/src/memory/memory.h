@@ -47,7 +47,7 @@ void nvs_pins_log_refused(const char *what);
 /* nvs_memory_admit for memory of the driver, which the hook cannot move. */
 CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out);
 
-void nvs_pins_after_fork(void);
+void nvs_memory_after_fork(void);
 
 /* The quota of memory that graphs allocate.
  *
@@ -72,8 +72,6 @@ static inline void nvs_graph_allocates(void)
 
 /* Updates the charge: the driver's figure may have changed. */
 void nvs_graph_memory_learn(uint32_t gpu);
-
-void nvs_graph_memory_after_fork(void); /* in the child: none */
 
 /* --- allocation --- */
 

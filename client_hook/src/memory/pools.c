@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-_Alignas(4096) nvs_pool_bucket nvs_pool_buckets[NVS_POOL_BUCKETS]; /* whole pages: see nvs_pool_book_after_fork */
+_Alignas(4096) nvs_pool_bucket nvs_pool_buckets[NVS_POOL_BUCKETS]; /* whole pages: see nvs_pools_after_fork */
 _Static_assert(NVS_POOL_FREE == 0, "zeroed pages hold free places");
 NVS_FORK_STATE static _Atomic uint32_t ever; /* relaxed: a thread that ends a context does so after the context's allocations */
 
@@ -45,17 +45,6 @@ bool nvs_pool_book_take_of(CUcontext context, uint32_t *place, nvs_pool_memory *
             return true;
     }
     return false;
-}
-
-NVS_FORK_CODE void nvs_pool_book_after_fork(void)
-{
-    if (atomic_load_explicit(&ever, memory_order_relaxed) == 0)
-        return;
-    /* The pages read as zero again, and the kernel copies none of them.  EINVAL: pages are larger here. */
-    const bool zeroed = madvise(nvs_pool_buckets, sizeof nvs_pool_buckets, MADV_DONTNEED) == 0;
-    for (unsigned i = 0; !zeroed && i < NVS_POOL_BUCKETS * NVS_POOL_PLACES; i++) /* one thread: any order will do */
-        atomic_store_explicit(&nvs_pool_buckets[i / NVS_POOL_PLACES].places[i % NVS_POOL_PLACES].key, NVS_POOL_FREE, memory_order_relaxed);
-    atomic_store_explicit(&ever, 0, memory_order_relaxed);
 }
 
 static const uint64_t PIECE = UINT64_C(32) << 20;
@@ -335,11 +324,18 @@ bool nvs_pools_trim(uint32_t gpu)
     return less;
 }
 
-NVS_FORK_CODE void nvs_pool_figures_after_fork(void)
+NVS_FORK_CODE void nvs_pools_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     pools = NULL;                    /* CUDA is not usable here */
     atomic_store_explicit(&nvs_pools_may_shrink, false, memory_order_relaxed);
     atomic_store_explicit(&nvs_pools_keep, false, memory_order_relaxed);
     memset(kept, 0, sizeof kept);
+    if (atomic_load_explicit(&ever, memory_order_relaxed) == 0)
+        return;
+    /* The pages read as zero again, and the kernel copies none of them.  EINVAL: pages are larger here. */
+    const bool zeroed = madvise(nvs_pool_buckets, sizeof nvs_pool_buckets, MADV_DONTNEED) == 0;
+    for (unsigned i = 0; !zeroed && i < NVS_POOL_BUCKETS * NVS_POOL_PLACES; i++) /* one thread: any order will do */
+        atomic_store_explicit(&nvs_pool_buckets[i / NVS_POOL_PLACES].places[i % NVS_POOL_PLACES].key, NVS_POOL_FREE, memory_order_relaxed);
+    atomic_store_explicit(&ever, 0, memory_order_relaxed);
 }

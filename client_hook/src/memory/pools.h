@@ -137,8 +137,6 @@ static inline void nvs_pool_book_restore(nvs_pool_place *claimed, uint64_t addre
 /* Takes the next memory of a context, from `*place` on, which begins at 0; false: there is no more. */
 bool nvs_pool_book_take_of(CUcontext context, uint32_t *place, nvs_pool_memory *out);
 
-void nvs_pool_book_after_fork(void); /* in the child: empty */
-
 /* --- figures and charges of pools --- */
 
 typedef struct nvs_pool_figures nvs_pool_figures;
@@ -176,6 +174,6 @@ static inline void nvs_pools_synchronized(void)
         nvs_pools_shrink();
 }
 
-void nvs_pool_figures_after_fork(void); /* in the child: none */
+void nvs_pools_after_fork(void); /* in the child: none */
 
 #endif
