@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-uint64_t nvs_now_ns(void); /* CLOCK_MONOTONIC */
+uint64_t nvs_now_ns(void); /* CLOCK_MONOTONIC, the clock of every deadline of the hook */
 
 /* Starts a thread that blocks all signals: they are the application's.  `thread` NULL: detached.  0, or an errno. */
 int nvs_thread_start(pthread_t *thread, void *(*role)(void *), void *argument);

@@ -19,7 +19,6 @@
 #include "hooks/operands.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
-#include "memory/graphs.h"
 #include "memory/memory.h"
 #include "swap/swap.h"
 

@@ -1,10 +1,9 @@
-/* The registry has an entry for each executable and GPU. */
-#include "memory/graphs.h"
+/* The memory that executable graphs allocate (memory.h).  The registry has an entry for each executable and GPU. */
+#include "memory/memory.h"
 
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "memory/backend.h"
-#include "memory/memory.h"
 #include "memory/quota.h"
 
 #include <errno.h>

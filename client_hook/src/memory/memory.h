@@ -73,6 +73,17 @@ static inline void nvs_graph_allocates(void)
 /* Updates the charge: the driver's figure may have changed. */
 void nvs_graph_memory_learn(uint32_t gpu);
 
+/* --- graphs.c: the memory that executable graphs allocate, charged before the instantiation, until the executable is destroyed --- */
+
+/* Before an instantiation, outside of a gate: charges the executable's memory.  `held` is linked by `node.next`, for the next function. */
+CUresult nvs_graph_memory_admit(CUgraph graph, nvs_allocation **held);
+/* After it.  `made`: NULL when it failed. */
+void nvs_graph_memory_keep(CUgraphExec made, nvs_allocation *held);
+
+/* Before an executable is destroyed, and after. */
+nvs_allocation *nvs_graph_memory_take(CUgraphExec ready);
+void nvs_graph_memory_taken(CUgraphExec ready, nvs_allocation *held, bool destroyed);
+
 /* --- allocation --- */
 
 /* cuMemCreate by the backend: the handle is a number of the hook.  CUDA_ERROR_NOT_SUPPORTED: the driver must make the handle. */

@@ -21,7 +21,7 @@ typedef enum nvs_space {
     NVS_SPACE_HANDLE,  /* CUmemGenericAllocationHandle */
     NVS_SPACE_ARRAY,   /* CUarray and CUmipmappedArray */
     NVS_SPACE_POOL,    /* memory pools that must stay the driver's */
-    NVS_SPACE_EXECUTABLE, /* CUgraphExec, and a GPU (memory/graphs.h) */
+    NVS_SPACE_EXECUTABLE, /* CUgraphExec, and a GPU (memory/memory.h) */
     NVS_SPACE_RANGE,   /* addresses that the application reserved, in mode `swap` */
     NVS_SPACES,
 } nvs_space;

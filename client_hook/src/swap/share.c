@@ -88,14 +88,6 @@ void nvs_swap_pin_gpu(uint32_t gpu)
     nvs_log(NVS_LOG_INFO, "another GPU works on the memory of GPU %u: from now on it stays on the card", gpu);
 }
 
-bool nvs_swap_gpu_is_pinned(uint32_t gpu)
-{
-    nvs_swap_lock();
-    const bool pinned = nvs_swap_gpus[gpu].peers.pinned;
-    nvs_swap_unlock();
-    return pinned;
-}
-
 /* --- other processes --- */
 
 /* Locked.  The chunks that hold a range of addresses. */

@@ -24,7 +24,30 @@
 #include "base/base.h"
 #include "host/pool.h"
 #include "memory/memory.h"
-#include "swap/arena.h"
+
+/* --- arena.c: a bitmap of blocks, for small allocations that share a chunk and segments that share a reservation --- */
+
+/* The alignment that cuMemAlloc gives in practice; it promises 256 bytes. */
+#define NVS_ARENA_BLOCK 512u
+
+typedef struct nvs_arena {
+    uint64_t *used; /* NULL: no arena */
+    uint32_t block_bytes;
+    uint32_t blocks, free_blocks;
+    uint32_t longest; /* upper bound for the longest run of free blocks */
+} nvs_arena;
+
+bool nvs_arena_init(nvs_arena *arena, uint64_t bytes, uint32_t block_bytes); /* false: no host memory */
+/* Under the lock of the arena's owner.  An allocation begins at a block. */
+bool nvs_arena_take(nvs_arena *arena, uint64_t bytes, uint64_t *offset);
+void nvs_arena_give(nvs_arena *arena, uint64_t offset, uint64_t bytes);
+
+static inline bool nvs_arena_is_empty(const nvs_arena *arena)
+{
+    return arena->free_blocks == arena->blocks;
+}
+
+/* --- segments and chunks --- */
 
 #define NVS_CHUNK_GRAINS 32u /* of NVS_HOST_GRAIN: a chunk has at most 64 MiB */
 
@@ -135,6 +158,7 @@ uint64_t nvs_segment_chunk_bytes(const nvs_segment *segment, uint32_t chunk);
 CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk);
 
 bool nvs_swap_owns(CUdeviceptr address); /* in the large reservation of a GPU; ranges that are separate are not recognised */
+bool nvs_swap_gpu_is_pinned(uint32_t gpu); /* by nvs_swap_pin_gpu */
 bool nvs_share_possible(uint32_t gpu); /* the driver can export this GPU's memory as a descriptor */
 
 /* An unlisted segment: addresses and host room, no memory.  `bytes` is a multiple of the unit.  `block_bytes` not 0: an
@@ -179,7 +203,6 @@ void nvs_swap_allow(uint32_t gpu, uint32_t accessor);
 bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor);
 /* Another GPU of this process works on this one's memory: all of it stays on the card.  The first call waits for the lease. */
 void nvs_swap_pin_gpu(uint32_t gpu);
-bool nvs_swap_gpu_is_pinned(uint32_t gpu);
 typedef struct nvs_share { /* the chunks that hold a range of addresses */
     nvs_segment *segment;
     uint32_t first, count;
