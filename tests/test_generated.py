@@ -20,7 +20,7 @@ def test_header_is_up_to_date() -> None:
 def test_version_of_the_hook() -> None:
     """Broken: the hook says another version than the package that it comes in."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    header = (ROOT / "client_hook/src/base/version.h").read_text()
+    header = (ROOT / "client_hook/src/base/base.h").read_text()
     assert re.search(r'#define NVS_VERSION "(.*)"', header).group(1) == project  # type: ignore[union-attr]
 
 

@@ -6,7 +6,7 @@
  *    or allocates memory.
  *  Fork: the child has none of the hook's threads.  It closes its copy of the connection, so that the coordinator notices the parent's end, and
  *    starts as a new process: gates closed, no lease.  An atfork handler allocates nothing and takes no lock that another thread may hold
- *    (base/process/fork.h).
+ *    (base/process.h).
  *  Exec: every descriptor of the hook is close-on-exec; the new image runs the constructor again.
  *  Re-entrancy: a thread inside a gated call passes every gate (its slot records the call), also in a signal handler.  The agent thread calls
  *    real functions only and passes no gate.
@@ -16,31 +16,24 @@
  *    most 50 ms for the agent to release its leases, then the driver's.  From then on each call gets the driver's CUDA_ERROR_DEINITIALIZED without a
  *    lease.  _exit, quick_exit, exec and death need no handler: the connection closes with the process.
  */
-#include "base/port.h"
-#include "base/process/fork.h"
+#include "base/base.h"
+#include "base/process.h"
 #include "contexts/context.h"
-#include "contexts/streams.h"
 #include "coord/agent.h"
-#include "coord/memory/budget.h"
-#include "coord/waiting/python.h"
+#include "coord/moves.h"
 #include "driver/cuda_api.h"
 #include "driver/nvml.h"
 #include "gate/gate.h"
 #include "gate/host_functions.h"
-#include "gate/start.h"
-#include "hooks/memory/nvml.h"
-#include "hooks/work/graph_gpus.h"
-#include "hooks/work/thunk.h"
+#include "hooks/graph.h"
+#include "hooks/hooks.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 #include "inflight/pacing.h"
 #include "ipc/ipc.h"
 #include "memory/memory.h"
-#include "memory/pools/book.h"
-#include "memory/pools/figures.h"
-#include "memory/quota/graph_memory.h"
-#include "memory/quota/pins.h"
-#include "memory/records/registry.h"
+#include "memory/pools.h"
+#include "memory/registry.h"
 #include "swap/swap.h"
 
 /* Functions that a folder needs of a higher one.  They are constants, because an entry point may be called before the constructor has run. */
@@ -57,10 +50,9 @@ void *(*const nvs_nvml_wrapper)(nvs_nvml_id id) = nvs_nvml_wrapper_of;
 const nvs_backend *const nvs_memory_chunked = &nvs_backend_swap;
 void (*const nvs_swap_freed)(uint32_t gpu, CUdeviceptr address) = nvs_ipc_withdraw;
 void (*const nvs_fork_handlers[])(void) = {
-    nvs_gate_after_fork, nvs_pacing_after_fork, nvs_marks_after_fork, nvs_agent_after_fork, nvs_python_after_fork, nvs_registry_after_fork,
-    nvs_quota_after_fork, nvs_pins_after_fork, nvs_graph_memory_after_fork, nvs_pool_figures_after_fork, nvs_pool_book_after_fork,
-    nvs_swap_after_fork, nvs_graphs_after_fork, nvs_captures_after_fork, nvs_host_functions_after_fork, nvs_contexts_after_fork, nvs_streams_after_fork,
-    nvs_ipc_exports_after_fork, nvs_ipc_imports_after_fork, NULL,
+    nvs_gate_after_fork, nvs_pacing_after_fork, nvs_marks_after_fork, nvs_agent_after_fork, nvs_registry_after_fork,
+    nvs_quota_after_fork, nvs_memory_after_fork, nvs_pools_after_fork, nvs_swap_after_fork, nvs_graphs_after_fork, nvs_captures_after_fork,
+    nvs_host_functions_after_fork, nvs_contexts_after_fork, nvs_ipc_exports_after_fork, nvs_ipc_imports_after_fork, NULL,
 };
 
 __attribute__((constructor)) static void at_load(void)

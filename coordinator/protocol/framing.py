@@ -1,7 +1,7 @@
 """ZMTP 3.1, ZeroMQ's wire protocol, with the NULL mechanism: one end of a connection, without I/O.
 
 The hooks' socket speaks ZMTP over plain Unix sockets, so that any ZeroMQ DEALER can be a client
-(docs/decisions/zmtp-framing.md).  The hook's transport.c is the C side.  Protocol: https://rfc.zeromq.org/spec/37/.
+(docs/decisions/zmtp-framing.md).  The hook's link.c is the C side.  Protocol: https://rfc.zeromq.org/spec/37/.
 
 Invariants: no message is delivered before the handshake has ended.  The buffer holds at most one frame of the largest
 size and one read.  After a `ZmtpError` the connection is unusable.

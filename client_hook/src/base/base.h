@@ -3,14 +3,14 @@
  * Rules of this library in a process of an application:
  *  - it never exits, aborts or hangs the application, and prints only what NVSHARE_LOG asks for, and each warning once;
  *  - it passes a call that it does not understand to the real function;
- *  - it holds no lock during calls of the CUDA driver or dlsym on an application's thread, except calls that name a pool (memory/pools/figures.h).
+ *  - it holds no lock during calls of the CUDA driver or dlsym on an application's thread, except calls that name a pool (memory/pools.h).
  *
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
  * pool.
- * Locks held without any other: streams (contexts/streams.c), moves (coord/memory/moves.c), the pipeline of a move
+ * Locks held without any other: streams (contexts/context.c), moves (coord/moves.c), the pipeline of a move
  * (swap/pipeline.c), exports (ipc/export.c), imports (ipc/import.c),
- * connections (ipc/connection.c), marks (inflight/marks.c), captures (inflight/captures.c), host functions (gate/host_functions.c),
- * ended threads (inflight/pacing.c), figures of pools (memory/pools/figures.c).
+ * connections (ipc/import.c), marks (inflight/marks.c), captures (inflight/captures.c), host functions (gate/host_functions.c),
+ * ended threads (inflight/pacing.c), figures of pools (memory/pools.c).
  * No other lock exists.
  */
 #ifndef NVS_BASE_H
@@ -24,6 +24,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#define NVS_VERSION "0.2.0" /* of the release; tests hold it against pyproject.toml */
 
 #define NVS_EXPORT __attribute__((visibility("default")))
 #define NVS_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -46,5 +48,31 @@ typedef enum nvs_status {
     NVS_NO_MEMORY,   /* of the host */
     NVS_CUDA_FAILED, /* a driver call failed; the CUresult is returned separately */
 } nvs_status;
+
+/* Requests of the layers below coord/ to the coordinator.  coord/ implements them; init.c fills the table. */
+typedef struct nvs_port {
+    /* Blocks the calling thread until calls pass the gate of this GPU, or the wait is stopped. */
+    void (*wait_for_lease)(uint32_t gpu);
+
+    /* Attaches the GPU; returns when its settings have come, or after a bounded wait.  Before the first allocation or memory figure; idempotent, and quick
+     * afterwards. */
+    void (*attach)(uint32_t gpu);
+
+    /* The usage has changed; a report follows soon, for several changes together. */
+    void (*memory_changed)(uint32_t gpu);
+
+    /* Makes the reservation on this GPU at least `total_bytes`; waits for the answer.  NVS_REFUSED: out of memory.
+     * NVS_UNAVAILABLE: no coordinator answers, and only the local limit applies. */
+    nvs_status (*reserve)(uint32_t gpu, uint64_t total_bytes);
+
+    /* The same for pinned memory, `total_bytes` in all.  NVS_UNAVAILABLE, too, if the coordinator takes no such requests. */
+    nvs_status (*reserve_pins)(uint32_t gpu, uint64_t total_bytes);
+
+    /* Requests `total_bytes` as this program's share of the node's host memory, and waits, with a limit, until host/pool.h has the answer; returns at once
+     * without a connection. */
+    void (*reserve_host)(uint64_t total_bytes);
+} nvs_port;
+
+extern const nvs_port nvs_coordinator __attribute__((visibility("hidden")));
 
 #endif

@@ -1,15 +1,134 @@
 /* See config.h. */
-#define _GNU_SOURCE /* program_invocation_short_name, secure_getenv */
+#define _GNU_SOURCE /* program_invocation_short_name, O_CLOEXEC, secure_getenv */
 #include "base/config.h"
 
 #include "base/log.h"
 #include "base/msgpack.h"
-#include "base/process/script.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* The name of the script that a Python interpreter runs, for tools.  The command line comes from /proc, because the application may change its own copy. */
+
+enum { KERNEL_NAME = 15 }; /* `kernel-` and eight digits */
+
+/* The words of a command line, each with its terminator. */
+struct words {
+    const char *at;
+    const char *end;
+    char text[4096];
+};
+
+static bool read_words(struct words *words, pid_t process)
+{
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%ld/cmdline", (long)process);
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return false;
+    const ssize_t length = read(file, words->text, sizeof words->text - 1);
+    close(file);
+    if (length <= 0)
+        return false;
+    words->text[length] = 0;
+    words->at = words->text;
+    words->end = words->text + length;
+    return true;
+}
+
+/* The next word; NULL after the last one. */
+static const char *next(struct words *words)
+{
+    const char *word = words->at;
+    if (word >= words->end)
+        return NULL;
+    words->at += strlen(word) + 1;
+    return word;
+}
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash != NULL && slash[1] != 0 ? slash + 1 : path;
+}
+
+/* The interpreter's option that selects its program: 'm', 'c', or 0 for a script.  `value`: the module, code or script; NULL: none. */
+static char find_value(struct words *words, const char **value)
+{
+    const char *word;
+    while ((word = next(words)) != NULL && word[0] == '-' && word[1] != 0) {
+        if (word[1] == '-') {
+            if (strcmp(word, "--check-hash-based-pycs") == 0)
+                next(words);
+            continue;
+        }
+        const char *letter = word + 1 + strcspn(word + 1, "cmWX"); /* the options with a value, which may follow others: -um */
+        if (*letter == 0)
+            continue;
+        *value = letter[1] != 0 ? letter + 1 : next(words);
+        if (*letter == 'c' || *letter == 'm')
+            return *letter;
+    }
+    *value = word != NULL && word[0] != '-' ? word : NULL;
+    return 0;
+}
+
+/* The notebook of a Jupyter kernel: its server names it in the environment.  Else the kernel, by its connection file. */
+static const char *notebook(struct words *words, char kernel[KERNEL_NAME + 1])
+{
+    const char *name = getenv("JPY_SESSION_NAME");
+    if (name != NULL && name[0] != 0)
+        return base_name(name);
+    const char *word;
+    while ((word = next(words)) != NULL) {
+        const char *file = base_name(word);
+        if (strncmp(file, "kernel-", 7) == 0 && strstr(file, ".json") != NULL) {
+            snprintf(kernel, KERNEL_NAME + 1, "%.*s", (int)(strcspn(file, ".")), file);
+            return kernel;
+        }
+    }
+    return "notebook";
+}
+
+/* The script's base name, the module of `-m`, the notebook of a Jupyter kernel (else `kernel-` and the beginning of its id), or `python -c`.
+ * A process of Python's multiprocessing has its parent's name.  False: this is no Python interpreter, or it has no script. */
+static bool script_name(char *out, size_t size)
+{
+    struct words words;
+    const char *program, *name = NULL;
+    char kernel[KERNEL_NAME + 1];
+    pid_t process = getpid();
+    for (;;) {
+        if (!read_words(&words, process) || (program = next(&words)) == NULL)
+            return false;
+        program = base_name(program);
+        if (strncmp(program, "python", 6) != 0 && strncmp(program, "pypy", 4) != 0)
+            return false;
+        const char option = find_value(&words, &name);
+        if (name == NULL)
+            return false;
+        if (option == 'c' && process == getpid() && strncmp(name, "from multiprocessing.", 21) == 0) {
+            process = getppid();
+            continue;
+        }
+        if (option == 'c')
+            name = "python -c";
+        else if (option == 0)
+            name = base_name(name);
+        break;
+    }
+    if (strncmp(name, "ipykernel", 9) == 0)
+        name = notebook(&words, kernel);
+    snprintf(out, size, "%s", name);
+    return true;
+}
 
 #define LONGEST_DEADLINE_NS (UINT64_C(1) << 62) /* as on the wire */
 
@@ -162,7 +281,7 @@ void nvs_config_read(void)
     if (!nvs_config.enabled)
         return;
     if (name == NULL || name[0] == 0)
-        name = nvs_script_name(script, sizeof script) ? script : program_invocation_short_name;
+        name = script_name(script, sizeof script) ? script : program_invocation_short_name;
     copy_text(nvs_config.name, sizeof nvs_config.name, name);
     nvs_config.coordinator_user = read_number("NVSHARE_COORDINATOR_USER", -1, INT32_MAX, -1);
     nvs_config.priority = read_number("NVSHARE_PRIORITY", INT32_MIN, INT32_MAX, 0);
@@ -181,3 +300,5 @@ void nvs_config_read(void)
     nvs_config.on_loss.run = read_choice("NVSHARE_ON_LOSS", losses, 0) == 1;
     nvs_config.on_loss.timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);
 }
+
+/* The command line comes from /proc, because the application may change its own copy. */

@@ -17,7 +17,7 @@ enum { NVS_FIRST_SLOTS = 16 }; /* most processes need no more */
 enum { NVS_HOT_REALS = 4 };    /* cuLaunchKernel to cuLaunchKernel_ptsz */
 #define NVS_CAPTURE_HOST 0x40000000u /* host functions have been submitted: work in per-thread streams has marks (gate/host_functions.h) */
 #define NVS_CAPTURE_FIRST 0x80000000u /* the marks of the first capture are being made (inflight/captures.c) */
-enum { NVS_POOLS_UNKNOWN, NVS_POOLS_FAST, NVS_POOLS_SLOW }; /* the path of stream-ordered allocations (hooks/memory/pool.c); SLOW is final */
+enum { NVS_POOLS_UNKNOWN, NVS_POOLS_FAST, NVS_POOLS_SLOW }; /* the path of stream-ordered allocations (hooks/pool.c); SLOW is final */
 enum { NVS_ACTIVE_GPU = 0xff, NVS_ACTIVE_NOWAIT = 0x100, NVS_ACTIVE_HOST = 0x200 }; /* of nvs_slot.active */
 enum { NVS_STOP_NEVER, NVS_STOP_ALLOWED, NVS_STOP_AT_EXIT, NVS_STOPPED };
 
@@ -44,7 +44,7 @@ typedef struct nvs_slot {
 
 typedef struct nvs_hot_page {
     _Alignas(4096) _Atomic(nvs_function) reals[NVS_HOT_REALS]; /* as nvs_reals of driver/cuda_api.h */
-    /* Offset of nvs_self (gate/wait.h) from the thread pointer, the same for all threads; 0: not exactly one GPU, or not known yet.
+    /* Offset of nvs_self (gate/gate.h) from the thread pointer, the same for all threads; 0: not exactly one GPU, or not known yet.
      * Relaxed: as only_gpu. */
     _Atomic intptr_t self;
     /* The only live context that the hooks have seen; NULL: none, or several.  Relaxed: a thread gets another context's handle from the

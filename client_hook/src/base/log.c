@@ -5,8 +5,7 @@
 #define _GNU_SOURCE /* secure_getenv */
 #include "base/log.h"
 
-#include "base/process/cancel.h"
-#include "base/process/descriptor.h"
+#include "base/system.h"
 
 #include <errno.h>
 #include <fcntl.h>

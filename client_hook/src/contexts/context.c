@@ -1,24 +1,38 @@
-/* The registry of contexts.
+/* The registries of contexts and of streams.
  *
- * One lock guards the table.  It is not held during calls of the driver.  Entries never move: a visitor walks by index, takes the lock for each step,
- * and sees each entry that lives throughout exactly once.  A thread that destroys a context waits for its visitors.
+ * The lock of each guards its table.  It is not held during calls of the driver.  Entries never move: a visitor walks by index, takes the lock for each
+ * step, and sees each entry that lives throughout exactly once.  A thread that destroys a context waits for its visitors.  The visitor of a stream destroys
+ * it if the application destroyed it during the visit, so that it never queries a freed handle.
  *
  * The driver gives the handle of an ended context to a new one, and records of contexts are found by handle.  So the thread that ends a context removes
  * its entry last, after all other records of the handle, and the thread that gets the handle again waits for that.  Until an entry is removed, the handle
  * in a record means its context.  A primary context keeps its handle; one thread at a time retains, releases or resets it (nvs_primary_begin).
+ *
+ * Dead contexts are those with a sticky error.  After such an error (an illegal address, a trap) the driver answers each call in the context with it, runs
+ * none of its work and opens no other context on the GPU for this process, not even after a reset.  Physical memory can still be unmapped and released.
+ * So the hook discards the program's memory instead of moving it (swap/move.c), and its calls pass the closed gate (gate/gate.h): each gets the driver's
+ * error at once, without a lease.  This applies when all contexts of the GPU are dead, since memory and calls may belong to any of them.
  */
 #include "contexts/context.h"
 
+#include "base/base.h"
 #include "base/log.h"
-#include "base/process/cancel.h"
-#include "base/process/fork.h"
-#include "contexts/gpu_cache.h"
+#include "base/process.h"
+#include "base/system.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+
+_Atomic uint32_t nvs_gpu_generation = 1;
+_Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec")));
+
+static void gpus_outdated(void)
+{
+    atomic_fetch_add_explicit(&nvs_gpu_generation, 1, memory_order_release); /* pairs with the acquire loads in gpu.c and gpu.h */
+}
 
 #define RECHECK_EVERY 64u     /* uses of the usual owner before the next query of the driver */
 #define PATIENCE_NS 10000000000u /* the longest wait for a thread that ends a context, which may have died */
@@ -88,7 +102,8 @@ uint32_t nvs_primary_gpu(CUcontext context)
 
 /* ---- Registry ---- */
 
-bool nvs_table_extend(void **table, size_t *count, size_t size)
+/* Adds an entry at the end of a table; false: the host has no memory. */
+static bool table_extend(void **table, size_t *count, size_t size)
 {
     enum { STEP = 64 };
     if (*count % STEP == 0) {
@@ -144,7 +159,7 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
     for (size_t i = context_count; i-- > 0;) {
         if (contexts[i].context == context) {
             if (contexts[i].gpu != gpu)
-                nvs_gpus_outdated(); /* a context that ended unseen had this handle */
+                gpus_outdated(); /* a context that ended unseen had this handle */
             contexts[i].gpu = gpu;
             contexts[i].leaving = false;
             goto out;
@@ -152,7 +167,7 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
         if (contexts[i].context == NULL && contexts[i].visitors == 0)
             place = i;
     }
-    if (place < context_count || nvs_table_extend((void **)&contexts, &context_count, sizeof *contexts))
+    if (place < context_count || table_extend((void **)&contexts, &context_count, sizeof *contexts))
         contexts[place] = (context_entry){.context = context, .gpu = gpu};
     else
         forgotten = true;
@@ -275,7 +290,7 @@ void nvs_context_left(CUcontext context, bool ended)
             primaries[i].context = NULL;
             primaries[i].references = 0;
         }
-    nvs_gpus_outdated();
+    gpus_outdated();
     pthread_cond_broadcast(&visited);
     pthread_mutex_unlock(&lock);
 }
@@ -410,8 +425,114 @@ bool nvs_context_enter(CUcontext context)
     return nvs_context_lives(context) && NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
 }
 
+typedef struct stream_entry {
+    CUstream stream; /* NULL: free */
+    CUcontext context;
+    uint32_t visitors;
+    bool dead; /* destroyed during a visit, by the application or with its context (then NULL) */
+} stream_entry;
+
+NVS_FORK_STATE static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
+NVS_FORK_STATE static stream_entry *streams;
+NVS_FORK_STATE static size_t stream_count;
+
+void nvs_stream_created(CUstream stream, CUcontext context)
+{
+    pthread_mutex_lock(&streams_lock);
+    size_t place = stream_count;
+    for (size_t i = stream_count; i-- > 0;)
+        if (streams[i].stream == stream || streams[i].stream == NULL)
+            place = i;
+    if (place < stream_count || table_extend((void **)&streams, &stream_count, sizeof *streams))
+        streams[place] = (stream_entry){.stream = stream, .context = context};
+    pthread_mutex_unlock(&streams_lock);
+}
+
+CUcontext nvs_stream_context(CUstream stream)
+{
+    CUcontext context = NULL;
+    pthread_mutex_lock(&streams_lock);
+    for (size_t i = 0; i < stream_count; i++)
+        if (streams[i].stream == stream)
+            context = streams[i].context;
+    pthread_mutex_unlock(&streams_lock);
+    return context;
+}
+
+bool nvs_stream_leaving(CUstream stream, CUcontext *context)
+{
+    bool destroy = true;
+    *context = NULL;
+    pthread_mutex_lock(&streams_lock);
+    for (size_t i = 0; i < stream_count; i++)
+        if (streams[i].stream == stream) {
+            *context = streams[i].context;
+            if (streams[i].visitors != 0) {
+                streams[i].dead = true;
+                destroy = false;
+            } else {
+                streams[i].stream = NULL;
+            }
+        }
+    pthread_mutex_unlock(&streams_lock);
+    gpus_outdated(); /* a stream of another GPU may get this handle */
+    return destroy;
+}
+
+void nvs_streams_context_gone(CUcontext context)
+{
+    pthread_mutex_lock(&streams_lock);
+    for (size_t i = 0; i < stream_count; i++)
+        if (streams[i].context == context) {
+            if (streams[i].visitors == 0)
+                streams[i].stream = NULL;
+            else
+                streams[i] = (stream_entry){streams[i].stream, NULL, streams[i].visitors, true};
+        }
+    pthread_mutex_unlock(&streams_lock);
+}
+
+/* Destroys a stream that the application destroyed during a visit. */
+static void destroy_now(CUstream stream, CUcontext context)
+{
+    CUcontext popped;
+    const bool pushed = nvs_context_enter(context);
+    NVS_REAL(cuStreamDestroy_v2)(stream);
+    if (pushed)
+        NVS_REAL(cuCtxPopCurrent_v2)(&popped);
+}
+
+void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *argument), void *argument)
+{
+    bool go_on = true;
+    pthread_mutex_lock(&streams_lock);
+    for (size_t i = 0; go_on && i < stream_count; i++) {
+        const CUstream stream = streams[i].stream;
+        if (stream == NULL || streams[i].context != context || streams[i].dead)
+            continue;
+        streams[i].visitors++;
+        pthread_mutex_unlock(&streams_lock);
+        go_on = visit(stream, argument);
+        pthread_mutex_lock(&streams_lock);
+        if (--streams[i].visitors == 0 && streams[i].dead) {
+            const bool context_lives = streams[i].context != NULL;
+            streams[i] = (stream_entry){0};
+            pthread_mutex_unlock(&streams_lock);
+            if (context_lives)
+                destroy_now(stream, context);
+            pthread_mutex_lock(&streams_lock);
+        }
+    }
+    pthread_mutex_unlock(&streams_lock);
+}
+
 NVS_FORK_CODE void nvs_contexts_after_fork(void)
 {
+    if (stream_count != 0) {
+        streams_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* a thread that does not exist here may have held it */
+        streams = NULL; /* not freed: another thread may have been inside realloc */
+        stream_count = 0;
+    }
     if (atomic_load_explicit(&device_count, memory_order_relaxed) == 0)
         return;
     /* Another thread may have held the lock at the fork, and does not exist here. */
@@ -423,5 +544,75 @@ NVS_FORK_CODE void nvs_contexts_after_fork(void)
     memset(primaries, 0, sizeof primaries);
     atomic_store_explicit(&device_count, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed);
-    nvs_gpus_outdated();
+    gpus_outdated();
+}
+
+static bool is_sticky(CUresult result)
+{
+    switch ((int)result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case 226: /* CUDA_ERROR_CONTAINED; as the next number, missing in an older cuda.h */
+    case 721: /* CUDA_ERROR_TENSOR_MEMORY_LEAK */
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_MPS_RPC_FAILURE: /* the server is gone */
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED: /* by the server, after a fault of another client */
+        return true;
+    default: return false;
+    }
+}
+
+CUresult nvs_context_error(void)
+{
+    CUevent event;
+    const CUresult result = NVS_REAL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS)
+        (void)NVS_REAL(cuEventDestroy_v2)(event);
+    return is_sticky(result) ? result : CUDA_SUCCESS;
+}
+
+typedef struct contexts_state {
+    CUresult error;
+    bool alive;
+} contexts_state;
+
+static bool ask(CUcontext context, void *argument)
+{
+    contexts_state *found = argument;
+    CUcontext popped;
+    if (!nvs_context_enter(context))
+        return true;
+    const CUresult error = nvs_context_error();
+    (void)NVS_REAL(cuCtxPopCurrent_v2)(&popped);
+    if (error == CUDA_SUCCESS)
+        found->alive = true;
+    else
+        found->error = error;
+    return !found->alive;
+}
+
+bool nvs_gpu_check_dead(uint32_t gpu)
+{
+    contexts_state found = {0};
+    if (nvs_gate_dead(gpu))
+        return true;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* does not invalidate the application's captures */
+    (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    const bool all = nvs_each_context(gpu, ask, &found);
+    (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    if (!all || found.alive || found.error == CUDA_SUCCESS)
+        return false;
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "all contexts of this program on GPU %u have the CUDA error %d until the program ends: its memory there no longer "
+                                  "moves", gpu, (int)found.error);
+    nvs_gate_set_dead(gpu, true);
+    nvs_coordinator.memory_changed(gpu);
+    return true;
 }

@@ -1,4 +1,4 @@
-/* The registry of the live contexts of each GPU, for drains and moves.
+/* The contexts and streams of the application, and each thread's cache of the GPUs of handles (contexts/gpu.h).
  *
  * The wrappers of the context functions report here.  For a context that no wrapper has seen the registry queries the driver, with functions that a
  * stream capture allows.
@@ -6,9 +6,35 @@
 #ifndef NVS_CONTEXT_H
 #define NVS_CONTEXT_H
 
+#include "base/base.h"
 #include "base/hot.h"
 
 #include <stdatomic.h>
+
+/* Incremented when a cached answer may be wrong. */
+extern _Atomic uint32_t nvs_gpu_generation __attribute__((visibility("hidden")));
+
+enum { NVS_GPU_PLACE_BITS = 3 };
+
+typedef struct nvs_gpu_of {
+    const void *handle; /* a stream's or a context's */
+    uint32_t generation, gpu;
+} nvs_gpu_of;
+
+typedef struct nvs_gpu_cache { /* of one thread */
+    uint32_t current_generation, current_gpu;
+    uint32_t uses; /* left before the next query of the driver: a context may have become current without a wrapper */
+    nvs_gpu_of of[1 << NVS_GPU_PLACE_BITS];
+} nvs_gpu_cache;
+extern _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+/* The cache entry of a handle. */
+static inline nvs_gpu_of *nvs_gpu_place(const void *handle)
+{
+    return &nvs_cached_gpu.of[(uintptr_t)handle * UINT64_C(0x9e3779b97f4a7c15) >> (64 - NVS_GPU_PLACE_BITS)]; /* Fibonacci hashing */
+}
+
+/* --- contexts --- */
 
 /* True if alive; false for NULL. */
 bool nvs_context_lives(CUcontext context);
@@ -38,7 +64,7 @@ void nvs_context_unhold(size_t visit);
 /* True: a thread is about to end the context and waits for its visits, so a long visit ends early. */
 bool nvs_context_ends(CUcontext context);
 
-/* Reports of the hooks (hooks/work/context.c). */
+/* Reports of the hooks (hooks/context.c). */
 void nvs_context_learn(void);                              /* the driver is initialised */
 bool nvs_context_possible(uint32_t gpu);                   /* the driver is initialised in this process, and has that GPU */
 void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent; waits for a thread that still removes records of an ended context
@@ -60,7 +86,23 @@ CUcontext nvs_primary_released(uint32_t gpu, bool *last);  /* NULL: not known; l
 
 void nvs_contexts_after_fork(void);                        /* in the child: empties the registry */
 
-/* Adds an entry at the end of a table; false: the host has no memory. */
-bool nvs_table_extend(void **table, size_t *count, size_t size);
+/* --- streams that the application has created --- */
+
+/* Calls visit for each live stream of a context until it returns false.  A stream that the application destroys
+ * during its visit is destroyed after the visit. */
+void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *argument), void *argument);
+
+/* Reports of the hooks (hooks/context.c). */
+void nvs_stream_created(CUstream stream, CUcontext context);
+bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: a visitor destroys it later; NULL: not known */
+CUcontext nvs_stream_context(CUstream stream);             /* NULL: not reported */
+void nvs_streams_context_gone(CUcontext context);          /* the driver has destroyed the context, and its streams too */
+
+/* --- contexts with a sticky error --- */
+
+/* The sticky error of the current context; CUDA_SUCCESS: none.  Any thread; during captures only in relaxed mode. */
+CUresult nvs_context_error(void);
+/* True: all contexts of the GPU have a sticky error.  The gate then lets all calls through (nvs_gate_dead). */
+bool nvs_gpu_check_dead(uint32_t gpu);
 
 #endif

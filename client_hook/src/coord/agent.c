@@ -3,37 +3,160 @@
  * cuInit, or the first thread that needs the coordinator, starts the agent thread.  No thread waits for that: its request is in the mailbox.  If the
  * start fails, all gates open for good and the log says why.
  *
- * Non-goals: messages, leases; anything that runs on the agent thread.
+ * Python's signal handlers run while the main thread of a Python program waits for a GPU, as they run in a sleep.
+ *
+ * CPython's C handler only sets a flag; the handler that the program has set runs when the main thread asks for it, holding
+ * the GIL.  docs/decisions/interrupted-waits.md says what happens with an exception that it raises.
+ *
+ * Invariants: nothing happens without a signal, without CPython, and in other threads.  The waiting thread asks for the
+ * GIL only after another thread of ours has got it: a thread that has the GIL and waits for a lock of the waiting one
+ * costs the handler, and never the lease.
  */
-#define _GNU_SOURCE /* syscall */
+#define _GNU_SOURCE /* RTLD_DEFAULT, gettid, syscall */
 #include "coord/agent.h"
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/process/cancel.h"
-#include "base/process/fork.h"
-#include "base/process/futex.h"
-#include "base/process/thread.h"
-#include "contexts/gpu_facts.h"
-#include "coord/loop.h"
+#include "base/process.h"
+#include "base/system.h"
+#include "contexts/gpu.h"
 #include "coord/mailbox.h"
-#include "coord/memory/budget.h"
-#include "coord/memory/moves.h"
-#include "coord/protocol/transport.h"
-#include "coord/waiting/python.h"
+#include "coord/moves.h"
+#include "coord/protocol/link.h"
 #include "driver/cuda_api.h"
+#include "driver/library.h"
 #include "gate/gate.h"
 #include "memory/memory.h"
+#include "nvshare.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+/* --- Python's signal handlers --- */
+
+#define PYTHON_LOOK_NS 20000000u
+#define HANDOVER_NS 50000000u /* more than PYTHON_LOOK_NS */
+
+typedef struct exception {
+    void *type, *value, *trace;
+} exception;
+
+/* CPython's functions, found once. */
+static struct {
+    int (*initialized)(void);
+    int (*finalizing)(void); /* may be NULL */
+    void *(*own_state)(void);
+    void *(*current_state)(void);
+    int (*ensure)(void);
+    void (*release)(int state);
+    int (*check_signals)(void);
+    void (*fetch)(void **type, void **value, void **trace);
+    void (*restore)(void *type, void *value, void *trace);
+    int (*add_pending)(int (*call)(void *argument), void *argument);
+    void (*write_unraisable)(void *object);
+    bool found;
+} python; /* the main thread's; others read what was found before they were made */
+
+enum { IDLE, SEEKING, GOT, TAKING };
+NVS_FORK_STATE static _Atomic uint32_t gil; /* futex: whether the GIL can be had */
+static uint32_t seeker_gpu;                 /* written before the seeker is made */
+
+static bool look(void *into, const char *name)
+{
+    void *found = nvs_libc_dlsym() != NULL ? nvs_libc_dlsym()(RTLD_DEFAULT, name) : NULL;
+    *(void **)into = found;
+    return found != NULL;
+}
+
+static bool find_python(void)
+{
+    if (!python.found)
+        python.found = look(&python.initialized, "Py_IsInitialized") && look(&python.own_state, "PyGILState_GetThisThreadState") &&
+                       (look(&python.current_state, "PyThreadState_GetUnchecked") || look(&python.current_state, "_PyThreadState_UncheckedGet")) &&
+                       look(&python.ensure, "PyGILState_Ensure") &&
+                       look(&python.release, "PyGILState_Release") && look(&python.check_signals, "PyErr_CheckSignals") &&
+                       look(&python.fetch, "PyErr_Fetch") && look(&python.restore, "PyErr_Restore") &&
+                       look(&python.add_pending, "Py_AddPendingCall") && look(&python.write_unraisable, "PyErr_WriteUnraisable") &&
+                       (look(&python.finalizing, "Py_IsFinalizing") || look(&python.finalizing, "_Py_IsFinalizing") || true);
+    return python.found && python.initialized() && (python.finalizing == NULL || !python.finalizing()) && python.own_state() != NULL;
+}
+
+static int raise_it(void *argument)
+{
+    const exception raised = *(exception *)argument;
+    free(argument);
+    python.restore(raised.type, raised.value, raised.trace);
+    return -1;
+}
+
+/* With the GIL.  The caller of the gated call does not expect an exception, so the interpreter raises it later. */
+static bool run_handlers(void)
+{
+    if (python.check_signals() == 0)
+        return false;
+    exception *raised = malloc(sizeof *raised);
+    if (raised != NULL) {
+        python.fetch(&raised->type, &raised->value, &raised->trace);
+        if (python.add_pending(raise_it, raised) == 0)
+            return true;
+        python.restore(raised->type, raised->value, raised->trace);
+        free(raised);
+    }
+    python.write_unraisable(NULL);
+    return false;
+}
+
+/* A thread of ours: waits for the GIL, and gives it to the main thread. */
+static void *seek(void *nothing)
+{
+    const int state = python.ensure();
+    atomic_store_explicit(&gil, GOT, memory_order_release); /* pairs with the main thread's exchange */
+    nvs_gate_kick(seeker_gpu);
+    nvs_futex_wait(&gil, GOT, nvs_now_ns() + HANDOVER_NS);
+    uint32_t got = GOT;
+    (void)atomic_compare_exchange_strong_explicit(&gil, &got, IDLE, memory_order_relaxed, memory_order_relaxed); /* nobody came */
+    python.release(state);
+    return nothing;
+}
+
+/* In a thread that wakes before the gate of this GPU and has to wait on.  `signalled`: a signal has ended the sleep.
+ * `wanted` is the wait's own, false at its begin; while it is true the thread calls again after PYTHON_LOOK_NS.
+ * True: a handler has raised an exception, which Python raises as soon as the call has returned. */
+static bool python_handlers(uint32_t gpu, bool signalled, bool *wanted)
+{
+    if ((!signalled && !*wanted) || syscall(SYS_gettid) != getpid() || !find_python())
+        return false;
+    *wanted = false;
+    if (python.current_state() == python.own_state())
+        return run_handlers(); /* it has waited with the GIL */
+    uint32_t seen = GOT;
+    if (atomic_compare_exchange_strong_explicit(&gil, &seen, TAKING, memory_order_acquire, memory_order_relaxed)) { /* pairs with seek */
+        nvs_futex_wake(&gil, 1);
+        const int state = python.ensure();
+        atomic_store_explicit(&gil, IDLE, memory_order_relaxed); /* a handler may wait for a GPU too */
+        const bool raised = run_handlers();
+        python.release(state);
+        return raised;
+    }
+    *wanted = true;
+    if (seen == IDLE) {
+        seeker_gpu = gpu;
+        atomic_store_explicit(&gil, SEEKING, memory_order_relaxed); /* before the thread is made */
+        if (nvs_thread_start(NULL, seek, NULL) != 0)
+            atomic_store_explicit(&gil, IDLE, memory_order_relaxed);
+    }
+    return false;
+}
+
+/* --- the agent --- */
 
 #define GOODBYE_NS 50000000u
 
@@ -54,7 +177,7 @@ static void fail(const char *what, int error)
 
 static bool one_thread(void)
 {
-    struct stat tasks; /* as the kernel has it on both architectures; stat() is too new (base/process/glibc_floor.h) */
+    struct stat tasks; /* as the kernel has it on both architectures; stat() is too new (base/glibc_floor.h) */
     return syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/task", &tasks, 0) == 0 && tasks.st_nlink == 3; /* "." and ".." are links too */
 }
 
@@ -145,8 +268,8 @@ void nvs_agent_wait_for_lease(uint32_t gpu)
         if (first)
             nvs_agent_poke();
         bool handlers = false;
-        while (errno = 0, !nvs_gate_wait(gpu, handlers ? nvs_now_ns() + NVS_PYTHON_LOOK_NS : UINT64_MAX)) {
-            if (nvs_python_handlers(gpu, errno == EINTR, &handlers) && stop()) {
+        while (errno = 0, !nvs_gate_wait(gpu, handlers ? nvs_now_ns() + PYTHON_LOOK_NS : UINT64_MAX)) {
+            if (python_handlers(gpu, errno == EINTR, &handlers) && stop()) {
                 stopped = true;
                 break;
             }
@@ -285,4 +408,62 @@ NVS_FORK_CODE void nvs_agent_after_fork(void)
     nvs_transport_abandon();
     nvs_moves_after_fork();
     nvs_budget_after_fork();
+    atomic_store_explicit(&gil, IDLE, memory_order_relaxed); /* one thread */
+}
+
+/* --- the functions of nvshare.h, for programs that know of the hook --- */
+
+NVS_EXPORT const char *nvshare_version(void)
+{
+    return NVS_VERSION;
+}
+
+NVS_EXPORT int nvshare_active(void)
+{
+    uint32_t seen = atomic_load_explicit(&nvs_agent_phase, memory_order_relaxed);
+    return seen == NVS_AGENT_FAILED ? -1 : seen == NVS_AGENT_RUNNING;
+}
+
+NVS_EXPORT int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out)
+{
+    if (gpu >= NVS_MAX_GPUS || out == NULL || out->size < sizeof *out)
+        return -1;
+    nvs_usage usage;
+    nvs_memory_usage(gpu, &usage);
+    *out = (struct nvshare_gpu){
+        .size = sizeof *out,
+        .lease = atomic_load_explicit(&nvs_mail[gpu].shown_state, memory_order_relaxed),
+        .lease_id = atomic_load_explicit(&nvs_mail[gpu].shown_lease, memory_order_relaxed),
+        .waiters = atomic_load_explicit(&nvs_mail[gpu].shown_waiters, memory_order_relaxed),
+        .waiting_threads = nvs_gate_waiting(gpu),
+        .calls = nvs_gate_calls(gpu),
+        .allocated_bytes = usage.allocated_bytes,
+        .resident_bytes = usage.resident_bytes,
+    };
+    return 0;
+}
+
+NVS_EXPORT int nvshare_yield(uint32_t gpu)
+{
+    if (gpu >= NVS_MAX_GPUS)
+        return -1;
+    int saved = errno;
+    if (atomic_exchange_explicit(&nvs_mail[gpu].yield, 1, memory_order_seq_cst) == 0)
+        nvs_agent_poke();
+    errno = saved;
+    return 0;
+}
+
+NVS_EXPORT void nvshare_step(void)
+{
+    (void)atomic_fetch_add_explicit(&nvs_steps, 1, memory_order_relaxed); /* a count, orders nothing */
+}
+
+/* The hook's own threads move memory while the gate is closed: this is neither a bypass nor work of the application. */
+NVS_EXPORT uint32_t nvshare_gate_depth(void)
+{
+    const nvs_slot *slot = nvs_self;
+    if (slot != NULL && atomic_load_explicit(&slot->active, memory_order_relaxed) != 0) /* written by this thread only */
+        return 1;
+    return nvs_thread_is_own() ? UINT32_MAX : 0;
 }

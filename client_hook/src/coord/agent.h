@@ -16,7 +16,7 @@ void nvs_agent_driver_begun(void);
 /* Before the first use of a GPU, after cuInit: attaches in the background, so that nvs_agent_attach waits less. */
 void nvs_agent_expect(uint32_t gpu);
 
-/* Behind base/port.h. */
+/* Behind base/base.h. */
 void nvs_agent_wait_for_lease(uint32_t gpu); /* starts the agent if need be */
 void nvs_agent_attach(uint32_t gpu);
 void nvs_agent_memory_changed(uint32_t gpu);

@@ -1,13 +1,13 @@
 /* The agent's actions for the lease of one GPU, in the order of the state machine (coord/protocol/lease_machine.h).  Agent thread only.
  *
- * Non-goals: received messages (messages.c); sleeping (loop.c).
+ * Non-goals: received messages, sleeping (loop.c).
  */
 #ifndef NVS_AGENT_LEASE_H
 #define NVS_AGENT_LEASE_H
 
 #include "base/base.h"
-#include "coord/protocol/duty.h"
 #include "coord/protocol/lease_machine.h"
+#include "coord/protocol/wire.gen.h"
 
 typedef struct nvs_agent_gpu {
     nvs_lease lease;
@@ -50,5 +50,14 @@ bool nvs_agent_ending(const nvs_agent_gpu *mine);
 void nvs_agent_continue_end(uint32_t gpu);                                 /* one slice of closing and draining */
 void nvs_agent_continue_open(uint32_t gpu, uint64_t now);                  /* while `opening` is pending */
 void nvs_agent_answered(uint32_t gpu);                                     /* the coordinator has answered the GPU's AttachGpu */
+
+/* --- reports of this program's progress, and the coordinator's allotments --- */
+
+void nvs_progress_start(void);                               /* at the start of the agent */
+void nvs_progress_lost(uint32_t gpu);                        /* the connection, and with it the allotment */
+void nvs_progress_allot(const nvs_allot *allot);
+/* Reports if due.  `lease_id` is the lease under which the program runs, 0: it does not run.  Returns when to serve again,
+ * UINT64_MAX: never. */
+uint64_t nvs_progress_serve(uint32_t gpu, uint64_t lease_id, uint64_t now);
 
 #endif

@@ -2,11 +2,9 @@
 #define _GNU_SOURCE /* syscall */
 #include "coord/mailbox.h"
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "base/process/cancel.h"
-#include "base/process/descriptor.h"
-#include "base/process/futex.h"
+#include "base/process.h"
+#include "base/system.h"
 
 #include <string.h>
 #include <sys/eventfd.h>

@@ -6,7 +6,7 @@
 #ifndef NVS_MAILBOX_H
 #define NVS_MAILBOX_H
 
-#include "contexts/gpu_facts.h"
+#include "contexts/gpu.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -49,6 +49,7 @@ extern _Atomic uint32_t nvs_agent_poked;     /* 1: the eventfd was written since
 extern _Atomic uint32_t nvs_agent_connected; /* the coordinator has accepted the connection */
 extern _Atomic uint32_t nvs_agent_departing; /* exit() was called */
 extern _Atomic uint32_t nvs_agent_departed;  /* futex: the agent makes no more calls */
+void *nvs_agent_main(void *nothing);         /* the agent thread (loop.c) */
 
 enum { NVS_AGENT_NONE, NVS_AGENT_STARTING, NVS_AGENT_RUNNING, NVS_AGENT_FAILED };
 extern _Atomic uint32_t nvs_agent_phase; /* RUNNING is released after what the agent needs, acquired by pokers */

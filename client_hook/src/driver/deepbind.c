@@ -11,7 +11,6 @@
  */
 #define _GNU_SOURCE /* dl_iterate_phdr, dladdr1, RTLD_NEXT */
 #include "driver/cuda_api.h"
-#include "driver/libc_symbols.h"
 #include "driver/library.h"
 #include "driver/nvml.h"
 

@@ -2,7 +2,7 @@
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include "driver/nvml.h"
 
-#include "driver/libc_symbols.h"
+#include "driver/library.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -13,7 +13,6 @@
 #define _GNU_SOURCE /* RTLD_NEXT, RTLD_DEFAULT */
 
 #include "driver/cuda_api.h"
-#include "driver/libc_symbols.h"
 #include "driver/library.h"
 #include "driver/nvml.h"
 

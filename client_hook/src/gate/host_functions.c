@@ -1,9 +1,9 @@
 /* See host_functions.h. */
 #include "gate/host_functions.h"
 
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/config.h"
-#include "base/port.h"
+#include "base/process.h"
 #include "gate/gate.h"
 
 #include <errno.h>

@@ -1,21 +1,190 @@
-/* See pool.h. */
+/* The pool (pool.h) keeps slabs of pinned memory and the grains of them that are in use.
+ *
+ * Functions on the table of slabs (slabs_*) run under the pool's lock.  Functions on one slab call the driver and the system, and run unlocked.
+ */
 #include "host/pool.h"
 
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/port.h"
-#include "base/process/cancel.h"
-#include "base/process/thread.h"
+#include "base/process.h"
+#include "base/system.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "host/left.h"
-#include "host/slab.h"
+#include "host/system.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+
+enum { NVS_SLAB_GRAINS = 128 };
+
+typedef struct nvs_slab { /* its memory does not move while a grain is in use */
+    nvs_host_mapping mapping;
+    uint32_t grains, free_grains; /* `grains` 0: an empty entry of the table */
+    CUcontext registered; /* the context of the registration; NULL: none, and copies are slower */
+    uint64_t used[NVS_SLAB_GRAINS / 64];
+} nvs_slab;
+
+enum { MAX_SLABS = 8192 };
+
+static nvs_slab slabs[MAX_SLABS];
+NVS_FORK_STATE static uint32_t slab_count; /* entries that were ever used */
+
+/* --- one slab --- */
+
+typedef struct registration {
+    void *memory;
+    size_t bytes;
+    CUcontext in;
+} registration;
+
+static bool register_in(CUcontext context, void *argument)
+{
+    registration *r = argument;
+    CUcontext ignored;
+    if (!nvs_context_enter(context))
+        return true;
+    CUresult result = NVS_REAL(cuMemHostRegister_v2)(r->memory, r->bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        r->in = context;
+    else if (nvs_context_error() == CUDA_SUCCESS) /* else the context is dead */
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "host memory cannot be pinned (error %d): evictions will be slow", (int)result);
+    NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    return false;
+}
+
+static bool unregister_in(CUcontext context, void *argument)
+{
+    registration *r = argument;
+    CUcontext ignored;
+    if (context != r->in || !nvs_context_enter(context))
+        return true;
+    NVS_REAL(cuMemHostUnregister)(r->memory);
+    NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    return false;
+}
+
+static bool slab_make(nvs_slab *out, uint32_t grains, uint32_t gpu, bool gently)
+{
+    nvs_host_mapping mapping;
+    if (!nvs_host_map(gpu, grains * NVS_HOST_GRAIN, NVS_HOST_GRAIN, gently, &mapping))
+        return false;
+    registration r = {mapping.memory, grains * NVS_HOST_GRAIN, NULL};
+    nvs_each_context(gpu, register_in, &r);
+    *out = (nvs_slab){.mapping = mapping, .grains = grains, .free_grains = grains, .registered = r.in};
+    return true;
+}
+
+static void slab_end(const nvs_slab *slab, uint32_t gpu)
+{
+    registration r = {slab->mapping.memory, slab->grains * NVS_HOST_GRAIN, slab->registered};
+    if (slab->registered != NULL)
+        nvs_each_context(gpu, unregister_in, &r);
+    nvs_host_unmap(&slab->mapping);
+}
+
+/* --- the table --- */
+
+/* False: the table is full. */
+static bool slabs_add(const nvs_slab *made)
+{
+    uint32_t index = 0;
+    while (index < slab_count && slabs[index].grains != 0)
+        index++;
+    if (index == MAX_SLABS)
+        return false;
+    slabs[index] = *made;
+    slab_count = index + 1 > slab_count ? index + 1 : slab_count;
+    return true;
+}
+
+/* Takes one slab without a grain in use, of at most `most` grains, out of the table. */
+static bool slabs_remove_unused(uint64_t most, nvs_slab *out)
+{
+    for (uint32_t i = 0; i < slab_count; i++) {
+        if (slabs[i].grains == 0 || slabs[i].free_grains != slabs[i].grains || slabs[i].grains > most)
+            continue;
+        *out = slabs[i];
+        slabs[i] = (nvs_slab){0};
+        return true;
+    }
+    return false;
+}
+
+/* Takes up to `grains` free grains, from the first free one on.  `adjacent`: neighbours, all or none. */
+static uint32_t take_from(nvs_slab *slab, uint32_t grains, void **out, bool adjacent)
+{
+    uint32_t got = 0;
+    for (uint32_t i = 0; i < slab->grains && got < grains; i++) {
+        const bool used = (slab->used[i / 64] >> (i % 64)) & 1;
+        if (used && adjacent)
+            got = 0;
+        if (!used)
+            out[got++] = slab->mapping.memory + i * NVS_HOST_GRAIN;
+    }
+    if (adjacent && got < grains)
+        return 0;
+    for (uint32_t i = 0; i < got; i++) {
+        const uint64_t index = (uint64_t)((char *)out[i] - slab->mapping.memory) / NVS_HOST_GRAIN;
+        slab->used[index / 64] |= UINT64_C(1) << (index % 64);
+    }
+    slab->free_grains -= got;
+    return got;
+}
+
+/* As many grains must be free.  Neighbours, if one slab has enough of them. */
+static void slabs_take(uint32_t grains, void **out)
+{
+    uint32_t got = 0;
+    for (uint32_t i = 0; i < slab_count; i++)
+        if (slabs[i].free_grains >= grains && take_from(&slabs[i], grains, out, true) == grains)
+            return;
+    for (uint32_t i = 0; i < slab_count && got < grains; i++)
+        got += take_from(&slabs[i], grains - got, out + got, false);
+}
+
+static nvs_slab *slab_of(const char *grain, uint64_t *index)
+{
+    for (uint32_t i = 0; i < slab_count; i++) {
+        nvs_slab *slab = &slabs[i];
+        *index = (uint64_t)(grain - slab->mapping.memory) / NVS_HOST_GRAIN;
+        if (slab->grains != 0 && grain >= slab->mapping.memory && *index < slab->grains)
+            return slab;
+    }
+    return NULL;
+}
+
+/* Returns how many were in use. */
+static uint32_t slabs_give(uint32_t grains, void *const *taken)
+{
+    uint32_t given = 0;
+    for (uint32_t i = 0; i < grains; i++) {
+        uint64_t index;
+        nvs_slab *slab = slab_of(taken[i], &index);
+        if (slab == NULL)
+            continue;
+        slab->used[index / 64] &= ~(UINT64_C(1) << (index % 64));
+        slab->free_grains++;
+        given++;
+    }
+    return given;
+}
+
+static void slabs_context_gone(CUcontext context)
+{
+    for (uint32_t i = 0; i < slab_count; i++)
+        if (slabs[i].registered == context)
+            slabs[i].registered = NULL;
+}
+
+static NVS_FORK_CODE void slabs_after_fork(void)
+{
+    memset(slabs, 0, slab_count * sizeof slabs[0]); /* the child has none of the memory (MADV_DONTFORK) */
+    slab_count = 0;
+}
 
 enum { FIRST_GRAINS = 32, AHEAD_GRAINS = 8, HELPERS = 2 };
 enum { REST_FACTOR = 9 };      /* rest per work: a tenth of one thread's time, while the program may run */
@@ -170,12 +339,12 @@ static void grow(uint64_t wanted, uint32_t most, bool gently)
     nvs_slab made;
     growing_grains += grains;
     pthread_mutex_unlock(&lock);
-    const bool done = nvs_slab_make(&made, grains, gpu, gently);
+    const bool done = slab_make(&made, grains, gpu, gently);
     pthread_mutex_lock(&lock);
-    const bool added = done && nvs_slabs_add(&made);
+    const bool added = done && slabs_add(&made);
     if (done && !added) {
         pthread_mutex_unlock(&lock);
-        nvs_slab_end(&made, gpu);
+        slab_end(&made, gpu);
         pthread_mutex_lock(&lock);
     }
     growing_grains -= grains;
@@ -199,11 +368,11 @@ static bool shrink(void)
     const uint64_t wanted = target();
     const uint32_t gpu = near_gpu;
     nvs_slab unused;
-    if (grown_grains <= wanted || !nvs_slabs_remove_unused(grown_grains - wanted, &unused))
+    if (grown_grains <= wanted || !slabs_remove_unused(grown_grains - wanted, &unused))
         return false;
     grown_grains -= unused.grains;
     pthread_mutex_unlock(&lock);
-    nvs_slab_end(&unused, gpu);
+    slab_end(&unused, gpu);
     pthread_mutex_lock(&lock);
     return true;
 }
@@ -314,7 +483,7 @@ static bool try_take(uint32_t grains, void **out)
 {
     if (grown_grains - taken_grains < grains)
         return false;
-    nvs_slabs_take(grains, out);
+    slabs_take(grains, out);
     taken_grains += grains;
     announced_grains -= announced_grains < grains ? announced_grains : grains;
     return true;
@@ -345,7 +514,7 @@ bool nvs_host_take(uint32_t gpu, uint32_t grains, void **out)
 void nvs_host_give(uint32_t grains, void *const *taken)
 {
     pthread_mutex_lock(&lock);
-    taken_grains -= nvs_slabs_give(grains, taken);
+    taken_grains -= slabs_give(grains, taken);
     if (grown_grains > target())
         pthread_cond_broadcast(&changed); /* starts the idle time of unused memory */
     pthread_mutex_unlock(&lock);
@@ -354,7 +523,7 @@ void nvs_host_give(uint32_t grains, void *const *taken)
 void nvs_host_context_gone(CUcontext context)
 {
     pthread_mutex_lock(&lock);
-    nvs_slabs_context_gone(context);
+    slabs_context_gone(context);
     pthread_mutex_unlock(&lock);
 }
 
@@ -364,7 +533,7 @@ NVS_FORK_CODE void nvs_host_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     pthread_mutex_init(&asking, NULL);
     pthread_cond_init(&changed, NULL);
-    nvs_slabs_after_fork();
+    slabs_after_fork();
     reserved_bytes = grown_grains = taken_grains = announced_grains = 0;
     growing_grains = 0;
     memset(ahead_bytes, 0, sizeof ahead_bytes);

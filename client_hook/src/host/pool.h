@@ -14,10 +14,10 @@
  *
  * Helper threads block all signals.  The lock is never held during a driver call.
  *
- * Non-goals: the use of the memory; messages (coord/memory/budget.c).
+ * Non-goals: the use of the memory; messages (coord/moves.c).
  */
-#ifndef NVS_HOST_POOL_H
-#define NVS_HOST_POOL_H
+#ifndef NVS_POOL_H
+#define NVS_POOL_H
 
 #include "host/system.h"
 

@@ -7,11 +7,10 @@
  */
 #include "inflight/captures.h"
 
-#include "base/clock.h"
 #include "base/config.h"
-#include "base/process/cancel.h"
+#include "base/process.h"
+#include "base/system.h"
 #include "contexts/context.h"
-#include "contexts/streams.h"
 #include "driver/cuda_api.h"
 #include "inflight/marks.h"
 

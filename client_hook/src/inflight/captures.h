@@ -9,7 +9,7 @@
  *  - before a stream becomes part of a capture, one mark behind the work that it still has.
  * After the first host function (host_functions.h) submissions to per-thread streams have marks for good, and so has a stream that is destroyed.
  *
- * Non-goals: waiting for work; the captured work (hooks/work/capture.c).
+ * Non-goals: waiting for work; the captured work (hooks/context.c).
  */
 #ifndef NVS_CAPTURES_H
 #define NVS_CAPTURES_H

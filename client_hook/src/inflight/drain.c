@@ -15,13 +15,11 @@
  * A context that the program is about to end is skipped while its work runs.  The thread that ends it stays in the gate until the context has
  * ended or is listed again.  The drain waits for that thread, and starts again.
  */
-#include "base/clock.h"
-#include "contexts/dead.h"
-#include "contexts/streams.h"
+#include "base/process.h"
+#include "contexts/context.h"
 #include "inflight/pacing.h"
 
-#include "base/process/cancel.h"
-#include "contexts/context.h"
+#include "base/system.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "gate/host_functions.h"

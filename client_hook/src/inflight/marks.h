@@ -7,7 +7,7 @@
  * One lock, taken with no other and not held while the driver is called.  A mark's event is queried only inside a visit to its context
  * (nvs_each_context), which therefore cannot end meanwhile, or by the thread that has just made it.
  *
- * Non-goals: the GPUs of a graph (hooks/work/graph_gpus.h); when a capture needs marks (captures.h); waiting.
+ * Non-goals: the GPUs of a graph (hooks/graph.h); when a capture needs marks (captures.h); waiting.
  */
 #ifndef NVS_MARKS_H
 #define NVS_MARKS_H

@@ -16,7 +16,7 @@
  */
 #include "inflight/pacing.h"
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"

@@ -7,7 +7,7 @@
 #define NVS_PACING_H
 
 #include "base/base.h"
-#include "inflight/cost.h"
+#include "inflight/stream.h"
 
 /* Application thread, after a submission to `stream` when nvs_gate_leave() said so; outside the gate. `stream` as the
  * application gave it; per_thread when the entry point was a _ptsz/_ptds one; `what` by nvs_pace_what().  May wait until enough

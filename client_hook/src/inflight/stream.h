@@ -2,17 +2,54 @@
  *
  * The queue is a ring of events.  The time between two completed events gives the time of the submissions between them, of all threads and
  * streams.  It is exact if the second event was recorded while the first was pending, so that the GPU was not idle between them.  Otherwise it
- * is an upper bound, and only lowers a higher estimate.  Beside other programs each kind of submission has an estimate (cost.h); a program
+ * is an upper bound, and only lowers a higher estimate.  Beside other programs each kind of submission has an estimate; a program
  * that is alone is only sampled, and has an average.  The age of the oldest event is a lower bound, which detects kernels that become longer.
  * When the pending work exceeds the budget, the thread sleeps until a part of it is done; the rest keeps the GPU busy meanwhile.
  *
+ * Estimates of GPU time for each kind of submission: programs mix kernels of milliseconds with fills of microseconds, and an average of both
+ * is wrong for each.
+ *
+ * Each thread has a small hash table of estimates; kinds with the same hash share one.  The ratio of measured to estimated time of a stretch of
+ * submissions corrects the estimates of all its kinds.  Stretches differ in their mixture, so each estimate converges.  A new kind gets the
+ * time that the known kinds leave.
+ *
  * Non-goals: when a stream is checked; shares of the budget (pacing.c).
  */
-#ifndef NVS_PACE_STREAM_H
-#define NVS_PACE_STREAM_H
+#ifndef NVS_STREAM_H
+#define NVS_STREAM_H
 
 #include "base/base.h"
-#include "inflight/cost.h"
+
+enum { NVS_PACE_KINDS = 256, NVS_PACE_SET_WORDS = NVS_PACE_KINDS / 64 };
+
+typedef struct nvs_pace_costs {
+    uint32_t ns[NVS_PACE_KINDS]; /* 0: not known yet */
+} nvs_pace_costs;
+
+typedef struct nvs_pace_set { /* of kinds */
+    uint64_t bits[NVS_PACE_SET_WORDS];
+} nvs_pace_set;
+
+/* A value for nvs_pace_after() that tells kinds of work apart: the entry point, what it runs, and the size as a power of two. */
+static inline uint64_t nvs_pace_what(uint32_t entry_point, const void *runs, uint64_t size)
+{
+    return (uint64_t)entry_point << 8 ^ (uint64_t)(uintptr_t)runs ^ (size == 0 ? 0 : 64u - (unsigned)__builtin_clzll(size));
+}
+
+static inline uint32_t nvs_pace_kind(uint64_t what)
+{
+    return (uint32_t)(what * 0x9e3779b97f4a7c15u >> 56); /* Fibonacci hashing: the top bits mix best */
+}
+_Static_assert(NVS_PACE_KINDS == 1 << (64 - 56), "the hash has as many bits as the table has places");
+
+typedef struct nvs_pace_stretch { /* consecutive submissions */
+    nvs_pace_set kinds;
+    uint64_t ns;       /* estimated time */
+    uint64_t guess_ns; /* its part for kinds without an estimate */
+    uint64_t basis_ns; /* pace_basis() at its end */
+} nvs_pace_stretch;
+
+/* --- the queue --- */
 
 enum { NVS_PACE_RING = 16 }; /* events of a stream and thread; one more is the reference for times */
 enum { NVS_PACE_IDLE = 8 };  /* consecutive checks without pending work: the program is bound by launching */

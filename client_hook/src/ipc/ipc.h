@@ -1,7 +1,7 @@
 /* Legacy IPC (cuIpcGetMemHandle) for memory of mode `swap`; the driver offers it only for its own allocations.
  *
- * The exporter pins the chunks that hold the allocation and serves them at a socket (server.c).  A handle names that socket and holds a
- * random key.  The importer, in any memory mode, receives a descriptor for each chunk and maps the chunks at contiguous addresses (mapping.c).
+ * The exporter pins the chunks that hold the allocation and serves them at a socket (export.c).  A handle names that socket and holds a
+ * random key.  The importer, in any memory mode, receives a descriptor for each chunk and maps the chunks at contiguous addresses (import.c).
  * Its connection stays open while they are mapped, so that the exporter counts mapped memory as pinned, even after the program has freed it.
  *
  * Invariants:
@@ -16,7 +16,8 @@
 #define NVS_IPC_H
 
 #include "base/base.h"
-#include "memory/records/allocation.h"
+#include "ipc/socket.h"
+#include "memory/registry.h"
 
 /* --- export.c --- */
 
@@ -25,6 +26,7 @@ bool nvs_ipc_is_ours(const CUipcMemHandle *handle);
 CUresult nvs_ipc_export(const nvs_allocation *allocation, CUipcMemHandle *out);
 /* The allocation that began at this address is freed, and its handle becomes invalid.  Cheap in a process without exports. */
 void nvs_ipc_withdraw(uint32_t gpu, CUdeviceptr address);
+bool nvs_ipc_is_own(const nvs_ipc_secret *process); /* the name of this process's socket */
 void nvs_ipc_exports_after_fork(void);
 
 /* --- import.c --- */
@@ -45,10 +47,5 @@ bool nvs_ipc_allow(CUdeviceptr pointer, uint32_t gpu);
 /* A GPU has been given peer access to `owner`: it gets access to all imports of that GPU, present and future. */
 void nvs_ipc_enable_peer(uint32_t owner, uint32_t accessor);
 void nvs_ipc_imports_after_fork(void);
-
-/* --- hooks/memory/ipc.c --- */
-
-/* The attribute of the import as one allocation; false: the driver's own answer is right. */
-bool nvs_ipc_pointer_answer(const nvs_ipc_import *as, void *data, CUpointer_attribute attribute);
 
 #endif

@@ -2,9 +2,8 @@
 #define _GNU_SOURCE /* struct ucred, accept4, MSG_CMSG_CLOEXEC */
 #include "ipc/socket.h"
 
-#include "base/clock.h"
-#include "base/process/cancel.h"
-#include "base/process/descriptor.h"
+#include "base/process.h"
+#include "base/system.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-/* See arena.h. */
-#include "swap/arena.h"
+/* A bitmap of blocks: small allocations that share a chunk, and segments that share a reservation.  First fit keeps used blocks together. */
+#include "swap/swap.h"
 
 #include <stdlib.h>
 

@@ -1,15 +1,326 @@
-/* The entry points of memory mode `swap` (memory/backends/backend.h): orders of the coordinator, the gate, figures.
+/* Memory mode `swap` as a backend (memory/backend.h): allocations, orders of the coordinator, the gate, figures.
+ *
+ * While the gate is closed an allocation succeeds without physical memory; the Restore before the next Grant maps it.  While the gate is open
+ * the allocation is backed at once, after the coordinator has granted the room; without room the call returns out-of-memory.
+ *
+ * A chunk has up to 64 MiB, and less where the capacity is small, so that a move has little surplus.  Allocations of up to half a chunk share
+ * chunks, those below 2 MiB among themselves: frameworks allocate in pieces of 2 and 20 MiB, and a move costs a time for each chunk
+ * (docs/decisions/swap-chunks.md).
  *
  * Memory in chunks has no RDMA access: such a call gets the driver's error and a line in the log.
  */
+#include "base/process.h"
+#include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/memory.h"
 #include "swap/swap.h"
 
+#define LARGEST_CHUNK (NVS_HOST_GRAIN * NVS_CHUNK_GRAINS)
+
+#define RETRY_NS 2000000000u
+
+/* Threads that are making an arena, and arenas made so far.  Relaxed: hints, which order nothing else. */
+static _Atomic uint32_t makers[NVS_MAX_GPUS], arenas_made[NVS_MAX_GPUS];
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+/* A 64th of the capacity, if that is known.  Larger chunks are faster: each mapping of a chunk waits for other programs' copies. */
+static uint32_t chunk_bytes_for(uint32_t gpu, uint64_t unit)
+{
+    uint64_t wanted = nvs_memory_capacity(gpu) / 64, bytes = unit;
+    if (wanted == 0)
+        return (uint32_t)LARGEST_CHUNK;
+    while (2 * bytes <= wanted && bytes < LARGEST_CHUNK)
+        bytes *= 2;
+    return (uint32_t)(bytes < LARGEST_CHUNK ? bytes : LARGEST_CHUNK);
+}
+
+/* Acquire pairs with the agent's stores in gate/gate.c. */
+static bool swap_gate_closed(uint32_t gpu)
+{
+    return (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire) & NVS_GATE_CLOSED) != 0;
+}
+
+/* Counts a new segment's bytes.  False: all segments together could never be resident at once. */
+static bool commit(nvs_segment *segment, bool *closed)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
+    const uint64_t ceiling = nvs_memory_ceiling(segment->gpu);
+    nvs_swap_lock();
+    *closed = swap_gate_closed(segment->gpu);
+    bool fits = ceiling == 0 || of->committed + segment->bytes <= ceiling;
+    if (fits) {
+        of->committed += segment->bytes;
+        segment->part.committed = segment->bytes;
+        if (*closed)
+            nvs_segment_list(segment);
+        else
+            nvs_segment_moved(segment, (int64_t)segment->bytes);
+    } else {
+        segment->part.committed = 0; /* nothing to subtract when it is destroyed */
+    }
+    nvs_swap_unlock();
+    return fits;
+}
+
+/* Empty arenas need no copy. */
+static uint64_t swap_drop_empty(uint32_t gpu)
+{
+    uint64_t freed = 0;
+    for (;;) {
+        nvs_swap_lock();
+        nvs_segment *at = nvs_swap_gpus[gpu].first;
+        while (at != NULL && at->arena.used != NULL && (!nvs_arena_is_empty(&at->arena) || at->users != 0))
+            at = at->node.next;
+        at = at != NULL && at->arena.used != NULL ? at : NULL;
+        uint64_t resident = at != NULL ? at->part.resident : 0;
+        if (at != NULL)
+            nvs_segment_mark_dead(at);
+        nvs_swap_unlock();
+        if (at == NULL)
+            return freed;
+        nvs_segment_destroy(at);
+        freed += resident;
+    }
+}
+
+/* True: the gate has closed, so the segment needs no memory yet. */
+static bool list_if_closed(nvs_segment *segment)
+{
+    nvs_swap_lock();
+    bool closed = swap_gate_closed(segment->gpu);
+    if (closed) {
+        nvs_segment_moved(segment, -(int64_t)segment->part.resident);
+        nvs_segment_list(segment);
+    }
+    nvs_swap_unlock();
+    return closed;
+}
+
+typedef struct wanted { /* a new segment */
+    uint32_t gpu;
+    uint64_t bytes, chunk_bytes;
+    uint64_t first_bytes; /* not 0: an arena of blocks of `block_bytes`, and the size of its first allocation */
+    uint32_t block_bytes;
+    nvs_vmm_handle *vmm;  /* NULL: not a handle of the application */
+} wanted;
+
+/* Gives a new segment physical memory, under the lease.  A program that has just ended may still have the memory that was granted: hence
+ * the retries. */
+static CUresult back(nvs_segment *segment)
+{
+    const uint32_t gpu = segment->gpu;
+    uint64_t waited_ns = 0;
+    nvs_swap_lock();
+    const uint64_t resident = nvs_swap_gpus[gpu].resident;
+    nvs_swap_unlock();
+    const bool granted = nvs_memory_may_grow(gpu, resident);
+    if (list_if_closed(segment)) /* the lease ended during the request */
+        return CUDA_SUCCESS;
+    if (!granted)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result;
+    do
+        result = nvs_segment_back(segment);
+    while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_pause(&waited_ns));
+    if (result != CUDA_SUCCESS)
+        return result;
+    nvs_swap_lock();
+    nvs_segment_list(segment);
+    nvs_swap_unlock();
+    return CUDA_SUCCESS;
+}
+
+/* A new segment, listed, with physical memory if the gate is open. */
+static CUresult make_segment(const wanted *as, CUdeviceptr *first, nvs_segment **out)
+{
+    nvs_segment *segment;
+    bool closed;
+    CUresult result = nvs_segment_new(as->gpu, as->bytes, as->chunk_bytes, as->block_bytes, &segment);
+    if (result != CUDA_SUCCESS)
+        return result;
+    nvs_swap_lane_ahead(as->gpu);
+    if (as->first_bytes != 0) /* the first block, before other threads can see the arena */
+        nvs_arena_take(&segment->arena, as->first_bytes, &(uint64_t){0});
+    *first = segment->base;
+    segment->vmm = as->vmm;
+    bool fits = commit(segment, &closed);
+    if (!fits) {
+        swap_drop_empty(as->gpu);
+        fits = commit(segment, &closed);
+    }
+    if (!fits)
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    else if (!closed)
+        result = back(segment);
+    if (result != CUDA_SUCCESS) {
+        segment->vmm = NULL; /* the caller keeps it */
+        nvs_segment_destroy(segment);
+        return result;
+    }
+    *out = segment;
+    return CUDA_SUCCESS;
+}
+
+/* Memory that other GPUs access needs physical memory at once, so it is made under the lease. */
+static CUresult make(const wanted *as, CUdeviceptr *first, nvs_segment **out)
+{
+    if (!nvs_swap_gpu_is_pinned(as->gpu))
+        return make_segment(as, first, out);
+    nvs_slot *const slot = nvs_gate_enter(as->gpu);
+    const bool may = nvs_pins_may(as->gpu, as->bytes);
+    const CUresult result = may ? make_segment(as, first, out) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (may)
+        nvs_pins_counted(as->gpu, as->bytes);
+    else
+        nvs_pins_log_refused("memory that another GPU reaches");
+    nvs_gate_leave(slot, as->gpu);
+    return result;
+}
+
+static nvs_segment *take_in_arena(uint32_t gpu, CUdeviceptr *out, uint64_t bytes, uint32_t block_bytes, uint64_t *arenas_bytes)
+{
+    nvs_segment *found = NULL;
+    uint64_t offset;
+    *arenas_bytes = 0;
+    nvs_swap_lock();
+    for (nvs_segment *at = nvs_swap_gpus[gpu].first; at != NULL && at->arena.used != NULL && found == NULL; at = at->node.next) {
+        if (at->arena.block_bytes != block_bytes || at->chunks[0].state == NVS_CHUNK_LOST)
+            continue;
+        *arenas_bytes += at->bytes;
+        if (nvs_arena_take(&at->arena, bytes, &offset))
+            found = at;
+    }
+    if (found != NULL)
+        *out = found->base + offset;
+    nvs_swap_unlock();
+    return found;
+}
+
+/* In an existing arena, or in a new one that doubles their total size: a program with few allocations stays small. */
+static CUresult try_in_arena(const wanted *as, CUdeviceptr *out, nvs_segment **segment)
+{
+    uint64_t arenas;
+    const uint64_t unit = nvs_swap_unit(as->gpu), least = round_up(as->first_bytes, unit);
+    *segment = take_in_arena(as->gpu, out, as->first_bytes, as->block_bytes, &arenas);
+    if (*segment != NULL)
+        return CUDA_SUCCESS;
+    wanted new = *as;
+    new.bytes = arenas > as->chunk_bytes ? as->chunk_bytes : arenas / unit * unit;
+    if (new.bytes < least)
+        new.bytes = least;
+    new.chunk_bytes = new.bytes;
+    atomic_fetch_add_explicit(&makers[as->gpu], 1, memory_order_relaxed); /* see makers */
+    CUresult result = make(&new, out, segment);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && new.bytes > least) {
+        new.bytes = new.chunk_bytes = least;
+        result = make(&new, out, segment);
+    }
+    if (result == CUDA_SUCCESS)
+        atomic_fetch_add_explicit(&arenas_made[as->gpu], 1, memory_order_relaxed); /* see makers */
+    atomic_fetch_sub_explicit(&makers[as->gpu], 1, memory_order_relaxed);  /* see makers */
+    return result;
+}
+
+/* Several threads that find no room make an arena each, and together these may exceed the room, though each arena has space for all threads.
+ * So a refused thread tries again while other threads make arenas. */
+static CUresult allocate_in_arena(const wanted *as, CUdeviceptr *out, nvs_segment **segment)
+{
+    const uint64_t until_ns = nvs_now_ns() + RETRY_NS;
+    for (;;) { /* relaxed: see makers */
+        uint64_t waited_ns = 0;
+        const uint32_t made = atomic_load_explicit(&arenas_made[as->gpu], memory_order_relaxed);
+        const CUresult result = try_in_arena(as, out, segment);
+        const bool others = atomic_load_explicit(&makers[as->gpu], memory_order_relaxed) != 0 ||
+                            atomic_load_explicit(&arenas_made[as->gpu], memory_order_relaxed) != made;
+        if (result != CUDA_ERROR_OUT_OF_MEMORY || !others || nvs_now_ns() > until_ns)
+            return result;
+        (void)nvs_swap_pause(&waited_ns);
+    }
+}
+
+static CUresult swap_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept)
+{
+    const uint64_t unit = nvs_swap_unit(gpu);
+    nvs_segment *segment;
+    CUresult result;
+    if (bytes > UINT64_MAX / 2)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    wanted as = {.gpu = gpu, .bytes = round_up(bytes, unit), .chunk_bytes = chunk_bytes_for(gpu, unit)};
+    const bool small = bytes < unit;
+    if (small || bytes <= as.chunk_bytes / 2) {
+        as.first_bytes = bytes;
+        as.block_bytes = small ? NVS_ARENA_BLOCK : (uint32_t)unit;
+        result = allocate_in_arena(&as, out, &segment);
+    } else {
+        result = make(&as, out, &segment);
+    }
+    if (result == CUDA_SUCCESS)
+        *kept = segment;
+    return result;
+}
+
+/* A handle that the program may export is one chunk: the driver exports whole handles. */
+static CUresult swap_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, void **kept)
+{
+    const uint64_t unit = nvs_swap_unit(gpu);
+    const bool whole = properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
+    nvs_segment *segment;
+    CUdeviceptr ignored;
+    if (bytes == 0 || bytes % unit != 0 || bytes > UINT64_MAX / 2 || (whole && bytes > LARGEST_CHUNK))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    nvs_vmm_handle *vmm = nvs_vmm_handle_new(properties);
+    if (vmm == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    const wanted as = {.gpu = gpu, .bytes = bytes, .chunk_bytes = whole ? bytes : chunk_bytes_for(gpu, unit), .vmm = vmm};
+    CUresult result = make(&as, &ignored, &segment);
+    if (result == CUDA_SUCCESS)
+        *kept = segment;
+    else
+        nvs_vmm_handle_free(vmm);
+    return result;
+}
+
+/* True: the arena is empty, and not the last small one, which the next small allocation needs. */
+static bool is_surplus(const nvs_segment *segment)
+{
+    if (!nvs_arena_is_empty(&segment->arena))
+        return false;
+    if (segment->arena.block_bytes != NVS_ARENA_BLOCK || segment->bytes != nvs_swap_unit(segment->gpu))
+        return true;
+    for (const nvs_segment *at = nvs_swap_gpus[segment->gpu].first; at != NULL && at->arena.used != NULL; at = at->node.next)
+        if (at != segment && at->arena.block_bytes == NVS_ARENA_BLOCK)
+            return true;
+    return false;
+}
+
+static CUresult swap_release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
+{
+    nvs_segment *segment = kept;
+    if (segment->vmm == NULL)
+        nvs_swap_freed(gpu, pointer);
+    nvs_swap_lock();
+    bool ends = true;
+    if (segment->arena.used != NULL) {
+        nvs_arena_give(&segment->arena, pointer - segment->base, bytes);
+        ends = is_surplus(segment);
+    }
+    bool destroy = ends && nvs_segment_mark_dead(segment);
+    nvs_swap_unlock();
+    if (destroy)
+        nvs_segment_destroy(segment);
+    return CUDA_SUCCESS;
+}
+
+/* --- orders, the gate, figures --- */
+
 static nvs_status evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
     const bool pinned = nvs_swap_gpu_is_pinned(gpu); /* the coordinator knows that from the reports */
-    uint64_t freed = nvs_swap_drop_empty(gpu);
+    uint64_t freed = swap_drop_empty(gpu);
     nvs_status status = NVS_OK;
     *moved_bytes = 0;
     if (freed < bytes && !pinned)
@@ -55,7 +366,7 @@ static bool open_gate(uint32_t gpu, bool paced, uint64_t *missing)
 {
     nvs_swap_lock();
     const uint64_t resident = nvs_swap_gpus[gpu].resident;
-    const bool closed = nvs_swap_gate_closed(gpu);
+    const bool closed = swap_gate_closed(gpu);
     /* If the gate is open already, only `paced` changes: an allocation under way maps its own memory. */
     *missing = closed ? missing_bytes(gpu) : 0;
     if (closed) /* a new lease: other programs may use the room that the last one was granted */
@@ -99,9 +410,9 @@ const nvs_backend nvs_backend_swap = {
     .movable = true,
     .chunked = true,
     .works = works,
-    .allocate = nvs_swap_allocate,
-    .create = nvs_swap_create,
-    .release = nvs_swap_release,
+    .allocate = swap_allocate,
+    .create = swap_create,
+    .release = swap_release,
     .move = move,
     .context_gone = context_gone,
     .open_gate = open_gate,

@@ -1,6 +1,6 @@
 /* One move of a GPU's memory: chooses the chunks, evicts or restores them, and discards contents that cannot be moved.
  *
- * Runs on the GPU's mover thread (coord/memory/moves.h).
+ * Runs on the GPU's mover thread (coord/moves.h).
  *
  * Non-goals: when a move is made; how chunks are copied (pipeline.c).
  */
@@ -8,7 +8,6 @@
 
 #include "base/log.h"
 #include "contexts/context.h"
-#include "contexts/dead.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 

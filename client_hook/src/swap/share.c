@@ -2,15 +2,15 @@
  *
  * Also the attribute SYNC_MEMOPS, which the application sets for a whole allocation.
  *
- * Non-goals: access rights that the application itself sets (view.c); the other processes, and how descriptors are sent (ipc/export.c).
+ * Non-goals: access rights that the application itself sets (segment.c); the other processes, and how descriptors are sent (ipc/export.c).
  */
 #include "swap/swap.h"
 
+#include "base/base.h"
 #include "base/log.h"
-#include "base/port.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "memory/quota/pins.h"
+#include "memory/memory.h"
 
 /* --- the program's other GPUs --- */
 
@@ -65,7 +65,7 @@ bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor)
 
 /* A lease and a drain cover one GPU: a move does not wait for work of other GPUs on this memory, and their work does not wait for a
  * restoration.  So memory that another GPU accesses does not move.  In the gate all chunks are on the card and none moves; later allocations
- * are backed at once (allocate.c). */
+ * are backed at once (backend.c). */
 void nvs_swap_pin_gpu(uint32_t gpu)
 {
     if (gpu >= NVS_MAX_GPUS || nvs_swap_gpu_is_pinned(gpu))
@@ -86,14 +86,6 @@ void nvs_swap_pin_gpu(uint32_t gpu)
                                       "leaves: they wait (nvshare-ctl memory)", gpu);
     nvs_coordinator.memory_changed(gpu);
     nvs_log(NVS_LOG_INFO, "another GPU works on the memory of GPU %u: from now on it stays on the card", gpu);
-}
-
-bool nvs_swap_gpu_is_pinned(uint32_t gpu)
-{
-    nvs_swap_lock();
-    const bool pinned = nvs_swap_gpus[gpu].peers.pinned;
-    nvs_swap_unlock();
-    return pinned;
 }
 
 /* --- other processes --- */

@@ -12,7 +12,7 @@
  *  - a segment reserves host memory for all its bytes (host/pool.h), so that it can be evicted.
  *
  * A segment may stand for a handle of the application (`vmm`).  Copies use the segment's addresses; each chunk is mapped a second time
- * wherever the application mapped the handle (view.c).
+ * wherever the application mapped the handle (segment.c).
  *
  * Threads: the allocating thread writes `state` and `host` of a chunk before the segment is listed.  Afterwards the agent thread and its
  * movers write them, under the lock.  A thread in the open gate may pin a chunk; a share may end at any time (share.c).  The lock is never
@@ -24,7 +24,30 @@
 #include "base/base.h"
 #include "host/pool.h"
 #include "memory/memory.h"
-#include "swap/arena.h"
+
+/* --- arena.c: a bitmap of blocks, for small allocations that share a chunk and segments that share a reservation --- */
+
+/* The alignment that cuMemAlloc gives in practice; it promises 256 bytes. */
+#define NVS_ARENA_BLOCK 512u
+
+typedef struct nvs_arena {
+    uint64_t *used; /* NULL: no arena */
+    uint32_t block_bytes;
+    uint32_t blocks, free_blocks;
+    uint32_t longest; /* upper bound for the longest run of free blocks */
+} nvs_arena;
+
+bool nvs_arena_init(nvs_arena *arena, uint64_t bytes, uint32_t block_bytes); /* false: no host memory */
+/* Under the lock of the arena's owner.  An allocation begins at a block. */
+bool nvs_arena_take(nvs_arena *arena, uint64_t bytes, uint64_t *offset);
+void nvs_arena_give(nvs_arena *arena, uint64_t offset, uint64_t bytes);
+
+static inline bool nvs_arena_is_empty(const nvs_arena *arena)
+{
+    return arena->free_blocks == arena->blocks;
+}
+
+/* --- segments and chunks --- */
 
 #define NVS_CHUNK_GRAINS 32u /* of NVS_HOST_GRAIN: a chunk has at most 64 MiB */
 
@@ -67,12 +90,12 @@ typedef struct nvs_view {
 typedef struct nvs_vmm_handle {
     CUmemAllocationProp properties;
     nvs_view *views;
-    uint32_t claims; /* under the lock: shared claims, or EXCLUSIVE (view.c) */
+    uint32_t claims; /* under the lock: shared claims, or EXCLUSIVE (segment.c) */
     CUmemGenericAllocationHandle driver_handle; /* 0: not pinned */
 } nvs_vmm_handle;
 
 typedef struct nvs_segment {
-    struct {        /* its place in the list of its GPU: table.c and segment.c */
+    struct {        /* its place in the list of its GPU: segment.c and segment.c */
         struct nvs_segment *next, *previous;
         bool dead;  /* freed; not listed any more */
     } node;
@@ -82,7 +105,7 @@ typedef struct nvs_segment {
     uint32_t users; /* moves under way, and shares */
     bool own_range; /* its addresses are a separate reservation */
     bool sync_memops; /* cuPointerSetAttribute: set again when a chunk is mapped */
-    struct {        /* its part of the GPU's figures: table.c, allocate.c, move.c, segment.c */
+    struct {        /* its part of the GPU's figures: segment.c, backend.c, move.c, segment.c */
         uint64_t committed; /* of a dead segment only bytes on the GPU count */
         uint64_t resident;
     } part;
@@ -123,19 +146,10 @@ void nvs_swap_after_fork(void);
 /* The application has freed the memory at this address: its IPC handle becomes invalid.  init.c */
 extern void (*const nvs_swap_freed)(uint32_t gpu, CUdeviceptr address) __attribute__((visibility("hidden")));
 
-/* --- allocate.c: the backend's functions, and --- */
-CUresult nvs_swap_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept);
-CUresult nvs_swap_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, void **kept);
-CUresult nvs_swap_release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept);
-uint64_t nvs_swap_drop_empty(uint32_t gpu); /* frees arenas without allocations; returns the bytes that were on the GPU */
-bool nvs_swap_gate_closed(uint32_t gpu);    /* locked: see the first invariant above */
-
-/* --- table.c, segment.c --- */
+/* --- segment.c --- */
 extern nvs_swap_gpu nvs_swap_gpus[NVS_MAX_GPUS]; /* under the lock */
 void nvs_swap_lock(void);
 void nvs_swap_unlock(void);
-void nvs_swap_wait(void); /* locked: until nvs_swap_wake; may return early */
-void nvs_swap_wake(void);
 void nvs_swap_segments_after_fork(void);
 
 /* The granularity of chunks in bytes; 0: this GPU has no usable virtual memory management. */
@@ -144,6 +158,7 @@ uint64_t nvs_segment_chunk_bytes(const nvs_segment *segment, uint32_t chunk);
 CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk);
 
 bool nvs_swap_owns(CUdeviceptr address); /* in the large reservation of a GPU; ranges that are separate are not recognised */
+bool nvs_swap_gpu_is_pinned(uint32_t gpu); /* by nvs_swap_pin_gpu */
 bool nvs_share_possible(uint32_t gpu); /* the driver can export this GPU's memory as a descriptor */
 
 /* An unlisted segment: addresses and host room, no memory.  `bytes` is a multiple of the unit.  `block_bytes` not 0: an
@@ -169,18 +184,13 @@ void nvs_segment_unref(nvs_segment *segment);  /* drops one user; the last one d
  * the pauses; false: the sum has reached its limit. */
 bool nvs_swap_pause(uint64_t *waited_ns);
 
-/* --- view.c --- */
+/* Views: the places where the application has mapped its handles. */
 nvs_vmm_handle *nvs_vmm_handle_new(const CUmemAllocationProp *properties); /* NULL: no memory */
 void nvs_vmm_handle_free(nvs_vmm_handle *vmm);
 CUresult nvs_vmm_unmap(CUdeviceptr address, uint64_t bytes);      /* tries twice */
-void nvs_vmm_release(CUmemGenericAllocationHandle handle);        /* tries twice; logs a failure */
 /* Without effect for a segment that is not a handle of the application. */
 void nvs_segment_claim(const nvs_segment *segment, bool exclusive);
 void nvs_segment_unclaim(const nvs_segment *segment);
-/* Within a claim: maps or unmaps a chunk at all views, or at none. */
-CUresult nvs_views_map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle);
-CUresult nvs_views_unmap(const nvs_segment *segment, uint32_t chunk);
-void nvs_views_map_again(const nvs_segment *segment, uint32_t chunk); /* after a failure to unmap its own address */
 /* Calls of the application; the caller keeps the segment alive. */
 CUresult nvs_view_add(nvs_segment *segment, CUdeviceptr address);
 CUresult nvs_view_end(nvs_segment *segment, CUdeviceptr address);
@@ -193,13 +203,12 @@ void nvs_swap_allow(uint32_t gpu, uint32_t accessor);
 bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor);
 /* Another GPU of this process works on this one's memory: all of it stays on the card.  The first call waits for the lease. */
 void nvs_swap_pin_gpu(uint32_t gpu);
-bool nvs_swap_gpu_is_pinned(uint32_t gpu);
 typedef struct nvs_share { /* the chunks that hold a range of addresses */
     nvs_segment *segment;
     uint32_t first, count;
     uint64_t bytes, offset; /* size of these chunks, and offset of the range in them */
 } nvs_share;
-/* Pins the chunks, if others leave the room (memory/quota/pins.h), and adds a user to the segment.  The caller is in the open gate; its
+/* Pins the chunks, if others leave the room (memory/memory.h), and adds a user to the segment.  The caller is in the open gate; its
  * pointer may be stale.  CUDA_ERROR_OUT_OF_MEMORY: other programs need the room. */
 CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out);
 void nvs_share_end(const nvs_share *share); /* takes the lock; may destroy the segment */
@@ -211,7 +220,7 @@ int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk);
 CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned int on);
 bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment);
 
-/* --- move.c: the thread that moves this GPU's memory (coord/memory/moves.h) --- */
+/* --- move.c: the thread that moves this GPU's memory (coord/moves.h) --- */
 /* Discards memory of dead contexts, and memory that cannot be restored after many attempts; then no chunk is missing. */
 nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 
@@ -231,17 +240,7 @@ typedef struct nvs_transfer { /* one move; move.c chooses the chunks */
 /* The context is current.  On return no copy is under way.  A failure (`status`) and the end of the context (nvs_context_ends) stop it early. */
 void nvs_swap_transfer(nvs_transfer *job, CUcontext context);
 
-/* --- lane.c --- */
-enum { NVS_LANE_STREAMS = 2, NVS_LANE_EVENTS = 6 };
-typedef struct nvs_lane { /* the streams and events of a GPU's moves */
-    CUcontext context; /* NULL: empty */
-    CUstream streams[NVS_LANE_STREAMS];
-    CUevent events[NVS_LANE_EVENTS];
-} nvs_lane;
-/* Makes the GPU's first lane. */
-void nvs_swap_lane_ahead(uint32_t gpu);
-/* Mover thread; the context is current. */
-CUresult nvs_swap_lane(uint32_t gpu, CUcontext context, nvs_lane **out);
+void nvs_swap_lane_ahead(uint32_t gpu); /* makes the streams and events of the GPU's moves, before memory fills the card */
 void nvs_swap_lanes_context_leaving(CUcontext context); /* no move uses it any more; the driver may still refuse to end it */
 void nvs_swap_lanes_context_gone(CUcontext context);
 void nvs_swap_lanes_after_fork(void);

@@ -73,7 +73,7 @@ class Cycle:
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """duty.c."""
     out = tmp_path_factory.mktemp("duty") / "duty.so"
-    loaded = ctypes.CDLL(str(compile_c(out, SOURCE / "coord/protocol/duty.c", flags=("-shared", "-fPIC"))))
+    loaded = ctypes.CDLL(str(compile_c(out, SOURCE / "coord/protocol/lease_machine.c", flags=("-shared", "-fPIC"))))
     loaded.nvs_duty_begin_close.restype = loaded.nvs_duty_wait_on.restype = ctypes.c_bool
     return loaded
 

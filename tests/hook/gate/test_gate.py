@@ -10,7 +10,7 @@ import pytest
 from tests.hook.compiled import GATE, SOURCE, compile_c
 
 PROGRAMS = Path(__file__).parent / "programs"
-CLOCK = SOURCE / "base/clock.c"
+CLOCK = SOURCE / "base/process.c"
 
 
 def run(program: Path, *arguments: str) -> None:

@@ -17,7 +17,7 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("pacing") / "check"
     flags = ("-fsanitize=address,undefined",)
-    sources = (SOURCE / "inflight" / f"{name}.c" for name in ("pacing", "stream", "cost"))
+    sources = (SOURCE / "inflight" / f"{name}.c" for name in ("pacing", "stream"))
     return compile_c(out, PROGRAMS / "pacing_check.c", *sources, *GATE, flags=flags)
 
 

@@ -78,8 +78,8 @@ def test_every_error_of_every_wrapped_function_is_passed_on(programs: Programs) 
 @pytest.mark.parametrize("part", ["context", "captures"])
 def test_contexts_streams_and_captures(tmp_path: Path, part: str) -> None:
     """A drain would miss a context or stream, ask the driver about one that is gone, or spoil a capture."""
-    names = (f"contexts/{name}" for name in ("context", "gpu_cache", "streams", "which_gpu"))
-    ours = (SOURCE / f"{name}.c" for name in (*names, "inflight/captures", "hooks/work/capture", "hooks/work/context"))
+    names = (f"contexts/{name}" for name in ("context", "gpu"))
+    ours = (SOURCE / f"{name}.c" for name in (*names, "inflight/captures", "hooks/context"))
     flags = ("-fsanitize=thread", "-Wno-tsan")
     program = compile_c(tmp_path / "context", PROGRAMS / f"intercept_{part}.c", *ours, flags=flags)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)

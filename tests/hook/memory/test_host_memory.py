@@ -16,7 +16,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("host") / "check"
-    sources = [SOURCE / f"{name}.c" for name in ("coord/mailbox", "coord/memory/budget", "host/pool", "host/slab")]
+    sources = [SOURCE / f"{name}.c" for name in ("coord/mailbox", "coord/moves", "host/pool")]
     return compile_c(out, PROGRAMS / "host_check.c", *sources, *GATE, flags=("-fsanitize=address,undefined",))
 
 
@@ -46,7 +46,7 @@ def left_check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("left") / "check"
     flags = ("-fsanitize=address,undefined",)
-    return compile_c(out, PROGRAMS / "host_left_check.c", SOURCE / "host/left.c", flags=flags)
+    return compile_c(out, PROGRAMS / "host_left_check.c", SOURCE / "host/system.c", flags=flags)
 
 
 def group(prefix: str, bound_gib: int, used_gib: int, names: tuple[str, str] = ("max", "current")) -> dict[str, str]:

@@ -203,7 +203,7 @@ def test_a_driver_before_cuda_12_2_moves_memory(
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_each_entry_of_the_book_of_pools_has_one_owner(tmp_path: Path, sanitizer: str) -> None:
     """Broken: two threads that free one address both give its quota back, or a context's end overlooks it."""
-    sources = (PROGRAMS / "pool_book_check.c", SOURCE / "memory" / "pools" / "book.c")
+    sources = (PROGRAMS / "pool_book_check.c", SOURCE / "memory" / "pools.c")
     program = compile_c(tmp_path / "book", *sources, flags=(f"-fsanitize={sanitizer}",))
     done = subprocess.run([program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "sound\n"), done.stdout + done.stderr

@@ -1,9 +1,9 @@
-/* The agent's connection: connecting, noticing the loss, connecting again; and hello.  Agent thread only.
+/* The agent's connection: connecting, noticing the loss, connecting again; and hello.  Agent thread only, except nvs_transport_abandon.
  *
  * Non-goals: what a message about a GPU means.
  */
-#ifndef NVS_AGENT_LINK_H
-#define NVS_AGENT_LINK_H
+#ifndef NVS_LINK_H
+#define NVS_LINK_H
 
 #include "base/base.h"
 #include "coord/protocol/wire.gen.h"
@@ -30,5 +30,13 @@ int nvs_link_descriptor(short *events);                /* to poll; -1: none */
         nvs_##kind message_ = {__VA_ARGS__};                                         \
         nvs_link_send(frame_, nvs_encode_##kind(&message_, frame_, sizeof frame_));  \
     } while (0)
+
+int nvs_transport_connect_error(void); /* errno of the last attempt; 0: a peer listened */
+
+/* At the end of the process: waits so long for queued frames, and closes. */
+void nvs_transport_finish(int linger_ms);
+
+/* In the child of a fork: closes the child's copy of the connection. */
+void nvs_transport_abandon(void);
 
 #endif

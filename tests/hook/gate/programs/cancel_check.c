@@ -1,5 +1,5 @@
 /* A thread is cancelled while it waits under a lock, as an application's may be in the hook: with and without a deadline, and in a nap. */
-#include "base/process/cancel.h"
+#include "base/system.h"
 
 #include <errno.h>
 #include <stdatomic.h>

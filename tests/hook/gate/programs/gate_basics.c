@@ -1,6 +1,6 @@
 /* The gate without threads that race: what it does to one caller, to errno, to a fork. */
-#include "base/clock.h"
-#include "base/port.h"
+#include "base/base.h"
+#include "base/process.h"
 #include "gate/gate.h"
 
 #include <errno.h>

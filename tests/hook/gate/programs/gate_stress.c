@@ -5,8 +5,8 @@
  * Checked: nobody is inside while the gate is closed; what a thread wrote inside is seen by the closer, and what the closer wrote while
  * it was closed is seen inside, also of threads that are inside of it beside another gate; a thread that dies inside does not block the closer; calls are counted; nobody waits for ever.
  */
-#include "base/clock.h"
-#include "base/port.h"
+#include "base/base.h"
+#include "base/process.h"
 #include "gate/gate.h"
 
 #include <errno.h>

@@ -2,14 +2,14 @@
 #ifndef PACING_MODEL_H
 #define PACING_MODEL_H
 
-#include "inflight/captures.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "gate/host_functions.h"
+#include "inflight/captures.h"
 #include "inflight/pacing.h"
 
-#include "base/clock.h"
-#include "base/port.h"
+#include "base/base.h"
+#include "base/process.h"
 
 #include <stdio.h>
 #include <stdlib.h>

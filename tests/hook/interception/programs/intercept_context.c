@@ -1,4 +1,4 @@
-/* The registry of contexts and streams (contexts/context.c, hooks/work/context.c) over a driver made of functions.
+/* The registry of contexts and streams (contexts/context.c, hooks/context.c) over a driver made of functions.
  *
  * Prints what is not as it must be, then "done N".
  */

@@ -2,20 +2,17 @@
  *
  * The agent's and the pool's own code; the system, the connection and the clock are models.  One scenario a run, named by the argument.
  */
-#include "base/clock.h"
+#include "base/base.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/port.h"
-#include "base/process/thread.h"
+#include "base/process.h"
 #include "contexts/context.h"
-#include "contexts/dead.h"
 #include "coord/agent.h"
-#include "coord/memory/budget.h"
 #include "coord/mailbox.h"
+#include "coord/moves.h"
 #include "coord/protocol/link.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "host/left.h"
 #include "host/pool.h"
 #include "host/system.h"
 

@@ -1,5 +1,5 @@
 /* Prints how much memory is left by the files under a directory; "unknown" when they do not say. */
-#include "host/left.h"
+#include "host/system.h"
 
 #include <inttypes.h>
 #include <stdio.h>

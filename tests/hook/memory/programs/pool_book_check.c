@@ -1,5 +1,5 @@
 /* Threads that enter, claim, strike and restore the same few addresses, while another ends contexts: each entry is claimed by exactly one. */
-#include "memory/pools/book.h"
+#include "memory/pools.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -99,7 +99,7 @@ int main(void)
     MUST(atomic_load(&entered) == atomic_load(&struck) && atomic_load(&entered_bytes) == atomic_load(&struck_bytes));
     memory = (nvs_pool_memory){first, 512, NULL, 0};
     MUST(nvs_pool_book_enter(&memory));
-    nvs_pool_book_after_fork();
+    nvs_pools_after_fork();
     MUST(nvs_pool_book_claim(memory.address, &memory) == NULL);
     printf("sound\n");
     return 0;

@@ -1,5 +1,5 @@
 /* Random allocations and frees in one arena: no two overlap, each is aligned and inside, and all can be had again at the end. */
-#include "swap/arena.h"
+#include "swap/swap.h"
 
 #include <stdio.h>
 #include <stdlib.h>

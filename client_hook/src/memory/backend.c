@@ -1,0 +1,359 @@
+/* The memory modes `managed` and `device`, and the choice of a GPU's mode.
+ *
+ * Memory mode `managed`: device allocations become managed memory, which may exceed the card; a switch moves it in bulk.
+ *
+ * The front part [0, evicted_bytes) of each allocation is off the GPU.  That is an estimate: page faults bring evicted pages in, and the driver
+ * does not report them.  It is exact again after the next move.
+ *
+ * A move runs on the GPU's mover thread, on a stream of the hook's, in pieces, a few of them in flight.  The application may free an allocation
+ * meanwhile; the driver refuses its next piece then, and the mover skips it.  A context is held while pieces move in it: a thread that ends the
+ * context waits for those in flight, and the mover skips its other allocations.
+ */
+#include "memory/backend.h"
+
+#include "base/base.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "contexts/context.h"
+#include "contexts/gpu.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "memory/registry.h"
+
+#include <stdlib.h>
+
+static const uint64_t PIECE_BYTES = UINT64_C(64) << 20, PAGE_BYTES = UINT64_C(2) << 20;
+enum { IN_FLIGHT = 4, MAX_STREAMS = 64 };
+
+/* Kept from one move to the next, because the driver makes no stream on a full card.  Under the registry's lock. */
+static struct {
+    CUcontext context;
+    CUstream stream;
+} streams[MAX_STREAMS];
+
+/* --- allocation --- */
+
+static CUresult allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept)
+{
+    return NVS_REAL(cuMemAllocManaged)(out, bytes, CU_MEM_ATTACH_GLOBAL);
+}
+
+static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
+{
+    return NVS_REAL(cuMemFree_v2)(pointer);
+}
+
+/* Whether the hook can move managed memory of this GPU. */
+static bool backend_managed_works(uint32_t gpu)
+{
+    static _Atomic uint8_t known[NVS_MAX_GPUS];
+    return gpu < NVS_MAX_GPUS && nvs_gpu_supports(gpu, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, known);
+}
+
+/* --- streams --- */
+
+static CUresult stream_of(CUcontext context, CUstream *out)
+{
+    *out = NULL;
+    nvs_registry_lock();
+    for (size_t i = 0; i < MAX_STREAMS && *out == NULL; i++)
+        if (streams[i].context == context)
+            *out = streams[i].stream;
+    nvs_registry_unlock();
+    if (*out != NULL)
+        return CUDA_SUCCESS;
+    CUresult result = NVS_REAL(cuStreamCreate)(out, CU_STREAM_NON_BLOCKING);
+    if (result != CUDA_SUCCESS)
+        return result;
+    nvs_registry_lock();
+    for (size_t i = 0; i < MAX_STREAMS; i++) {
+        if (streams[i].context == NULL) {
+            streams[i].context = context;
+            streams[i].stream = *out;
+            break;
+        }
+    }
+    nvs_registry_unlock();
+    return CUDA_SUCCESS; /* with a full table each move makes a stream, which ends with its context */
+}
+
+static void context_gone(CUcontext context)
+{
+    nvs_registry_lock();
+    for (size_t i = 0; i < MAX_STREAMS; i++) {
+        if (streams[i].context == context) {
+            streams[i].context = NULL;
+            streams[i].stream = NULL;
+        }
+    }
+    nvs_registry_unlock();
+}
+
+/* --- moving --- */
+
+typedef struct piece {
+    CUevent done;
+    uint64_t bytes;
+    const nvs_extent *of;
+    uint64_t evicted; /* of that extent, once the piece has moved */
+} piece;
+
+typedef struct mover {
+    uint32_t gpu;
+    bool out;
+    uint64_t wanted, submitted, moved; /* bytes */
+    const nvs_watch *watch;
+    struct {               /* the pushed context: enter_context, leave_context */
+        CUcontext context; /* NULL: none */
+        size_t visit;
+        CUstream stream;
+    } in;
+    struct {               /* submitted pieces, a ring */
+        piece pieces[IN_FLIGHT];
+        unsigned first, count;
+        bool lost;         /* a wait failed: no later piece is known to have moved */
+    } flight;
+    bool ended;       /* the order ends early */
+    CUresult failure; /* the last error, unless the allocation had been freed */
+} mover;
+
+static CUresult prefetch(mover *m, CUdeviceptr pointer, uint64_t bytes)
+{
+    CUmemLocation where = {.type = m->out ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE,
+                           .id = m->out ? 0 : (int)m->gpu};
+    if (NVS_HAS(cuMemPrefetchAsync_v2))
+        return NVS_REAL(cuMemPrefetchAsync_v2)(pointer, bytes, where, 0, m->in.stream);
+    return NVS_REAL(cuMemPrefetchAsync)(pointer, bytes, m->out ? CU_DEVICE_CPU : (CUdevice)m->gpu, m->in.stream); /* before CUDA 12.2 */
+}
+
+static void wait_for_oldest(mover *m)
+{
+    const piece *oldest = &m->flight.pieces[m->flight.first];
+    CUresult result = NVS_REAL(cuEventSynchronize)(oldest->done);
+    m->flight.first = (m->flight.first + 1) % IN_FLIGHT;
+    m->flight.count--;
+    if (result != CUDA_SUCCESS) {
+        m->failure = result;
+        m->flight.lost = true;
+    }
+    if (m->flight.lost)
+        return;
+    nvs_memory_set_evicted(m->gpu, oldest->of, oldest->evicted);
+    m->moved += oldest->bytes;
+    if (m->watch != NULL)
+        m->watch->moved(m->watch->argument, m->moved);
+}
+
+static void leave_context(mover *m)
+{
+    CUcontext ignored;
+    if (m->in.context == NULL)
+        return;
+    while (m->flight.count != 0)
+        wait_for_oldest(m);
+    for (unsigned i = 0; i < IN_FLIGHT; i++) {
+        if (m->flight.pieces[i].done != NULL)
+            NVS_REAL(cuEventDestroy_v2)(m->flight.pieces[i].done);
+        m->flight.pieces[i].done = NULL;
+    }
+    NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    nvs_context_unhold(m->in.visit);
+    m->in.context = NULL;
+}
+
+static bool enter_context(mover *m, CUcontext context)
+{
+    if (m->in.context == context)
+        return true;
+    leave_context(m);
+    if ((m->in.visit = nvs_context_hold(context)) == 0)
+        return false; /* it is being destroyed, and its memory with it */
+    if (!nvs_context_enter(context)) {
+        nvs_context_unhold(m->in.visit);
+        return false;
+    }
+    m->in.context = context;
+    CUresult result = stream_of(context, &m->in.stream);
+    for (unsigned i = 0; result == CUDA_SUCCESS && i < IN_FLIGHT; i++)
+        result = NVS_REAL(cuEventCreate)(&m->flight.pieces[i].done, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+    if (result == CUDA_SUCCESS)
+        return true;
+    m->failure = result;
+    leave_context(m);
+    return false;
+}
+
+/* The part of a piece that has room now; 0: the order ends.  Before a wait for room all pieces in flight complete and are reported. */
+static uint64_t bytes_with_room(mover *m, uint64_t bytes)
+{
+    const nvs_watch *watch = m->watch;
+    uint64_t fits = bytes;
+    if (watch == NULL)
+        return bytes;
+    for (;;) {
+        while (fits > PAGE_BYTES && !watch->room(watch->argument, m->submitted + fits, false))
+            fits = fits / 2 > PAGE_BYTES ? fits / 2 / PAGE_BYTES * PAGE_BYTES : PAGE_BYTES;
+        if (watch->room(watch->argument, m->submitted + fits, false))
+            return fits;
+        while (m->flight.count != 0)
+            wait_for_oldest(m);
+        if (!watch->room(watch->argument, m->submitted + fits, true)) {
+            m->ended = true;
+            return 0;
+        }
+        fits = bytes; /* there may be room for more by now */
+    }
+}
+
+/* The size of an extent's next piece: out, at least what is wanted, in whole pages; in, at most that. */
+static uint64_t next_piece(const mover *m, uint64_t left)
+{
+    const uint64_t want = m->wanted - m->submitted, most = left < PIECE_BYTES ? left : PIECE_BYTES;
+    const uint64_t rounded = m->out ? (want + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES : want;
+    return want < most && rounded < most ? rounded : most;
+}
+
+/* Moves one piece of an allocation; `evicted` is the size of its evicted part, before and after. */
+static CUresult move_piece(mover *m, const nvs_extent *extent, uint64_t *evicted)
+{
+    if (m->flight.count == IN_FLIGHT)
+        wait_for_oldest(m);
+    const uint64_t bytes = bytes_with_room(m, next_piece(m, m->out ? extent->charged_bytes - *evicted : *evicted));
+    if (bytes == 0)
+        return CUDA_SUCCESS;
+    const uint64_t from = m->out ? *evicted : *evicted - bytes;
+    const uint64_t to = from + bytes < extent->length ? from + bytes : extent->length;
+    CUresult result = to > from ? prefetch(m, extent->key + from, to - from) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS)
+        return result;
+    piece *next = &m->flight.pieces[(m->flight.first + m->flight.count) % IN_FLIGHT];
+    result = NVS_REAL(cuEventRecord)(next->done, m->in.stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    *evicted = m->out ? *evicted + bytes : *evicted - bytes;
+    *next = (piece){next->done, bytes, extent, *evicted};
+    m->flight.count++;
+    m->submitted += bytes;
+    return CUDA_SUCCESS;
+}
+
+static void move_extent(mover *m, const nvs_extent *extent)
+{
+    uint64_t evicted = extent->evicted_bytes;
+    CUresult result = CUDA_SUCCESS;
+    if (!enter_context(m, extent->context))
+        return;
+    while (result == CUDA_SUCCESS && !m->ended && !nvs_context_ends(m->in.context) && m->submitted < m->wanted &&
+           evicted != (m->out ? extent->charged_bytes : 0))
+        result = move_piece(m, extent, &evicted);
+    nvs_allocation now;
+    if (result != CUDA_SUCCESS && nvs_allocation_find(NVS_SPACE_ADDRESS, extent->key, &now) == NVS_FOUND &&
+        now.node.serial == extent->serial)
+        m->failure = result; /* else the application has freed it meanwhile */
+}
+
+/* Largest first: the fewest calls for the most bytes.  Among equals, allocations of one context stay together. */
+static int larger_first(const void *a, const void *b)
+{
+    const nvs_extent *left = a, *right = b;
+    if (left->charged_bytes != right->charged_bytes)
+        return left->charged_bytes < right->charged_bytes ? 1 : -1;
+    if (left->context != right->context)
+        return (uintptr_t)left->context < (uintptr_t)right->context ? -1 : 1;
+    return left->serial < right->serial ? -1 : left->serial > right->serial;
+}
+
+static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+{
+    mover m = {.gpu = gpu, .out = out, .wanted = bytes, .watch = watch};
+    *moved_bytes = 0;
+    size_t room = nvs_allocation_extents(gpu, out, NULL, 0);
+    if (room == 0 || bytes == 0 || nvs_gate_dead(gpu))
+        return NVS_OK;
+    nvs_extent *extents = malloc(room * sizeof *extents);
+    if (extents == NULL)
+        return NVS_NO_MEMORY;
+    size_t count = nvs_allocation_extents(gpu, out, extents, room);
+    if (count > room)
+        count = room; /* the next order finds allocations that are newer */
+    qsort(extents, count, sizeof *extents, larger_first);
+
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the application's captures are not disturbed */
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    for (size_t i = 0; i < count && m.submitted < m.wanted && !m.ended && m.failure == CUDA_SUCCESS; i++)
+        move_extent(&m, &extents[i]);
+    leave_context(&m);
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    free(extents);
+    *moved_bytes = m.moved;
+    if (m.failure != CUDA_SUCCESS && nvs_gpu_check_dead(gpu))
+        return NVS_OK; /* from now on only page faults of other programs move it */
+    if (m.failure != CUDA_SUCCESS)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "moving managed memory %s failed (error %d); page faults will move it instead",
+                     out ? "off the GPU" : "to the GPU", (int)m.failure);
+    return m.failure == CUDA_SUCCESS ? NVS_OK : NVS_CUDA_FAILED;
+}
+
+const nvs_backend nvs_backend_managed = {
+    .kind = NVS_MEMORY_REDIRECTED,
+    .movable = true,
+    .allocate = allocate,
+    .release = release,
+    .move = move,
+    .context_gone = context_gone,
+};
+
+/* --- mode `device`: memory of the driver, which is only charged and does not move --- */
+
+static CUresult device_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept)
+{
+    return NVS_REAL(cuMemAlloc_v2)(out, bytes);
+}
+
+static CUresult device_release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
+{
+    return NVS_REAL(cuMemFree_v2)(pointer);
+}
+
+static nvs_status move_nothing(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+{
+    *moved_bytes = 0; /* all of it is pinned, as the coordinator knows from the reports */
+    return NVS_OK;
+}
+
+const nvs_backend nvs_backend_device = {
+    .kind = NVS_MEMORY_REAL,
+    .movable = false,
+    .allocate = device_allocate,
+    .release = device_release,
+    .move = move_nothing,
+};
+
+/* --- the mode of a GPU --- */
+
+const nvs_backend *nvs_memory_backend(uint32_t gpu)
+{
+    if (nvs_config.memory_mode == NVS_MODE_DEVICE)
+        return &nvs_backend_device;
+    if (nvs_config.memory_mode == NVS_MODE_SWAP) {
+        if (nvs_memory_chunked->works(gpu))
+            return nvs_memory_chunked;
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "this GPU has no virtual memory management, which --memory swap needs: using managed");
+    }
+    if (backend_managed_works(gpu))
+        return &nvs_backend_managed;
+    NVS_LOG_ONCE(NVS_LOG_WARNING,
+                 "this GPU cannot move managed memory while it is in use: allocations stay on the device, as with --memory device");
+    return &nvs_backend_device;
+}
+
+bool nvs_memory_manages(uint32_t gpu)
+{
+    if (!nvs_config.enabled)
+        return false;
+    nvs_context_learn();
+    if (!nvs_context_possible(gpu))
+        return false; /* the driver refuses the call */
+    nvs_coordinator.attach(gpu);
+    return true;
+}

@@ -1,0 +1,54 @@
+/* What a memory mode does: the interface of the backends.
+ *
+ * A backend never checks a quota and never blocks for a lease.
+ */
+#ifndef NVS_BACKEND_H
+#define NVS_BACKEND_H
+
+#include "base/base.h"
+#include "memory/registry.h"
+
+/* Callbacks of a move to its order, on threads of the mover. */
+typedef struct nvs_watch {
+    void (*moved)(void *argument, uint64_t moved_bytes); /* progress: bytes in all */
+    /* Whether there is room for so many bytes in all.  `wait`: returns when there is (true), or when the order must end early (false). */
+    bool (*room)(void *argument, uint64_t bytes, bool wait);
+    void *argument;
+    bool promised; /* the coordinator has promised room: a lack of it ends soon */
+    bool asks;     /* no room is promised: a restoration requests it first, as an allocation does */
+} nvs_watch;
+
+typedef struct nvs_chunk_figures {
+    uint64_t committed_bytes; /* of all chunks */
+    uint64_t resident_bytes;  /* of these, on the GPU */
+    uint64_t pinned_bytes; /* of the resident ones */
+} nvs_chunk_figures;
+
+typedef struct nvs_backend {
+    nvs_memory_kind kind; /* of what it allocates */
+    bool movable;
+    /* It moves physical memory below fixed addresses, has figures of its own, does not wait for work in `release`, and its memory outlives a
+     * context. */
+    bool chunked;
+    /* The caller has set the current context.  `kept` is the backend's data of an allocation. */
+    CUresult (*allocate)(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept);
+    CUresult (*release)(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept);
+    /* The GPU's mover thread, gate closed and drained.  Moves at least `bytes` (or all) out, or up to `bytes` in.  `watch` may be NULL. */
+    nvs_status (*move)(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
+    void (*context_gone)(CUcontext context); /* forgets what it keeps for the context; not of mode `device` */
+    /* The following only if `chunked`. */
+    bool (*works)(uint32_t gpu); /* on this GPU */
+    /* Opens the gate if nothing is missing on the GPU. */
+    bool (*open_gate)(uint32_t gpu, bool paced, uint64_t *missing_bytes);
+    void (*figures)(uint32_t gpu, nvs_chunk_figures *out);
+    /* Memory for a handle of the application (cuMemCreate), freed by `release`.  CUDA_ERROR_NOT_SUPPORTED: the driver must make it. */
+    CUresult (*create)(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, void **kept);
+} nvs_backend;
+extern const nvs_backend nvs_backend_device, nvs_backend_managed;
+extern const nvs_backend *const nvs_memory_chunked __attribute__((visibility("hidden"))); /* of mode `swap`; init.c */
+
+/* Whether the hook charges memory of this GPU; false if there is no such GPU.  The first call attaches to the coordinator. */
+bool nvs_memory_manages(uint32_t gpu);
+const nvs_backend *nvs_memory_backend(uint32_t gpu);
+
+#endif
