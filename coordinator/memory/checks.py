@@ -4,11 +4,11 @@ A client could report memory that it does not have, and others would find no roo
 more than was ever confirmed, the shell reads the driver's figures (NVML).
 
 Rules:
-- A process that the driver lists has at most what it is listed with.  One that is not listed (another PID namespace,
-  WDDM, MPS, no context) has at most the used memory that no listed process has.
+- A process has at most what the driver lists it with, and the used memory that no listed process has: processes in
+  other PID namespaces and under WDDM or MPS are not listed, nor are managed pages.
 - Memory reported between question and answer counts too.
 - A client's claim is false if two checks in a row say so.  From then on its reports raise nothing before a check.
-- Managed memory is not checked, because the driver's figures lack it.  It makes no other client lack room
+- Clients in mode `managed` are not checked: the driver moves their memory, so no other client lacks room by it
   (memory/admission.py).
 
 Non-goals: reservations, for which there is room when they are granted (memory/admission.py).
@@ -65,8 +65,8 @@ def checked(node: Node, event: MemoryChecked) -> Iterable[Gpu]:
     gpu.memory.checking = False
     for seat in gpu.seats.values():
         if seat.client.memory_mode is not MemoryMode.MANAGED:
-            has = event.by_process.get(str(seat.client.identity.process_id), event.unlisted_bytes)
-            _compare(node, seat, has)
+            listed = event.by_process.get(str(seat.client.identity.process_id), 0)
+            _compare(node, seat, listed + event.unlisted_bytes)
             check = seat.memory.check
             again = again or check.doubted or (_is_due(seat) and _claim(seat) > check.asked_bytes)
     if again:
@@ -83,8 +83,8 @@ def _compare(node: Node, seat: Seat, has_bytes: int) -> None:
         if not (before and check.doubted):
             return
         check.doubted = False
-        text = f"reports {format_size(claim)} on the GPU and counts with {format_size(has_bytes)}"
-        text = f"{seat.gpu.uuid}: {seat.client.identity} {text}, the driver's figure (which lacks managed memory)"
+        text = f"reports {format_size(claim)} on the GPU and has at most {format_size(has_bytes)}"
+        text = f"{seat.gpu.uuid}: {seat.client.identity} {text}, by the driver's figures"
         node.out.append(Log(logging.WARNING, text))
     check.most_bytes = max(check.confirmed_bytes, has_bytes) + max(0, check.reported_bytes - check.asked_bytes)
     orders.set_usage(

@@ -322,7 +322,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class MemoryChecked:
-    """The driver's figures after `commands.CheckMemory`: memory by process id, in decimal, and of all others."""
+    """The driver's figures after `commands.CheckMemory`: memory by process id (decimal), and of no such process."""
 
     uuid: str
     by_process: dict[str, int]
