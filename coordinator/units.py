@@ -37,6 +37,8 @@ _BYTES: Final = {
 _QUANTITY: Final = re.compile(r"\s*([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*([a-zµA-Z]{0,4})\s*\Z")
 _MAX_NS: Final = 365 * 24 * 3_600_000_000_000
 _MAX_BYTES: Final = 1 << 60
+QUANTUM_BOUNDS_NS: Final = (1_000_000, 3_600_000_000_000)
+SHARE_BOUNDS: Final = (0.001, 0.5)
 
 
 def _scaled(text: str, factors: dict[str, int]) -> int | None:
@@ -76,7 +78,7 @@ def parse_quantum(text: str) -> int | None:
         value = parse_duration(text)
     except ValueError as error:
         raise ValueError(f"{error}, or auto") from None
-    if not 1_000_000 <= value <= 3_600_000_000_000:
+    if not QUANTUM_BOUNDS_NS[0] <= value <= QUANTUM_BOUNDS_NS[1]:
         raise ValueError(f"{text!r} is out of range: a quantum is 1ms to 1h, or auto")
     return value
 
@@ -98,7 +100,7 @@ def parse_share(text: str) -> float:
     if not percent or rest or match is None or match.group(3):
         raise ValueError(f"{text!r} is not a share: write a percentage, such as 5% or 0.5%")
     share = float(number) / 100
-    if not 0.001 <= share <= 0.5:
+    if not SHARE_BOUNDS[0] <= share <= SHARE_BOUNDS[1]:
         raise ValueError(f"{text!r} is out of range: a share is 0.1% to 50%")
     return share
 

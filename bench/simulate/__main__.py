@@ -23,14 +23,14 @@ from nvshare.bench.simulate.pictures import write_pictures
 from nvshare.bench.simulate.plot import draw
 from nvshare.bench.simulate.traces import read_trace
 from nvshare.bench.simulate.world import World
-from nvshare.coordinator.model.settings import SECOND_NS, QuantumSettings, Settings
+from nvshare.coordinator.model.settings import SECOND_NS, Settings
 from nvshare.coordinator.units import format_duration, parse_quantum, parse_size
 from nvshare.scheduler_policies.registry import BUILT_IN
 
 
 def simulate(policy: str, jobs: Sequence[Job], options: argparse.Namespace) -> dict[str, Any]:
     """One policy's figures."""
-    settings = Settings(policy=policy, quantum=QuantumSettings(quantum_ns=options.quantum))
+    settings = Settings(policy=policy, quantum_ns=options.quantum)
     world = World(jobs, options.gpus, options.capacity, settings)
     begin = time.process_time()
     world.run(lambda left: step(f"{policy}: {len(jobs) - left} of {len(jobs)} jobs"))

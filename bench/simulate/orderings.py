@@ -14,7 +14,7 @@ from nvshare.bench.simulate.figures import figures, jct_s
 from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
 from nvshare.bench.simulate.records import BEGIN_NS, FIRST_REPORT_NS
 from nvshare.bench.simulate.world import SHARED_REPORT_NS, World
-from nvshare.coordinator.model.settings import QuantumSettings, Settings
+from nvshare.coordinator.model.settings import Settings
 from nvshare.scheduler_policies.api import JobClass
 
 CAPACITY: Final = 80 * GIB
@@ -30,8 +30,9 @@ def outcome(
     report_ns: int = SHARED_REPORT_NS,
 ) -> World:
     """A finished run on one GPU."""
-    quantum = QuantumSettings(quantum_ns=round(quantum_s * SECOND_NS))
-    world = World(jobs, 1, CAPACITY, Settings(policy=policy, quantum=quantum, users_first=users_first))
+    quantum_ns = round(quantum_s * SECOND_NS)
+    share_by = "user" if users_first else "program"
+    world = World(jobs, 1, CAPACITY, Settings(policy=policy, quantum_ns=quantum_ns, share_by=share_by))
     world.segments = []
     world.shared_report_ns = report_ns
     world.run()

@@ -8,7 +8,7 @@ from typing import Any, Final
 from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
 from nvshare.bench.simulate.records import BEGIN_NS, FIRST_REPORT_NS
 from nvshare.bench.simulate.world import Segment, World
-from nvshare.coordinator.model.settings import QuantumSettings, Settings
+from nvshare.coordinator.model.settings import Settings
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN
 
@@ -46,8 +46,8 @@ def write_pictures(folder: Path) -> list[Path]:
 
 def picture(policy: str) -> str:
     """The time line of one policy."""
-    quantum = QuantumSettings(quantum_ns=QUANTUM_S * SECOND_NS)
-    world = World(four_jobs(), 1, 80 * GIB, Settings(policy=policy, quantum=quantum))
+    quantum_ns = QUANTUM_S * SECOND_NS
+    world = World(four_jobs(), 1, 80 * GIB, Settings(policy=policy, quantum_ns=quantum_ns))
     world.segments = []
     world.shared_report_ns = FIRST_REPORT_NS
     world.run()

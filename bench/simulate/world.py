@@ -24,10 +24,10 @@ from nvshare.bench.simulate.card import shares
 from nvshare.bench.simulate.jobs import Job
 from nvshare.bench.simulate.link import Link
 from nvshare.bench.simulate.records import BEGIN_NS, FIRST_REPORT_NS, Card, Program, Task
-from nvshare.coordinator.engine.scheduler import Scheduler, Settings
+from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Send, SetTimer
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, LeaseSettings
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Settings
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import JobClass
@@ -37,7 +37,7 @@ DRAIN_NS: Final = 2 * MILLISECOND_NS
 RESTART_NS: Final = 10 * MILLISECOND_NS
 SHARED_REPORT_NS: Final = 5 * SECOND_NS
 LONE_REPORT_NS: Final = 60 * SECOND_NS
-SILENT_NS: Final = LeaseSettings().silent_ns
+SILENT_NS: Final = Settings().silent_ns
 INTERRUPTED_NS: Final = 50 * MILLISECOND_NS
 """A lease that ends sooner is hardly worth its switch."""
 
@@ -51,7 +51,7 @@ class World:
     def __init__(self, jobs: Sequence[Job], gpus: int, capacity_bytes: int, settings: Settings) -> None:
         self.now_ns = BEGIN_NS
         silent_ns = LONE_REPORT_NS + SILENT_NS  # the model gives idle leases back after `SILENT_NS` itself
-        self.scheduler = Scheduler(create, replace(settings, leases=replace(settings.leases, silent_ns=silent_ns)))
+        self.scheduler = Scheduler(create, replace(settings, silent_ns=silent_ns))
         self._reports = getattr(create(settings.policy, ""), "reads_progress", False)
         self.cards = {f"GPU-{number}": Card(f"GPU-{number}", capacity_bytes, Link(self)) for number in range(gpus)}
         self.tasks = [Task(number, job) for number, job in enumerate(jobs)]

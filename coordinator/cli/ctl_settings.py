@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
@@ -21,20 +21,27 @@ from nvshare.coordinator.cli.ctl_call import (
     say,
 )
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.settings import SETTINGS, Setting
-from nvshare.coordinator.units import format_share, format_size, parse_part, parse_size
+from nvshare.coordinator.model.settings import CONFIGURED, SETTINGS, Kind, Setting
+from nvshare.coordinator.units import format_share, format_size, parse_part
 
-settings = typer.Typer(no_args_is_help=True, help="Change a setting at run time; it lasts until `unset`.")
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _plain(text: str) -> str:
+    return text.replace("`", "")
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the application."""
+    settings = typer.Typer(no_args_is_help=True, help="Change a setting at run time; it lasts until `unset`.")
     for name, setting in SETTINGS.items():
         if name == "share_request":
             settings.command("share")(set_share)
-        if setting.about:
+        if setting.live:
             how = {"ignore_unknown_options": name == "priority"}  # it may be negative
-            settings.command(name.replace("_", "-"), help=setting.about, context_settings=how)(_command(name, setting))
+            settings.command(_dashed(name), help=_plain(setting.help), context_settings=how)(_command(name, setting))
     app.add_typer(settings, name="set")
     app.command()(limit)
     app.command()(unset)
@@ -42,11 +49,11 @@ def register(app: typer.Typer) -> None:
 
 def _command(name: str, setting: Setting) -> Callable[..., None]:
     """The command `set NAME`, with the arguments that the setting has."""
-    word, _, about = setting.value.partition(": ")
+    word = name.rpartition("_")[2].upper()
 
     def command(context: typer.Context, **given: Any) -> None:
         where, as_json = given.pop("where"), given.pop("as_json")
-        value = parse_argument(setting.read, given.pop("value"), word)
+        value = parse_argument(setting.kind.read, given.pop("value"), word)
         request = make_request(api.Set, setting=name, value=value, **given)
         run(context, where, as_json, request, lambda result: say(_done(setting, value, result), result))
 
@@ -55,7 +62,7 @@ def _command(name: str, setting: Setting) -> Callable[..., None]:
 
     found = [parameter("context", typer.Context)]
     found += [parameter("client", ClientName)] if setting.of_client else []
-    argument = typer.Argument(metavar=word, help=about, autocompletion=lambda: _words(name, setting))
+    argument = typer.Argument(metavar=word, help=setting.kind.forms, autocompletion=lambda: _words(setting.kind))
     found += [parameter("value", Annotated[str, argument])]
     found += [parameter("gpu", Gpu, None)] if setting.by_gpu else []
     found += [parameter("as_json", Json, False), parameter("where", Where, None)]
@@ -64,17 +71,14 @@ def _command(name: str, setting: Setting) -> Callable[..., None]:
     return command
 
 
-def _words(name: str, setting: Setting) -> list[str]:
-    """Completions of the value."""
-    if name == "policy":
-        from nvshare.scheduler_policies.registry import offers
+def _words(kind: Kind) -> list[str]:
+    from nvshare.coordinator.daemon.settings_file import words  # in no command's way
 
-        return list(offers())
-    return [setting.shown(value) for value in get_args(setting.kind) if isinstance(value, str)]
+    return words(kind)
 
 
 def _done(setting: Setting, value: Any, result: dict[str, Any]) -> str:
-    words = {"value": setting.shown(value), "used": "", "more": "", "limit": "no limit"}
+    words = {"value": setting.kind.show(value), "used": "", "more": "", "limit": "no limit"}
     if "gpus" in result:
         words["gpus"] = gpu_names(result)
     if "client" in result:
@@ -88,7 +92,8 @@ def _done(setting: Setting, value: Any, result: dict[str, Any]) -> str:
         if result["allocated_bytes"] > value:
             used = format_size(result["allocated_bytes"])
             words["more"] = f"; it has {used} already and cannot allocate more"
-    return setting.done.format(**words)
+    usual = "{name} is {value} on {gpus}" if setting.by_gpu else "{name} is {value}"
+    return (setting.done or usual).format(name=_dashed(setting.name), **words)
 
 
 def set_share(
@@ -124,7 +129,7 @@ def limit(
     where: Where = None,
 ) -> None:
     """Limit a client's memory while it runs."""
-    size = parse_argument(parse_size, memory, "--memory")
+    size = parse_argument(SETTINGS["limit"].kind.read, memory, "--memory")
     request = make_request(api.Set, setting="limit", value=size, client=client, gpu=gpu)
     run(context, where, as_json, request, lambda result: say(_done(SETTINGS["limit"], size, result), result))
 
@@ -134,7 +139,7 @@ def unset(
     setting: Annotated[
         str | None,
         typer.Argument(
-            help="quantum, policy, sharing, switch-share, host-budget; "
+            help=f"{', '.join(_dashed(name) for name in CONFIGURED if SETTINGS[name].is_live)}; "
             "priority, weight, class, share, limit, paused CLIENT"
         ),
     ] = None,

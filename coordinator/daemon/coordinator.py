@@ -7,29 +7,24 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from nvshare.coordinator.daemon import settings_file, time_limit
-from nvshare.coordinator.daemon.control.live_settings import NODE_EVENTS, Key, LiveSettings
+from nvshare.coordinator.daemon.control.live_settings import LiveSettings
 from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.control.server import Administration
-from nvshare.coordinator.daemon.core_settings import (
-    StartError,
-    capacity_bytes,
-    check_overrides,
-    configured_events,
-    core_settings,
-)
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.loop import Server, Sockets
 from nvshare.coordinator.daemon.peers import Limits
+from nvshare.coordinator.daemon.settings_file import Key, StartError
 from nvshare.coordinator.engine.policy_guard import PolicyGuard
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.settings import Settings, Value
 from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
 from nvshare.coordinator.system import runtime_dir
 from nvshare.coordinator.system.devices import Device
@@ -73,19 +68,19 @@ class Options:
 class Coordinator:
     """All parts of one coordinator."""
 
-    def __init__(self, settings: settings_file.Settings, options: Options, devices: Sequence[Device]) -> None:
+    def __init__(self, settings: Settings, options: Options, devices: Sequence[Device]) -> None:
         """Opens the sockets.  The directory must be prepared and locked.  Raises StartError and OSError."""
-        self.settings = self._started = settings
+        directory = options.directory
+        all_users = directory.path == runtime_dir.SYSTEM_DIRECTORY
+        self._several = all_users or options.slots_dir is not None
+        self.settings = self._started = settings = settings_file.with_machine(settings, several=self._several)
         self.options = options
         self._real = options.simulate is None and options.devices is None
         self._keepalive: int | None = None
-        directory = options.directory
-        check_overrides(settings, devices)
-        all_users = directory.path == runtime_dir.SYSTEM_DIRECTORY
-        several = all_users or options.slots_dir is not None
+        settings_file.check_gpus(settings, devices)
         if time_limit.possible():
             PolicyGuard.time_limit = time_limit.TimeLimit
-        self.scheduler = Scheduler(registry.create, core_settings(settings, several=several))
+        self.scheduler = Scheduler(registry.create, self.settings)
         self._journal = Journal(directory.journal, [device.uuid for device in devices])
         connections = possible_connections(settings.max_clients)
         limits = Limits(
@@ -130,7 +125,7 @@ class Coordinator:
         now_ns = time.monotonic_ns()
         for device in self._devices:
             self._add(device, now_ns)
-        if kept := self._apply(self._configured(), now_ns):
+        if kept := self._apply(settings_file.live_values(replace(self.settings, gpu={}), self._devices), now_ns):
             log.info("kept live settings: %s; `nvshare-ctl unset --all` removes them", kept)
         if self.settings.metrics_port is not None:
             self._metrics = self._start_metrics(self.settings.metrics_port)
@@ -154,7 +149,7 @@ class Coordinator:
         self.server.post(lambda: self.dispatcher.event(checked, time.monotonic_ns()))
 
     def _add(self, device: Device, now_ns: int) -> None:
-        capacity = capacity_bytes(self.settings, device, real=self._real)
+        capacity = settings_file.capacity_bytes(self.settings, device, real=self._real)
         if capacity > device.total_bytes:
             log.warning("%s: capacity limited to its memory, %s", device.uuid, format_size(device.total_bytes))
         holder = self._journal.holder(device.uuid)
@@ -190,7 +185,7 @@ class Coordinator:
 
     def _start_metrics(self, port: int) -> Any:
         from nvshare.coordinator.daemon import metrics
-        from nvshare.coordinator.system.http.metrics import Access, AccessError, MetricsServer
+        from nvshare.coordinator.system.http.metrics import AccessError, MetricsServer
 
         observations = metrics.Observations()
         self.dispatcher.observe = observations.observe
@@ -210,7 +205,7 @@ class Coordinator:
                 address,
                 port,
                 metrics.Collector(lambda: self.server.run_on_loop(picture)),
-                Access(self.settings.metrics_token_file, self.settings.metrics_tls_dir),
+                settings_file.access(self.settings),
                 lambda: self.server.run_on_loop(lambda: True),
             )
         except AccessError as error:
@@ -226,7 +221,7 @@ class Coordinator:
         options = ["--runtime-dir", str(self.options.directory.path)]
         try:
             if self.settings.web_token_file is not None:
-                options += ["--token-file", str(self.settings.web_token_file)]
+                options += ["--token-file", self.settings.web_token_file]
             web = WebProcess(listen(port), options)
         except WebError as error:
             raise StartError(str(error)) from None
@@ -241,30 +236,33 @@ class Coordinator:
         """
         try:
             settings = settings_file.load(self.options.flags or {}, file=self.options.config_file)
-            check_overrides(settings, self._devices)
-            configured = configured_events(settings, self._devices)
+            settings_file.check_gpus(settings, self._devices)
+            settings_file.check_policies(settings)
         except (settings_file.SettingsError, StartError) as error:
             log.error("settings are unchanged: %s", error)  # noqa: TRY400 (the operator's mistake)
             return
-        self.settings = settings
+        self.settings = settings_file.with_machine(settings, several=self._several)
         self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
         self.dispatcher.hide_names = settings.hide_other_users
         self._rights.set_bounds(settings.max_priority, settings.max_weight, hide=settings.hide_other_users)
-        kept = self._apply(configured, time.monotonic_ns())
+        kept = self._apply({}, time.monotonic_ns())
         but = f"; live settings stay in force: {kept} (`nvshare-ctl unset` removes them)" if kept else ""
         log.info("settings reloaded%s", but)
         if later := settings_file.needs_restart(self._started, settings):
             log.warning("changes of %s need a restart of the coordinator, which programs survive", ", ".join(later))
 
-    def _configured(self) -> dict[Key, events.Event]:
-        return configured_events(self.settings, self._devices)
+    def _configured(self) -> dict[Key, Value]:
+        return settings_file.live_values(self.settings, self._devices)
 
-    def _apply(self, configured: Mapping[Key, events.Event], now_ns: int) -> str:
-        """Applies the settings, except where a live setting is in force.  Describes those live settings."""
-        live = self._live.node()
-        for key, event in configured.items():
-            self.dispatcher.event(NODE_EVENTS[key[0]](live[key], key[1]) if key in live else event, now_ns)
-        return ", ".join(" of ".join(filter(None, key)) for key in configured if key in live)
+    def _apply(self, known: Mapping[Key, Value], now_ns: int) -> str:
+        """Gives the engine the settings that it does not know, and live ones in their place.  Describes these."""
+        configured, live = self._configured(), self._live.node()
+        for key in configured:
+            value = live[key] if key in live else configured[key]
+            if key not in known or value != known[key]:
+                self.dispatcher.event(events.Set(key[0], value, key[1]), now_ns)
+        kept = sorted(configured.keys() & live.keys(), key=lambda key: (key[1] or "", key[0]))
+        return ", ".join(" of ".join(filter(None, key)) for key in kept)
 
     def _problems(self) -> list[str]:
         return [problem for problem in (self._journal.problem(), self._live.problem()) if problem is not None]

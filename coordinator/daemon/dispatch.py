@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import explanations
-from nvshare.coordinator.daemon.control.api import I32_MAX
 from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.settings import I32_MAX
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason, RemoteProtocolError
 from nvshare.coordinator.system.users import known_name
@@ -243,7 +243,7 @@ class Dispatcher:
             text = _short(explanations.wait(wait, hide_names=self.hide_names))
             self._outbox.send(connection, messages.encode(messages.WaitExplained(gpu, wait.index, text)))
 
-    def slot_changed(self, event: events.Event, now_ns: int) -> None:
+    def slot_changed(self, event: events.Set, now_ns: int) -> None:
         """Applies a change of a slot's file; live settings stay in force."""
         for each in (event,) if self.live is None else self.live.slot_changed(event):
             self.event(each, now_ns)

@@ -7,12 +7,13 @@ one message with the remedy and exits with code 1, or 2 for a wrong command line
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,18 +21,18 @@ import typer
 
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.coordinator import Coordinator, Options
-from nvshare.coordinator.daemon.core_settings import StartError, check_machine, configured_events
 from nvshare.coordinator.daemon.log_limit import LogLimit
+from nvshare.coordinator.daemon.settings_file import StartError
 from nvshare.coordinator.engine.scheduler import InvariantError
 from nvshare.coordinator.kubernetes.slots import slot
 from nvshare.coordinator.kubernetes.slots.slot import SlotError
+from nvshare.coordinator.model.settings import CONFIGURED, Setting, Settings
 from nvshare.coordinator.system import card_lock, runtime_dir
 from nvshare.coordinator.system.card_lock import CardHeldError
 from nvshare.coordinator.system.devices import Device, NoGpuError, discover, load_simulated_nvml
 from nvshare.coordinator.system.runtime_dir import RuntimeDir, RuntimeDirError
 from nvshare.coordinator.system.version import Versioned
 from nvshare.coordinator.units import format_duration, parse_duration
-from nvshare.scheduler_policies.registry import offers
 
 log: Final = logging.getLogger("nvshare")
 
@@ -79,7 +80,7 @@ def find_devices(options: Options) -> list[Device]:
     return devices
 
 
-def wait_for_devices(settings: settings_file.Settings, options: Options) -> list[Device]:
+def wait_for_devices(settings: Settings, options: Options) -> list[Device]:
     """As `find_devices`, but a driver or GPU may come late, by `--wait-for-driver`.
 
     Meanwhile the metrics port answers `/livez`, and nothing else.  The wait ends, because a container may need to be
@@ -106,20 +107,20 @@ def wait_for_devices(settings: settings_file.Settings, options: Options) -> list
             probes.close()
 
 
-def _answer_probes(settings: settings_file.Settings, until: contextlib.ExitStack) -> None:
-    from nvshare.coordinator.system.http.metrics import Access, AccessError, MetricsServer
+def _answer_probes(settings: Settings, until: contextlib.ExitStack) -> None:
+    from nvshare.coordinator.system.http.metrics import AccessError, MetricsServer
 
     for number in (signal.SIGTERM, signal.SIGINT):
         until.callback(signal.signal, number, signal.signal(number, lambda *_: sys.exit(0)))
     if settings.metrics_port:
-        access = Access(settings.metrics_token_file, settings.metrics_tls_dir)
+        address, port, access = settings.metrics_address, settings.metrics_port, settings_file.access(settings)
         try:
-            until.callback(MetricsServer(settings.metrics_address, settings.metrics_port, None, access).close)
+            until.callback(MetricsServer(address, port, None, access).close)
         except (OSError, AccessError) as error:
-            raise StartError(f"metrics on {settings.metrics_address}:{settings.metrics_port}: {error}") from None
+            raise StartError(f"metrics on {address}:{port}: {error}") from None
 
 
-def serve(settings: settings_file.Settings, options: Options) -> None:
+def serve(settings: Settings, options: Options) -> None:
     """Runs a coordinator until it stops.  Raises StartError, RuntimeDirError, CardHeldError and CrashedError."""
     runtime_dir.prepare(options.directory)
     if options.slots_dir is not None:
@@ -191,84 +192,60 @@ def _keep_event_log(directory: RuntimeDir, error: InvariantError) -> None:
 
 
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
-PolicyName = Annotated[
-    str | None,
-    typer.Option(
-        help="scheduling policy: auto (default), round_robin, priority, fair_share, opportunistic, least_attained, "
-        "edf, or a plug-in",
-        autocompletion=lambda: list(offers()),
-    ),
-]
-SharingMode = Annotated[
-    str | None,
-    typer.Option(
-        help="auto (default: as the policy plans), exclusive (in turns) or concurrent",
-        autocompletion=lambda: ["auto", "exclusive", "concurrent"],
-    ),
-]
-SwitchShare = Annotated[str | None, typer.Option(help="with --quantum=auto: largest share of time for switching: 5%")]
-LongestWait = Annotated[
-    str | None, typer.Option(help="with --quantum=auto: longest wait for a turn, as far as switching allows: 5s")
-]
 Simulated = Annotated[
     str | None, typer.Option(metavar="[GPUS[xCAPACITY]]", help="simulated GPUs, such as --simulate=2x8GiB")
 ]
 DriverWait = Annotated[
     str | None, typer.Option(help="at the start: longest wait for a driver and a GPU, such as 5m (none)")
 ]
-MpsMode = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[same_user|off]",
-        help="NVIDIA's MPS (off).  same_user: nvshare-run starts the programs of one user at a time as MPS clients, "
-        "side by side; a fault of one ends the others, and memory is not isolated from faults",
-    ),
-]
 SlotsDir = Annotated[
     Path | None,
     typer.Option(envvar="NVSHARE_SLOTS_DIR", help="Kubernetes: directory of the device plugin's slots"),
 ]
-WebTokenFile = Annotated[
-    Path | None, typer.Option(help="file with the token that lets the web page pause programs, set class and quantum")
-]
 app = typer.Typer(pretty_exceptions_enable=False, context_settings=_HELP)
 
 
+def _option(setting: Setting) -> inspect.Parameter:
+    words = settings_file.words
+    kind: Any = str if setting.kind.quoted else setting.kind.of
+    metavar = f"[{'|'.join(setting.kind.words)}]" if setting.kind.words else None
+    about = setting.help.replace("`", "") + ("" if setting.default is None else f" ({setting.default_shown})")
+    option = typer.Option(help=about, metavar=metavar, autocompletion=lambda: words(setting.kind))
+    hint = Annotated[kind | None, option]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=None)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the flags of the settings to a command, which finds them in its context."""
+    own = {**inspect.signature(command, eval_str=True).parameters}
+    own.pop("flags")
+    own |= {name: _option(setting) for name, setting in CONFIGURED.items()}
+    command.__signature__ = inspect.Signature(list(own.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in own.values()}
+    return command
+
+
 @app.command(cls=Versioned, help="Grant the programs on this node time slices of its GPUs.")
+@with_settings
 def run(
     context: typer.Context,
+    *,
     config_file: Annotated[Path | None, typer.Option("--config", help="TOML file with settings")] = None,
-    policy: PolicyName = None,
-    quantum: Annotated[str | None, typer.Option(help="length of a turn: auto (default), 100ms, 2s")] = None,
-    sharing: SharingMode = None,
-    capacity: Annotated[str | None, typer.Option(help="memory of each GPU for all clients together: 4GiB")] = None,
-    switch_share: SwitchShare = None,
-    longest_wait: LongestWait = None,
-    host_budget: Annotated[str | None, typer.Option(help="pinned host memory of all clients together: 64GiB")] = None,
     simulate: Simulated = None,
     runtime: Annotated[Path | None, typer.Option("--runtime-dir", help="directory of the sockets")] = None,
     slots_dir: SlotsDir = None,
-    metrics_port: Annotated[int | None, typer.Option(help="port for Prometheus metrics; 0 chooses one")] = None,
-    metrics_address: Annotated[str | None, typer.Option(help="address for the metrics (127.0.0.1)")] = None,
-    web_port: Annotated[int | None, typer.Option(help="port of the web page on 127.0.0.1; 0 chooses one")] = None,
-    web_token_file: WebTokenFile = None,
-    metrics_token_file: Annotated[str | None, typer.Option(help="file with the token that scrapes need")] = None,
-    metrics_tls_dir: Annotated[str | None, typer.Option(help="directory with tls.crt and tls.key, for HTTPS")] = None,
     wait_for_driver: DriverWait = None,
-    mps: MpsMode = None,
-    max_clients: Annotated[int | None, typer.Option(help="largest number of clients (1024)")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error")] = None,
     check_config: Annotated[bool, typer.Option("--check-config", help="check the settings and exit")] = False,
     embedded: Annotated[bool, typer.Option("--embedded", hidden=True)] = False,
     linger: Annotated[str, typer.Option(hidden=True)] = "10s",
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    **flags: object,
 ) -> None:
     """Declares the command line; `main` turns its exceptions into messages."""
-    flags = {name: value for name, value in context.params.items() if name in settings_file.KEYS}
     settings = settings_file.load(flags, file=config_file)
-    check_machine(settings)
+    settings_file.check_machine(settings)
+    settings_file.check_policies(settings)
     if check_config:
-        configured_events(settings, [Device(index, uuid, "", 1) for index, uuid in enumerate(["", *settings.gpu])])
         typer.echo("nvshare-coordinator: the settings are valid; the start checks the names of GPUs")
         raise typer.Exit
     line = "%(asctime)s nvshare-coordinator %(levelname)s: %(message)s"

@@ -1,8 +1,10 @@
-"""The coordinator's settings: read from a file, the environment and flags, and validated once.
+"""The configured values of the settings: from a file, the environment and flags, validated once.
 
 Invariants: flags take precedence over environment, file and defaults, in this order.  All mistakes are reported at
 once, each with its source (file and key, variable, flag).  An unknown key is a mistake, reported with the nearest
-known name.  The result is frozen, in integer nanoseconds and bytes.
+known name.
+
+Non-goals: which settings there are, and their bounds (model/settings.py).
 """
 
 from __future__ import annotations
@@ -10,197 +12,39 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-
-from nvshare.coordinator.daemon.control.api import I32_MAX, I32_MIN
-from nvshare.coordinator.model.settings import OverdueAction
-from nvshare.coordinator.protocol.messages import MAX_WEIGHT, Sharing
-from nvshare.coordinator.units import parse_duration, parse_duration_or_never, parse_quantum, parse_share, parse_size
+from nvshare.coordinator.model import settings as model
+from nvshare.coordinator.model.settings import CONFIGURED, POLICY, Kind, Setting, Settings, Value
+from nvshare.coordinator.system.devices import Device
+from nvshare.coordinator.system.host_memory import default_budget_bytes
+from nvshare.coordinator.system.web_process import check_installed, read_token
 from nvshare.scheduler_policies import registry
+
+if TYPE_CHECKING:
+    from nvshare.coordinator.system.http.metrics import Access
+
+Key = tuple[str, str | None]
+"""A setting's name, and its GPU or None."""
+MIB: Final = 1 << 20
 
 
 class SettingsError(Exception):
     """Faulty settings; the text has one line for each mistake."""
 
 
-def _text(value: object, parse: Any) -> Any:
-    if isinstance(value, str):
-        return parse(value)
-    raise ValueError(f"{value!r} is not text: write it in quotes, such as {_EXAMPLES[parse]}")
+class StartError(Exception):
+    """The coordinator cannot start; the text names the remedy."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
 
 
-def _duration_or_never(value: object) -> int:
-    bare_zero = value == 0 and not isinstance(value, bool)
-    return 0 if bare_zero else int(_text(value, parse_duration_or_never))
-
-
-def _size(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    return _positive(_text(value, parse_size))
-
-
-def _positive(value: int) -> int:
-    if value <= 0:
-        raise ValueError("must be more than 0")
-    return value
-
-
-def _sharing(value: object) -> Sharing:
-    names = {member.name.lower(): member for member in Sharing}
-    if isinstance(value, str) and value.lower() in names:
-        return names[value.lower()]
-    raise ValueError(f"{value!r} is none of auto, exclusive, concurrent")
-
-
-def _offered(name: str) -> str:
-    if name not in (known := registry.offers()):
-        raise ValueError(f"no policy {name!r}; known: {', '.join(known)}")
-    return name
-
-
-def _overdue(value: object) -> OverdueAction:
-    try:
-        return OverdueAction(value)
-    except ValueError:
-        raise ValueError(f"{value!r} is none of nothing, demote, kill") from None
-
-
-_EXAMPLES: Final[dict[Any, str]] = {
-    parse_duration: '"100ms"',
-    parse_duration_or_never: '"100ms" or "0"',
-    parse_quantum: '"100ms" or "auto"',
-    parse_share: '"5%"',
-    parse_size: '"4GiB"',
-}
-Duration = Annotated[int, BeforeValidator(lambda value: _text(value, parse_duration))]
-DurationOrNever = Annotated[int, BeforeValidator(_duration_or_never)]
-Quantum = Annotated[int | None, BeforeValidator(lambda value: _text(value, parse_quantum))]
-Size = Annotated[int, BeforeValidator(_size)]
-Share = Annotated[float, BeforeValidator(lambda value: _text(value, parse_share))]
-SharingName = Annotated[Sharing, BeforeValidator(_sharing)]
-OverdueName = Annotated[OverdueAction, BeforeValidator(_overdue)]
-LogLevel = Annotated[str, Field(pattern="^(debug|info|warning|error)$")]
-ShareBy = Literal["user", "program"]
-PolicyName = Annotated[str, Field(min_length=1, max_length=63), AfterValidator(_offered)]
-
-_FROZEN: Final = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=False)
-
-
-class GpuOverride(BaseModel):
-    """Settings of one GPU; None means the value for all GPUs."""
-
-    model_config = _FROZEN
-
-    policy: PolicyName | None = None
-    quantum_ns: Annotated[int | None, BeforeValidator(lambda value: _text(value, parse_quantum))] = Field(
-        default=None, alias="quantum"
-    )
-    sharing: SharingName | None = None
-    capacity_bytes: Size | None = Field(default=None, alias="capacity")
-
-    @property
-    def sets_quantum(self) -> bool:
-        """Whether a quantum is set here: None may also mean `auto`."""
-        return "quantum_ns" in self.model_fields_set
-
-
-class Settings(BaseModel):
-    """All settings.  The alias is the key in a file; the variable is NVSHARE_ and the key in capitals.
-
-    The reference page has these texts: `python -m tests.docs.generated` after a change.
-    """
-
-    model_config = _FROZEN
-
-    policy: PolicyName = "auto"
-    """Chooses which programs run now and which is next."""
-    quantum_ns: Quantum = Field(default=None, alias="quantum")
-    """How long a turn lasts while others wait; `auto` follows the measured cost of switching."""
-    sharing: SharingName = Sharing.AUTO
-    """`auto`: as the policy plans; `exclusive`: one lease at a time; `concurrent`: all programs at once while their
-    memory fits together, in turns otherwise."""
-    capacity_bytes: Size | None = Field(default=None, alias="capacity")
-    """Bytes of each GPU that all programs together may have resident. By default all but what CUDA contexts need:
-    1/32 of the card's memory, from 512 MiB to 3 GiB. A context needs 0.2 to 0.6 GiB."""
-    switch_share: Share = 0.05
-    """With `quantum = "auto"`: the share of time that switching may cost."""
-    longest_wait_ns: Duration = Field(default=5_000_000_000, alias="longest_wait")
-    """With `quantum = "auto"`: turns are short enough for this wait, unless switching would then cost more than a
-    fifth of the time. Read at the start."""
-    host_budget_bytes: Size | None = Field(default=None, alias="host_budget")
-    """Pinned host memory for evicted data of all programs; by default 3/4 of the machine's or container's."""
-    drain_deadline_ns: Duration = Field(default=10_000_000_000, alias="drain_deadline")
-    """How long submitted work may take to end after a revoke.  What takes longer than a quantum is a debt of the
-    program's user or slot: while others want the GPU, its programs wait until each other user could have had as much
-    time."""
-    overdue_action: OverdueName = OverdueAction.NOTHING
-    """What happens to a program that exceeds `drain_deadline`: `nothing`, `demote`, `kill`. The others continue in
-    any case, if memory allows."""
-    pacing_budget_ns: DurationOrNever = Field(default=10_000_000, alias="pacing_budget")
-    """GPU time that a program may have submitted and unfinished. A program alone on its GPU is bounded loosely; 0:
-    every program is bounded loosely, at 10 ms."""
-    idle_release_ns: DurationOrNever = Field(default=2_000_000, alias="idle_release")
-    """An idle holder returns the lease after this time while others wait, and a gang member after eight times this;
-    0: never."""
-    share_by: ShareBy = "user"
-    """Time is divided between users first (`user`), or between programs (`program`)."""
-    max_priority: int = Field(default=0, ge=I32_MIN, le=I32_MAX)
-    """Highest `--priority` of a user's program. Root and the coordinator's own user have no bound; Kubernetes slots
-    have annotations."""
-    max_weight: int = Field(default=100, ge=1, le=MAX_WEIGHT)
-    """The same for `--weight`."""
-    hide_other_users: bool = False
-    """`nvshare-ctl` hides names and process ids of other users' programs, except from root and the coordinator's own
-    user; the web page shows no names at all, nor do metrics without `metrics_token_file`."""
-    recovery_ns: Duration = Field(default=5_000_000_000, alias="recovery")
-    """After a restart: the longest wait for the earlier holder while it runs."""
-    hello_timeout_ns: Duration = Field(default=10_000_000_000, alias="hello_timeout")
-    """A connection that sends nothing for so long is closed."""
-    max_clients: int = Field(default=1024, ge=1, le=65_536)
-    """Connected programs."""
-    max_messages_per_s: int = Field(default=20_000, ge=100)
-    """Messages of all programs of one user or slot; beyond that, the connections that send the most are closed."""
-    metrics_port: int | None = Field(default=None, ge=0, le=65_535)
-    """Port of the Prometheus metrics over HTTP."""
-    metrics_address: str = "127.0.0.1"
-    """Address of the metrics."""
-    web_port: int | None = Field(default=None, ge=0, le=65_535)
-    """Port of the web page, on 127.0.0.1; 0 chooses one.  Needs the extra `web`.  Read at the start."""
-    web_token_file: Path | None = None
-    """File with the token that lets the web page change programs; without it the page only shows."""
-    metrics_token_file: Path | None = None
-    """File with a token: scrapes then need `Authorization: Bearer TOKEN`. Read again at each scrape."""
-    metrics_tls_dir: Path | None = None
-    """Directory with `tls.crt` and `tls.key`: metrics over HTTPS; a renewed certificate is used at once."""
-    log_level: LogLevel = "info"
-    """`debug`, `info`, `warning`, `error`."""
-    mps: Literal["off", "same_user"] = "off"
-    """`same_user`: programs of one user at a time run as clients of MPS; a fault of one ends the others. Read at
-    the start."""
-    gpu: dict[str, GpuOverride] = Field(default_factory=dict)
-
-
-KEYS: Final = {field.alias or name: name for name, field in Settings.model_fields.items()}
-"""Name in a file -> name of the field."""
-
-RELOADED: Final = frozenset(
-    ("policy", "quantum", "sharing", "switch_share", "host_budget", "max_priority", "max_weight", "hide_other_users")
-)
-"""A reload applies these, and the same ones of single GPUs."""
-
-_GPU_KEYS: Final = {field.alias or name: name for name, field in GpuOverride.model_fields.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    source: str
-    value: object
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def load(
@@ -211,28 +55,50 @@ def load(
     mistakes: list[str] = []
     if file is None and env.get("NVSHARE_CONFIG"):
         file = Path(env["NVSHARE_CONFIG"])
-    merged: dict[str, _Value] = {}
-    if file is not None:
-        merged |= _from_file(file, mistakes)
-    merged |= _from_environment(env, mistakes)
-    merged |= {key: _Value("--" + key.replace("_", "-"), value) for key, value in flags.items() if value is not None}
-    try:
-        settings = Settings.model_validate({key: entry.value for key, entry in merged.items()})
-    except ValidationError as error:
-        mistakes += [_sentence(detail, merged) for detail in error.errors()]
+    given = {} if file is None else _from_file(file, mistakes)
+    given |= _from_environment(env, mistakes)
+    given |= {key: ("--" + key.replace("_", "-"), value) for key, value in flags.items() if value is not None}
+    of_gpus = given.pop("gpu", ("", {}))
+    values = _read(given, CONFIGURED, mistakes)
+    values["gpu"] = _read_gpus(*of_gpus, mistakes)
     if mistakes:
         raise SettingsError("\n".join(mistakes))
-    return settings
+    return model.Settings(**values)
 
 
-def needs_restart(started: Settings, now: Settings) -> list[str]:
-    """Keys whose new values only a restart applies."""
-    found = [key for key, name in KEYS.items() if key not in RELOADED and getattr(started, name) != getattr(now, name)]
-    of_gpus = [{uuid: own.capacity_bytes for uuid, own in each.gpu.items()} for each in (started, now)]
-    return [key for key in found if key != "gpu" or of_gpus[0] != of_gpus[1]]
+def _read(given: Mapping[str, tuple[str, object]], known: Mapping[str, Setting], mistakes: list[str]) -> dict[str, Any]:
+    """The fields of a record from `key: (source, raw value)`."""
+    found = {}
+    for key, (source, raw) in given.items():
+        if key not in known:
+            mistakes.append(f"{source}: no such setting{_hint(key, known)}")
+            continue
+        try:
+            found[known[key].field] = known[key].kind.typed(_value(known[key].kind, raw))
+        except ValueError as error:
+            mistakes.append(f"{source}: {error}")
+    return found
 
 
-def _from_file(file: Path, mistakes: list[str]) -> dict[str, _Value]:
+def _value(kind: Kind, raw: object) -> Value:
+    value = kind.read(raw)
+    if kind is POLICY and value not in (offered := registry.offers()):
+        raise ValueError(f"no policy {value!r}; known: {', '.join(offered)}")
+    return value
+
+
+def _read_gpus(source: str, tables: object, mistakes: list[str]) -> dict[str, dict[str, Any]]:
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        mistakes.append(f'{source}: write the settings of a GPU below [gpu."GPU-..."]')
+        return {}
+    known = {key: setting for key, setting in CONFIGURED.items() if setting.by_gpu}
+    return {
+        uuid: _read({key: (f"{source}.{uuid}.{key}", raw) for key, raw in table.items()}, known, mistakes)
+        for uuid, table in tables.items()
+    }
+
+
+def _from_file(file: Path, mistakes: list[str]) -> dict[str, tuple[str, object]]:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -241,23 +107,17 @@ def _from_file(file: Path, mistakes: list[str]) -> dict[str, _Value]:
     except (ValueError, RecursionError) as error:
         mistakes.append(f"{file}: not TOML: {error}")
         return {}
-    found: dict[str, _Value] = {}
-    for key, value in content.items():
-        if key in KEYS:
-            found[key] = _Value(f"{file}: {key}", value)
-        else:
-            mistakes.append(f"{file}: {key}: no such setting{_hint(key, KEYS)}")
-    return found
+    return {key: (f"{file}: {key}", value) for key, value in content.items()}
 
 
-def _from_environment(env: Mapping[str, str], mistakes: list[str]) -> dict[str, _Value]:
+def _from_environment(env: Mapping[str, str], mistakes: list[str]) -> dict[str, tuple[str, object]]:
     """Reads the variables of settings.  Others with the prefix may be the clients' and are ignored."""
-    variables = {"NVSHARE_" + key.upper(): key for key in KEYS if key != "gpu"}
-    found: dict[str, _Value] = {}
+    variables = {"NVSHARE_" + key.upper(): key for key in CONFIGURED}
+    found: dict[str, tuple[str, object]] = {}
     for variable, key in variables.items():
         text = env.get(variable)
         if text and not (variable == "NVSHARE_MPS" and text in ("0", "1")):  # a client's: whether it joined
-            found[key] = _Value(variable, int(text) if _is_number(key) and text.strip().isdecimal() else text)
+            found[key] = (variable, text)
     for variable in env:
         if variable.startswith("NVSHARE_") and variable not in variables:
             near = difflib.get_close_matches(variable, variables, 1, 0.9)
@@ -269,23 +129,118 @@ def _from_environment(env: Mapping[str, str], mistakes: list[str]) -> dict[str, 
 _CLIENT_VARIABLES: Final = frozenset({"NVSHARE_SIMULATE", "NVSHARE_MEMORY", "NVSHARE_LOG", "NVSHARE_LOG_FILE"})
 
 
-def _is_number(key: str) -> bool:
-    return key in ("max_clients", "max_messages_per_s", "max_weight", "metrics_port", "web_port")
-
-
-def _hint(name: str, known: Mapping[str, object]) -> str:
+def _hint(name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
     near = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
 
 
-def _sentence(detail: Any, merged: Mapping[str, _Value]) -> str:
-    path = [str(part) for part in detail["loc"]]
-    top = path[0]
-    where = merged[top].source if top in merged else top
-    inner = [part for part in path[1:] if part not in ("int", "function-before[_size(), int]")]
-    text = str(detail["msg"]).removeprefix("Value error, ")
-    if detail["type"] == "extra_forbidden":
-        text = f"no such setting{_hint(path[-1], _GPU_KEYS if top == 'gpu' else KEYS)}"
-    elif top == "log_level":
-        text = "is none of debug, info, warning, error"
-    return f"{'.'.join([where, *inner])}: {text}"
+def words(kind: Kind) -> list[str]:
+    """The values of a choice, to complete one."""
+    return list(registry.offers()) if kind is POLICY else [kind.show(word) for word in kind.words]
+
+
+def sample() -> str:
+    """A file with every setting as a comment."""
+    lines = []
+    for key, setting in CONFIGURED.items():
+        if setting.chapter:
+            lines += ["", f"# {setting.chapter}"]
+        mark = '"' if setting.kind.quoted else ""
+        lines.append(f"# {key} = {setting.sample or mark + setting.default_shown + mark}")
+    return _SAMPLE.format("\n".join(lines))
+
+
+_SAMPLE: Final = """\
+# Settings of nvshare-coordinator.  Each line shows a default.  `nvshare-coordinator --check-config --config FILE`
+# checks the file, and SIGHUP makes a running coordinator read it again.
+{}
+
+# One GPU's own settings; `nvidia-smi -L` shows the names
+# [gpu."GPU-5a1c0000-0000-0000-0000-000000000000"]
+# quantum = "20ms"
+"""
+
+
+# --- what a machine makes of them -------------------------------------------------------------------------------------
+
+
+def own(settings: Settings, key: str, uuid: str | None) -> Any:
+    """The field of a GPU: its own value, else the node's."""
+    field = CONFIGURED[key].field
+    return settings.gpu.get(uuid or "", {}).get(field, getattr(settings, field))
+
+
+def live_values(settings: Settings, devices: Sequence[Device]) -> dict[Key, Value]:
+    """The configured values of what `nvshare-ctl set` may change."""
+    found: dict[Key, Value] = {}
+    for key, setting in CONFIGURED.items():
+        for uuid in [device.uuid for device in devices] if setting.by_gpu else [None]:
+            if setting.is_live:
+                found[key, uuid] = setting.kind.plain(own(settings, key, uuid))
+    return found
+
+
+def needs_restart(started: Settings, now: Settings) -> list[str]:
+    """Keys whose new values only a restart applies."""
+    fixed = {key: setting.field for key, setting in CONFIGURED.items() if not (setting.is_live or setting.reloaded)}
+    found = [key for key, field in fixed.items() if getattr(started, field) != getattr(now, field)]
+    of_gpus = [
+        {uuid: [values.get(field) for field in fixed.values()] for uuid, values in each.gpu.items()}
+        for each in (started, now)
+    ]
+    return found if of_gpus[0] == of_gpus[1] else [*found, "gpu"]
+
+
+def with_machine(settings: Settings, *, several: bool) -> Settings:
+    """The settings as the engine gets them.  `several`: more than one user or slot may have clients."""
+    budget = settings.host_budget_bytes or default_budget_bytes()
+    return replace(settings, host_budget_bytes=budget, host_fair_times=settings.host_fair_times if several else 0)
+
+
+def capacity_bytes(settings: Settings, device: Device, *, real: bool) -> int:
+    """The configured capacity; by default a card's memory without what programs' CUDA contexts need: 1/32 of it, from
+    512 MiB to 3 GiB.  A simulated GPU's contexts need none."""
+    contexts = min(max(device.total_bytes // 32, 512 * MIB), 3072 * MIB) if real else 0
+    capacity: int | None = own(settings, "capacity", device.uuid)
+    return capacity or max(device.total_bytes // 2, device.total_bytes - contexts)
+
+
+def access(settings: Settings) -> Access:
+    """Who may scrape the metrics.  Imports Prometheus' client."""
+    from nvshare.coordinator.system.http.metrics import Access
+
+    token, tls = settings.metrics_token_file, settings.metrics_tls_dir
+    return Access(Path(token) if token else None, Path(tls) if tls else None)
+
+
+def check_machine(settings: Settings) -> None:
+    """Raises StartError for an address, a file or a package that the settings need and that cannot be used."""
+    try:
+        if settings.metrics_port is not None:
+            from nvshare.coordinator.system.http import metrics
+
+            metrics.check(settings.metrics_address, access(settings))
+        if settings.web_port is not None:
+            check_installed()
+            if settings.web_token_file is not None:
+                read_token(Path(settings.web_token_file))
+    except ValueError as error:
+        raise StartError(str(error), 2) from None
+
+
+def check_policies(settings: Settings) -> None:
+    """Raises StartError for a policy that cannot be made."""
+    for uuid in ("", *settings.gpu):
+        try:
+            registry.create(own(settings, "policy", uuid), uuid)
+        except Exception as error:  # third-party code
+            raise StartError(f"policy: {error}", 2) from None
+
+
+def check_gpus(settings: Settings, devices: Sequence[Device]) -> None:
+    """Raises StartError for settings of an unknown GPU."""
+    uuids = [device.uuid for device in devices]
+    for uuid in settings.gpu:
+        if uuid not in uuids:
+            raise StartError(f'[gpu."{uuid}"]: no such GPU; this node has {", ".join(uuids)}', 2)

@@ -195,8 +195,6 @@ class _Unpickler(pickle.Unpickler):
 
 def _write(now_ns: int, event: events.Event) -> str:
     values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
-    if isinstance(event, events.PolicySet):
-        values["policies"] = {}  # the scheduler's factory makes new instances
     return json.dumps([now_ns, type(event).__name__, values])
 
 

@@ -31,7 +31,7 @@ def cheap(gpu: Gpu) -> None:
     if not gpu.schedule.side_by_side:  # these may be many
         unnamed = gpu.leases.running.keys() - members.keys()
         assert not unnamed, f"invariant 1: {gpu.uuid}: clients {unnamed} run, and the plan does not name them"
-    exclusive = gpu.rules.sharing is Sharing.EXCLUSIVE
+    exclusive = gpu.settings.sharing is Sharing.EXCLUSIVE
     holders = {seat.client.gang or client for client, seat in gpu.leases.running.items()} if exclusive else ()
     assert len(holders) < 2, f"invariant 1: {gpu.uuid} has a second holder"
     assert gpu.switching.switch is None or gpu.switching.switch.seat.phase is NEXT, (
@@ -153,7 +153,7 @@ class Thorough:
             owned.setdefault(client.owner, []).append(client.host.share_bytes)
         known = {name: (owner.clients, owner.shared_bytes) for name, owner in node.host.owners.items()}
         assert known == {name: (len(of), sum(of)) for name, of in owned.items()}, "invariant 6: owners of host memory"
-        left, times = node.host.budget_bytes - shared, node.settings.memory.host_fair_times
+        left, times = node.host_budget_bytes - shared, node.settings.host_fair_times
         before, self._shares = self._shares, {client.client_id: client.host.share_bytes for client in asking}
         for client in asking:
             has = sum(owned[client.owner])
@@ -205,7 +205,7 @@ class Thorough:
             waits.clear()
             return
         read_ns, here = self._clocks[gpu.uuid].own_ns, set[int]()
-        epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.rules.sharing, gpu.rules.rank_epoch)
+        epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.settings.sharing, gpu.rules.rank_epoch)
         for seat in gpu.wait_queue.seats():
             if seat.place.demoted or seat.in_debt or not switching.fits_beside_overdue(gpu, seat):
                 continue

@@ -82,7 +82,7 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
         mine.max_wait_ns = max(mine.max_wait_ns, waited_ns)
         all_seats.max_wait_ns = max(all_seats.max_wait_ns, waited_ns)
     if quantum_ns is not None:
-        quantum_ns = renewed_quantum_ns(node, gpu, quantum_ns)
+        quantum_ns = renewed_quantum_ns(gpu, quantum_ns)
     start_lease(node, gpu, seat, lease_id, quantum_ns, now_ns)
     gang = gpu.gang
     seat.lease.called = gang is not None and seat.client.gang == gang.name and gang.caller != gpu.uuid
@@ -150,7 +150,7 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
     _set_running(gpu, seat, False, now_ns)
     seat.enter(REVOKING)
     orders.claim(seat)  # a stray claim had none
-    deadline_ns = node.settings.leases.drain_deadline_ns
+    deadline_ns = node.settings.drain_deadline_ns
     lease.revoked_at_ns = now_ns
     lease.drain_deadline_ns = now_ns + deadline_ns
     # A drain shortens each turn between two slots: a turn that is nearly over counts, or turns would not rotate.
@@ -199,7 +199,7 @@ def _count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
     """Counts, logs, and acts as configured."""
     seat.statistics.overdue += 1
     gpu.leases.statistics.overdue += 1
-    client, action = seat.client, node.settings.leases.overdue_action
+    client, action = seat.client, node.settings.overdue_action
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
         "client": client.client_id,
@@ -333,8 +333,8 @@ def _measure_switch(gpu: Gpu, node: Node, seat: Seat, event: Released, now_ns: i
     costs.recent_drains_ns.append(drain_ns)
     costs.drain_average_ns = moving_average(costs.drain_average_ns, drain_ns)
     costs.measured += 1
-    if gpu.rules.quantum_setting_ns is None:
-        set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
+    if gpu.settings.quantum_ns is None:
+        set_quantum(gpu, automatic_quantum_ns(gpu))
 
 
 def set_quantum(gpu: Gpu, quantum_ns: int) -> None:
@@ -345,11 +345,11 @@ def set_quantum(gpu: Gpu, quantum_ns: int) -> None:
         gpu.schedule.stale = True
 
 
-def renewed_quantum_ns(node: Node, gpu: Gpu, quantum_ns: int) -> int:
+def renewed_quantum_ns(gpu: Gpu, quantum_ns: int) -> int:
     """The quantum that a policy gave, or the automatic one if the policy gave that and it has changed."""
     before_ns = gpu.rules.quantum_ns
-    if gpu.rules.quantum_setting_ns is None:
-        set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
+    if gpu.settings.quantum_ns is None:
+        set_quantum(gpu, automatic_quantum_ns(gpu))
     return gpu.rules.quantum_ns if quantum_ns == before_ns else quantum_ns
 
 

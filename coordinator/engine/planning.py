@@ -68,7 +68,7 @@ def update(node: Node, gpu: Gpu, now_ns: int) -> bool:
         names = ",".join(str(client) for client in schedule.members)
         node.out.append(Notify("plan", {"uuid": gpu.uuid, "running": names, "why": schedule.why}))
     in_turns = any(member.quantum_ns is not None for member in schedule.members.values())
-    concurrent = gpu.rules.sharing is Sharing.CONCURRENT
+    concurrent = gpu.settings.sharing is Sharing.CONCURRENT
     schedule.side_by_side = concurrent and not in_turns and len(schedule.members) == len(jobs)
     return True
 
@@ -78,7 +78,7 @@ def _all_fit_still(gpu: Gpu, now_ns: int) -> bool:
     schedule, memory, leases = gpu.schedule, gpu.memory, gpu.leases
     return (
         schedule.side_by_side
-        and gpu.rules.sharing is Sharing.CONCURRENT
+        and gpu.settings.sharing is Sharing.CONCURRENT
         and now_ns < schedule.planned_ns + LOOK_NS
         and memory.needed_bytes <= memory.capacity_bytes
         and not (memory.growing or gpu.wait_queue.hides)
@@ -94,7 +94,7 @@ def _with_turns_that_come(
     The policy does not see clients that drain, so it may find nobody to take turns with.  In concurrent sharing there
     are no turns.
     """
-    if len(gpu.leases.by_client) == len(gpu.leases.running) or gpu.rules.sharing is Sharing.CONCURRENT:
+    if len(gpu.leases.by_client) == len(gpu.leases.running) or gpu.settings.sharing is Sharing.CONCURRENT:
         return members
     if not any(seat.phase is REVOKING and seat.lease.ends_ns is not None for seat in gpu.leases.by_client.values()):
         return members
@@ -122,7 +122,7 @@ def _jobs(node: Node, gpu: Gpu, now_ns: int) -> tuple[JobView, ...]:
     """
     here = list(gpu.leases.running.values())
     if len(gpu.leases.running) > 1:
-        silent_since_ns = now_ns - node.settings.leases.silent_ns
+        silent_since_ns = now_ns - node.settings.silent_ns
         here = [seat for seat in here if not _is_idle(seat, silent_since_ns)] or here
     if gpu.switching.switch is not None:
         here.append(gpu.switching.switch.seat)
@@ -187,7 +187,7 @@ def _planned(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> tu
 
 
 def _ask(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> Plan:
-    sharing = gpu.rules.sharing
+    sharing = gpu.settings.sharing
     if sharing is Sharing.CONCURRENT:
         plan = Plan(tuple(Allotment(job.client) for job in jobs), why="the operator wants all programs side by side")
         if len(_fitting(gpu, plan.running)) == len(jobs):
@@ -208,7 +208,7 @@ def _ask(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> Plan:
 
 def _limited(gpu: Gpu, plan: Plan) -> Plan:
     """Exclusive sharing: the first member only, in a gang's slot with its mates, and it has a turn."""
-    if gpu.rules.sharing is not Sharing.EXCLUSIVE or not plan.running:
+    if gpu.settings.sharing is not Sharing.EXCLUSIVE or not plan.running:
         return plan
     if gpu.gang is not None:
         mates = tuple(a for a in plan.running if gpu.seats[a.client].client.gang == gpu.gang.name)
@@ -287,7 +287,7 @@ def _affordable(
         text = f"{gpu.uuid}: turns are lengthened, because moving memory would take more than a fifth of the time"
         node.out.append(Log(logging.WARNING, text))
     schedule.order = (*(seat.client.client_id for seat in comers), *schedule.order)
-    if gpu.rules.sharing is Sharing.EXCLUSIVE:  # perhaps since now
+    if gpu.settings.sharing is Sharing.EXCLUSIVE:  # perhaps since now
         members, leaving = {}, leaving[:1]
     kept = {seat.client.client_id: Allotment(seat.client.client_id, _until(seat, again_ns)) for seat in leaving}
     kept |= {client: allotment for client, allotment in members.items() if gpu.seats[client].phase in (HOLDING, NEXT)}

@@ -62,6 +62,10 @@ class PolicyGuard:
         if not hasattr(self, "policy"):
             self.replace(self.name, factory(self.name, self._uuid))
 
+    def make(self, name: str) -> Policy:
+        """A new policy for this GPU.  Raises what the factory raises."""
+        return self._factory(name, self._uuid)
+
     def replace(self, name: str, policy: Policy) -> None:
         """A new policy from now on."""
         self.replaced += 1

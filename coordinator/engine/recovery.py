@@ -123,7 +123,7 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns:
         _transfer_lease(node, gpu, old, seat, now_ns)
         node.out.append(Notify("claimed", values))
         return
-    deadline_ns = node.settings.leases.drain_deadline_ns
+    deadline_ns = node.settings.drain_deadline_ns
     drain_deadline_ns = now_ns + deadline_ns
     if old is not None and old.phase is REVOKING:  # its release will come by the new connection
         may_work, drain_deadline_ns = True, old.lease.drain_deadline_ns or now_ns
@@ -172,8 +172,8 @@ def _transfer_lease(node: Node, gpu: Gpu, old: Seat, seat: Seat, now_ns: int) ->
 def _is_confirmed(gpu: Gpu, lease_id: int, expected: bool) -> bool:
     if lease_id >= gpu.leases.next_lease_id + NEAR_IDS:
         return False
-    several = gpu.rules.sharing is Sharing.AUTO and gpu.recovery.expected_holder == MANY_HOLDERS
-    if gpu.rules.sharing is Sharing.CONCURRENT or several:
+    several = gpu.settings.sharing is Sharing.AUTO and gpu.recovery.expected_holder == MANY_HOLDERS
+    if gpu.settings.sharing is Sharing.CONCURRENT or several:
         return all(seat.lease.lease_id != lease_id for seat in gpu.leases.by_client.values())
     if expected:
         # Stray and overdue leases are not the holder's.  Leases of concurrent sharing during recovery are.

@@ -61,7 +61,6 @@ class Scheduler:
     def __init__(self, policy_factory: PolicyFactory, settings: Settings | None = None) -> None:
         self._factory = policy_factory
         self._node = Node(settings or Settings())
-        self._node.host.budget_bytes = self._node.settings.memory.host_budget_bytes
         self._event_log = EventLog(self._node.settings.event_log_length)
         self._thorough = invariants.Thorough() if self._node.settings.check_invariants else None
         self._now_ns = 0
@@ -85,21 +84,9 @@ class Scheduler:
             events.HostAsked: self._host_asked,
             events.MoveProgressed: self._move_progressed,
             events.TimerFired: self._timer_fired,
-            events.QuantumSet: lambda event, now: operator_commands.set_quantum(self._node, event, now),
-            events.PolicySet: lambda event, now: operator_commands.set_policy(self._node, event, now, self._factory),
-            events.SharingSet: lambda event, now: operator_commands.set_sharing(self._node, event, now),
-            events.PrioritySet: lambda event, now: operator_commands.set_priority(self._node, event, now),
-            events.WeightSet: lambda event, now: operator_commands.set_weight(self._node, event, now),
             events.Profiled: self._profiled,
             events.Progressed: self._progressed,
-            events.ClassSet: lambda event, now: operator_commands.set_class(self._node, event, now),
-            events.SharesSet: lambda event, now: operator_commands.set_shares(self._node, event, now),
-            events.GangSet: lambda event, now: operator_commands.set_gang(self._node, event, now),
-            events.LimitSet: lambda event, now: operator_commands.set_limit(self._node, event, now),
-            events.HostBudgetSet: lambda event, now: host_budget.set_budget(self._node, event),
-            events.SwitchShareSet: lambda event, now: operator_commands.set_switch_share(self._node, event, now),
-            events.Paused: lambda event, now: operator_commands.pause(self._node, event, now),
-            events.Resumed: lambda event, now: operator_commands.resume(self._node, event, now),
+            events.Set: lambda event, now: operator_commands.set_value(self._node, event, now),
         }
 
     def recovering(self, uuid: str) -> bool:
@@ -108,7 +95,7 @@ class Scheduler:
 
     @property
     def settings(self) -> Settings:
-        """The settings as given."""
+        """The settings of the node as they are now."""
         return self._node.settings
 
     @property
@@ -220,18 +207,15 @@ class Scheduler:
     def _gpu_added(self, event: events.GpuAdded, now_ns: int) -> Iterable[Gpu]:
         settings = self._node.settings
         assert event.uuid not in self._node.gpus, f"{event.uuid} was added already"
-        setting_ns, next_lease_id = settings.quantum.quantum_ns, max(1, event.next_lease_id)
+        next_lease_id = max(1, event.next_lease_id)
         gpu = Gpu(
             uuid=event.uuid,
             name=event.name,
+            settings=settings,
             policy_guard=PolicyGuard(
                 event.uuid, settings.policy, self._factory(settings.policy, event.uuid), self._factory
             ),
-            rules=GpuRules(
-                sharing=settings.sharing,
-                quantum_setting_ns=setting_ns,
-                switch_share=settings.quantum.switch_share,
-            ),
+            rules=GpuRules(),
             recovery=Recovery(
                 expected_holder=event.expected_holder,
                 deadline_ns=event.recovery_deadline_ns,
@@ -242,7 +226,7 @@ class Scheduler:
             leases=GpuLeases(next_lease_id),
             memory=GpuMemory(event.total_bytes, event.capacity_bytes),
         )
-        gpu.rules.quantum_ns = automatic_quantum_ns(gpu, settings) if setting_ns is None else setting_ns
+        gpu.rules.quantum_ns = settings.quantum_ns or automatic_quantum_ns(gpu)
         self._node.gpus[event.uuid] = gpu
         self._node.host.reconnected_at_ns = now_ns + RECONNECT_NS
         values: dict[str, int | str | bool | float | None] = {
@@ -250,7 +234,7 @@ class Scheduler:
             "name": gpu.name,
             "capacity_bytes": gpu.memory.capacity_bytes,
             "quantum_ns": gpu.rules.quantum_ns,
-            "automatic": setting_ns is None,
+            "automatic": settings.quantum_ns is None,
             "policy": gpu.policy_guard.name,
         }
         self._node.out.append(Notify("gpu", values))

@@ -103,7 +103,7 @@ def send_reservation(node: Node, seat: Seat, sequence: int, *, by_limit: bool = 
 
 def ask_growth(node: Node, seat: Seat, sequence: int, total_bytes: int, now_ns: int) -> None:
     """The client wants `total_bytes` resident in all.  Answered by `answer_growth`."""
-    seat.memory.growth = Growth(sequence, total_bytes, now_ns + node.settings.memory.move_deadline_ns)
+    seat.memory.growth = Growth(sequence, total_bytes, now_ns + node.settings.move_deadline_ns)
     seat.gpu.memory.growing[seat.client.client_id] = seat
     room.update(seat)
 

@@ -30,7 +30,7 @@ def _idle_release_ns(node: Node, seat: Seat) -> int:
     gang = node.gangs.get(seat.client.gang)
     if gang is None or len(gang.seats) < 2:
         return usual_ns
-    return max(usual_ns, TIMES_FOR_MATES * node.settings.leases.idle_release_ns)
+    return max(usual_ns, TIMES_FOR_MATES * node.settings.idle_release_ns)
 
 
 def _pacing_budget_ns(node: Node, seat: Seat) -> int:
@@ -38,12 +38,12 @@ def _pacing_budget_ns(node: Node, seat: Seat) -> int:
 
     A member without a turn need not end its work in time.
     """
-    gpu, budget_ns = seat.gpu, node.settings.leases.pacing_budget_ns
+    gpu, budget_ns = seat.gpu, node.settings.pacing_budget_ns
     if gpu.leases.active_seats < 2:
         return 0
     allotment = gpu.schedule.members.get(seat.client.client_id)
     if allotment is None:
-        return 0 if gpu.rules.sharing is Sharing.CONCURRENT else budget_ns
+        return 0 if gpu.settings.sharing is Sharing.CONCURRENT else budget_ns
     if allotment.pacing_ns is not None:
         return min(allotment.pacing_ns, budget_ns)
     return 0 if allotment.quantum_ns is None or seat.lease.contention is Contention.NONE else budget_ns
@@ -61,8 +61,8 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
         or bool(seat.client.identity.group and seat.memory.limit_bytes),
         pacing_budget_ns=_pacing_budget_ns(node, seat),
         idle_release_ns=_idle_release_ns(node, seat),
-        drain_deadline_ns=node.settings.leases.drain_deadline_ns,
-        sharing=int(gpu.rules.sharing),
+        drain_deadline_ns=node.settings.drain_deadline_ns,
+        sharing=int(gpu.settings.sharing),
         prepare_host_bytes=seat.sent.prepare_bytes,
         room_bytes=max(1, room.room_bytes(seat)) if swap else 0,
         ask_pins=swap,

@@ -27,7 +27,7 @@ from typing import Final
 
 from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Notify, Send
-from nvshare.coordinator.model.events import HostAsked, HostBudgetSet
+from nvshare.coordinator.model.events import HostAsked
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import HostOwner, Node
 from nvshare.coordinator.model.settings import SECOND_NS
@@ -43,8 +43,8 @@ RETURN_NS: Final = 5 * SECOND_NS
 
 def spare_bytes(node: Node, owner: str) -> int:
     """The most that the owner could be given now within the rule."""
-    left = node.host.budget_bytes - node.host.shared_bytes
-    times = node.settings.memory.host_fair_times
+    left = node.host_budget_bytes - node.host.shared_bytes
+    times = node.settings.host_fair_times
     if times and left > 0:
         record = node.host.owners.get(owner)
         left = (times * left - (record.shared_bytes if record is not None else 0)) // (1 + times)
@@ -99,7 +99,7 @@ def _set_share(node: Node, client: Client, size: int) -> None:
 def _pinned_bytes(node: Node, client: Client, now_ns: int) -> int:
     """Upper bound of the part of the client's first question that is pinned already."""
     if now_ns < node.host.reconnected_at_ns:
-        budget, times, owners = node.host.budget_bytes, node.settings.memory.host_fair_times, node.host.owners
+        budget, times, owners = node.host_budget_bytes, node.settings.host_fair_times, node.host.owners
         own = budget - (budget // (1 + times) if times else 0)  # the most for one owner
         all_own = budget - (budget // (1 + times) ** len(owners) if times else 0)  # and for all owners
         return max(0, min(own - owners[client.owner].shared_bytes, all_own - node.host.shared_bytes))
@@ -109,7 +109,7 @@ def _pinned_bytes(node: Node, client: Client, now_ns: int) -> int:
 
 def _explain_refusal(node: Node, client: Client, owner: HostOwner, size: int) -> None:
     """Tells the operator, and the program's own log.  It comes before the answer, after which the program prints it."""
-    left = max(0, node.host.budget_bytes - node.host.shared_bytes)
+    left = max(0, node.host_budget_bytes - node.host.shared_bytes)
     fair = size - client.host.share_bytes <= left
     name = client.owner
     values: dict[str, int | str | bool | float | None] = {
@@ -122,10 +122,10 @@ def _explain_refusal(node: Node, client: Client, owner: HostOwner, size: int) ->
         "left_bytes": left,
     }
     node.out.append(Notify("refused", values))
-    rule = f"; one may have at most {node.settings.memory.host_fair_times} times what is left" if fair else ""
+    rule = f"; one may have at most {node.settings.host_fair_times} times what is left" if fair else ""
     text = (
         f"{format_size(size)} of pinned host memory: {name} has {format_size(owner.shared_bytes)}, "
-        f"{format_size(left)} of {format_size(node.host.budget_bytes)} are left{rule} (host_budget)"
+        f"{format_size(left)} of {format_size(node.host_budget_bytes)} are left{rule} (host_budget)"
     )
     node.out.append(Send(client.client_id, Rejected(int(Rejection.OUT_OF_MEMORY), False, text[:250])))
 
@@ -144,14 +144,3 @@ def client_left(node: Node, client: Client, now_ns: int) -> None:
     node.host.owners[name].clients -= 1
     if not node.host.owners[name].clients:
         del node.host.owners[name]
-
-
-def set_budget(node: Node, event: HostBudgetSet) -> Iterable[Gpu]:
-    """The budget from now on."""
-    node.host.budget_bytes = event.budget_bytes
-    values: dict[str, int | str | bool | float | None] = {
-        "budget_bytes": event.budget_bytes,
-        "shared_bytes": node.host.shared_bytes,
-    }
-    node.out.append(Notify("host_budget", values))
-    return list(node.gpus.values())

@@ -319,7 +319,7 @@ def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
         del gpu.memory.immovable.ending[process_id]
     for seat in gpu.memory.moving.values():
         order = seat.moves.order
-        if order is not None and order.moving and now_ns >= order.heard_ns + node.settings.memory.move_stall_ns:
+        if order is not None and order.moving and now_ns >= order.heard_ns + node.settings.move_stall_ns:
             order.stalled = True
             seat.moves.evict_failed = order.evict
             gpu.memory.statistics.failed_orders += 1
@@ -339,7 +339,7 @@ def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
 def stall_deadline_ns(node: Node, gpu: Gpu) -> int | None:
     """When the next order will have stalled; None: nothing moves."""
     due = [
-        seat.moves.order.heard_ns + node.settings.memory.move_stall_ns
+        seat.moves.order.heard_ns + node.settings.move_stall_ns
         for seat in gpu.memory.moving.values()
         if seat.moves.order is not None and seat.moves.order.moving
     ]
@@ -350,7 +350,7 @@ def outlive_client(node: Node, seat: Seat, size: int, now_ns: int) -> None:
     """The client is gone, and the driver frees its memory when its process has ended."""
     gpu, process_id = seat.gpu, seat.client.identity.process_id
     if size and all(other.client.identity.process_id != process_id for other in gpu.seats.values()):
-        gpu.memory.immovable.ending[process_id] = Ending(size, now_ns + node.settings.memory.move_stall_ns)
+        gpu.memory.immovable.ending[process_id] = Ending(size, now_ns + node.settings.move_stall_ns)
 
 
 def end_order(gpu: Gpu, seat: Seat) -> None:

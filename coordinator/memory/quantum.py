@@ -14,7 +14,7 @@ from typing import Final
 
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.settings import MILLISECOND_NS, Settings
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 
 INITIAL_NS: Final = 100 * MILLISECOND_NS
 WEIGHT: Final = 0.125
@@ -37,19 +37,20 @@ def move_rate(gpu: Gpu) -> float:
     return gpu.switching.move_rate or DEFAULT_RATE
 
 
-def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
-    """The quantum at which switching costs `gpu.switch_share`."""
+def automatic_quantum_ns(gpu: Gpu) -> int:
+    """The quantum at which switching costs `switch_share`."""
     if not gpu.switching.measured and not gpu.switching.waits_ns:
         return INITIAL_NS
     cost_ns, hidden_ns = gpu.switching.average_cost_ns, gpu.switching.hidden.average_ns
-    share = gpu.rules.switch_share
+    settings = gpu.settings
+    share = settings.switch_share
     quantum_ns = int(max(cost_ns * (1.0 - share) / share, ROOM_FOR_HIDDEN * hidden_ns))
     # Steps of a millisecond keep the figure stable.
     quantum_ns -= quantum_ns % MILLISECOND_NS
     # Others wait at most this long, unless switching would then cost more than a fifth of the time.
     others = max(1, gpu.leases.active_seats - 1)
-    quantum_ns = min(quantum_ns, max(settings.quantum.longest_wait_ns // others, int(MOST_FOR_WAITS * cost_ns)))
-    return max(settings.quantum.quantum_min_ns, min(settings.quantum.quantum_max_ns, quantum_ns))
+    quantum_ns = min(quantum_ns, max(settings.longest_wait_ns // others, int(MOST_FOR_WAITS * cost_ns)))
+    return max(settings.quantum_min_ns, min(settings.quantum_max_ns, quantum_ns))
 
 
 def idle_release_ns(gpu: Gpu, node: Node) -> int:
@@ -58,7 +59,7 @@ def idle_release_ns(gpu: Gpu, node: Node) -> int:
     When working sets do not fit, each release costs a move both ways, so the timeout is twice the usual wait for
     memory. It is a power of two, because each change is a message to each client.
     """
-    base_ns = node.settings.leases.idle_release_ns
+    base_ns = node.settings.idle_release_ns
     wanted_ns = 2 * gpu.switching.wait_average_ns
     if wanted_ns <= base_ns or base_ns == 0:
         return base_ns

@@ -58,7 +58,7 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
 
 def begin(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
     """Starts what must move before `seat` runs.  False: nothing can."""
-    deadline_ns = now_ns + node.settings.memory.move_deadline_ns
+    deadline_ns = now_ns + node.settings.move_deadline_ns
     fresh = seat.moves.statistics.moved_out_bytes == 0
     gpu.switching.switch = Switch(seat, now_ns, deadline_ns, gpu.memory.statistics.evicted_bytes, fresh=fresh)
     advance(node, gpu, now_ns)

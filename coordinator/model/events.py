@@ -6,9 +6,10 @@ reused.  Times are integer nanoseconds of CLOCK_MONOTONIC.  Non-goals: what an e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.model.settings import Value
+from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import JobClass
 
 
@@ -214,110 +215,14 @@ class TimerFired:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantumSet:
-    """`quantum_ns` None: automatic.  `uuid` None: every GPU."""
+class Set:
+    """A setting (model/settings.py) has this value from now on: for one GPU, or all and those to come (None)."""
 
-    quantum_ns: int | None
-    uuid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySet:
-    """The registry knows `name`.  The shell has made an instance for each GPU (by UUID).
-
-    Where one is missing the core asks its policy factory.
-    """
-
-    name: str
-    policies: dict[str, object] = field(default_factory=dict)
-    uuid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SharingSet:
-    """The operator sets the sharing of one GPU or all."""
-
-    sharing: Sharing
-    uuid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PrioritySet:
-    """The operator sets the priority of one client, on all its GPUs."""
-
-    client: int
-    priority: int
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSet:
-    """The operator sets the weight of one client, on all its GPUs; from 1 to `messages.MAX_WEIGHT`."""
-
-    client: int
-    weight: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClassSet:
-    """The operator sets the class of one client, on all its GPUs."""
-
-    client: int
-    job_class: JobClass
-
-
-@dataclass(frozen=True, slots=True)
-class SharesSet:
-    """Guaranteed and greatest share of one client, on all its GPUs, from 0 to 1.  None: unchanged."""
-
-    client: int
-    request: float | None = None
-    limit: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GangSet:
-    """The client belongs to this gang from now on; "": to none."""
-
-    client: int
-    gang: str
-
-
-@dataclass(frozen=True, slots=True)
-class LimitSet:
-    """Memory limit of one client, on one GPU or all that it uses; 0 lifts it."""
-
-    client: int
-    limit_bytes: int
-    uuid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HostBudgetSet:
-    """Pinned host memory that all clients may have together.  Shares that are given stay."""
-
-    budget_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchShareSet:
-    """Automatic quantum: the share of time that switching may cost, above 0 and below 1."""
-
-    share: float
-    uuid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """The client is granted nothing until `Resumed`; a lease that it holds is revoked."""
-
-    client: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """Ends `Paused`."""
-
-    client: int
+    setting: str
+    value: Value
+    gpu: str | None = None
+    client: int | None = None
+    """Of a program's setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,17 +253,5 @@ Event = (
     | HostAsked
     | MoveProgressed
     | TimerFired
-    | QuantumSet
-    | PolicySet
-    | SharingSet
-    | PrioritySet
-    | WeightSet
-    | ClassSet
-    | SharesSet
-    | GangSet
-    | LimitSet
-    | HostBudgetSet
-    | SwitchShareSet
-    | Paused
-    | Resumed
+    | Set
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.memory import GpuMemory, Switch
 from nvshare.coordinator.model.seat import REVOKING, Seat
+from nvshare.coordinator.model.settings import Settings
 from nvshare.coordinator.model.statistics import LeaseStatistics
 from nvshare.coordinator.model.wait_queue import WaitQueue
 from nvshare.coordinator.protocol.messages import Sharing
@@ -25,14 +26,10 @@ WAITS: Final = 16
 
 @dataclass(slots=True, eq=False)
 class GpuRules:
-    """The operator's decisions for one GPU.  Changed by engine/operator_commands.py and engine/leases.py."""
+    """What follows from the settings.  Changed by engine/operator_commands.py and engine/leases.py."""
 
-    sharing: Sharing
-    quantum_setting_ns: int | None
-    """None: automatic."""
     quantum_ns: int = 0
     """In force: the setting, or the automatic quantum."""
-    switch_share: float = 0.05
     settings_epoch: int = 0
     """Grows when the settings that clients are sent may have changed."""
     rank_epoch: int = 0
@@ -175,6 +172,8 @@ class Gpu:
 
     uuid: str
     name: str
+    settings: Settings
+    """The node's, with this GPU's own values.  Changed by engine/operator_commands.py."""
     policy_guard: PolicyGuard
     rules: GpuRules
     recovery: Recovery
@@ -226,7 +225,7 @@ class Gpu:
                 self.uuid,
                 self.memory.capacity_bytes,
                 rules.quantum_ns,
-                rules.sharing is Sharing.EXCLUSIVE,
+                self.settings.sharing is Sharing.EXCLUSIVE,
                 cost_ns,
                 short,
             )

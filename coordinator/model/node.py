@@ -9,6 +9,7 @@ from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.settings import Settings
+from nvshare.coordinator.protocol.messages import UNBOUNDED
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.commands import Command
@@ -28,7 +29,6 @@ class HostOwner:
 class HostBudget:
     """Pinned host memory of the node.  Changed by memory/host_budget.py."""
 
-    budget_bytes: int = 0
     shared_bytes: int = 0
     """The sum of the clients' shares."""
     owners: dict[str, HostOwner] = field(default_factory=dict)
@@ -57,3 +57,8 @@ class Node:
     """Further GPUs that the present event concerns; see gangs/slots.py."""
     gang_turns: int = 0
     gang_gathered_ns: int = 0
+
+    @property
+    def host_budget_bytes(self) -> int:
+        """Pinned host memory that all clients may have together.  Shares that are given stay."""
+        return self.settings.host_budget_bytes or UNBOUNDED

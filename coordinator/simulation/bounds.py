@@ -68,9 +68,7 @@ class Bounds:
         """Longest wait as a share of the allowed one."""
         # The world's operator and the engine use 20 ms or more; a policy may ask for less.
         known = world.settings.policy in BUILT_IN
-        self._quantum_ns = (
-            min(world.settings.quantum.quantum_ns or SHORTEST_NS, SHORTEST_NS) if known else QUANTUM_BOUNDS_NS[0]
-        )
+        self._quantum_ns = min(world.settings.quantum_ns or SHORTEST_NS, SHORTEST_NS) if known else QUANTUM_BOUNDS_NS[0]
         self._window_ends_ns = 0
         self._window_timers = 0
         self._window_turns = 0
@@ -188,9 +186,10 @@ class Bounds:
     def _wait(self, event: events.Event, out: Iterable[commands.Command]) -> None:
         if isinstance(event, events.Released):
             self._holding.discard((event.client, event.gpu))
-        asks = isinstance(event, events.Requested)
-        if asks or (isinstance(event, events.GpuAttached | events.Released) and event.wanted):
-            key = (event.client, event.gpu)  # type: ignore[union-attr]
+        if isinstance(event, events.Requested) or (
+            isinstance(event, events.GpuAttached | events.Released) and event.wanted
+        ):
+            key = (event.client, event.gpu)
             if key not in self._holding:
                 self._waits.setdefault(key, (self._world.now_ns, self._allowed_ns(key)))
         for command in out:
@@ -225,11 +224,11 @@ def has_no_obstacles(world: World) -> bool:
     )  # fmt: skip
     fits = not plan.memory_bytes or (plan.swap_share == 1.0 and plan.memory_bytes <= plan.capacity_bytes)
     known = settings.policy in BUILT_IN and settings.sharing is not messages.Sharing.CONCURRENT
-    return fits and known and settings.memory.host_budget_bytes == messages.UNBOUNDED and not any(obstacles)
+    return fits and known and settings.host_budget_bytes is None and not any(obstacles)
 
 
 def _has_long_turns(world: World) -> bool:
-    quantum_ns = world.settings.quantum.quantum_ns
+    quantum_ns = world.settings.quantum_ns
     return quantum_ns is None or quantum_ns >= MIN_QUANTUM_NS
 
 

@@ -113,7 +113,7 @@ class Checks:
         gang = None if gpu.gang is None else gpu.gang.name
         if seat is not None and seat.client.gang == gpu.seats[grant.client].client.gang == gang:
             return True
-        if gpu.rules.sharing is messages.Sharing.EXCLUSIVE:
+        if gpu.settings.sharing is messages.Sharing.EXCLUSIVE:
             return False
         if claimed or (seat is not None and seat.phase is HOLDING):
             return True

@@ -6,20 +6,14 @@ Time moves only by `Harness.advance`, which fires the engine's timer at its dead
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
 from nvshare.coordinator.engine.snapshot.clients import SeatSnapshot
 from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import (
-    MILLISECOND_NS,
-    LeaseSettings,
-    MemorySettings,
-    QuantumSettings,
-    Settings,
-)
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Settings
 from nvshare.coordinator.protocol import messages
 
 M = TypeVar("M", bound=messages.Message)
@@ -27,14 +21,9 @@ GPU = "GPU-0"
 
 
 def core_settings(**values: Any) -> Settings:
-    """Settings from field names of all their records; by default turns of 100 ms, and invariants are checked."""
-    parts = {"quantum": QuantumSettings, "leases": LeaseSettings, "memory": MemorySettings}
-    found: dict[str, Any] = {"check_invariants": True, "policy": "round_robin", "sharing": messages.Sharing.EXCLUSIVE}
-    values = {"quantum_ns": 100 * MILLISECOND_NS} | values
-    for part, record in parts.items():
-        names = {field.name for field in fields(record)} & values.keys()
-        found[part] = record(**{name: values.pop(name) for name in names})
-    return Settings(**found | values)
+    """Settings; by default turns of 100 ms, and invariants are checked."""
+    usual = {"check_invariants": True, "policy": "round_robin", "sharing": messages.Sharing.EXCLUSIVE}
+    return Settings(**{"quantum_ns": 100 * MILLISECOND_NS, **usual, **values})
 
 
 @dataclass(slots=True)

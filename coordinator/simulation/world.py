@@ -112,7 +112,7 @@ class World:
         self.start_coordinator()
         for number, endpoint in list(self.network.connections.items()):
             if isinstance(endpoint, Process) and endpoint.alive:
-                self.give(events.Resumed(number))
+                self.give(events.Set("paused", False, client=number))
         self._run_until(end_ns + 600 * SECOND_NS)
         self.checks.check_end()
         for process in list(self.processes.values()):
@@ -312,24 +312,25 @@ class World:
         chance = self.chance
         client = chance.choice(list(self.network.connections) or [0])
         uuid = chance.choice([None, *self.uuids])
-        choices: list[events.Event] = [
-            events.QuantumSet(chance.choice([None, 20 * MILLISECOND_NS, 200 * MILLISECOND_NS]), uuid),
-            events.PolicySet(chance.choice(sorted(BUILT_IN)), {}, uuid),
-            events.SharingSet(chance.choice(list(messages.Sharing)), uuid),
-            events.PrioritySet(client, chance.randint(-2, 3)),
-            events.WeightSet(client, chance.choice([1, 2, 5])),
-            events.ClassSet(client, chance.choice(list(JobClass))),
-            events.SharesSet(client, chance.choice([None, 0.0, 0.4]), chance.choice([None, 0.3, 1.0])),
-            events.LimitSet(client, chance.choice([0, 100])),
-            events.HostBudgetSet(chance.choice([500, 5000])),
-            events.SwitchShareSet(chance.choice([0.02, 0.05]), uuid),
-            events.Paused(client),
-            events.Resumed(client),
+        choices = [
+            events.Set("quantum", chance.choice([None, 20 * MILLISECOND_NS, 200 * MILLISECOND_NS]), uuid),
+            events.Set("policy", chance.choice(sorted(BUILT_IN)), uuid),
+            events.Set("sharing", chance.choice(list(messages.Sharing)).name.lower(), uuid),
+            events.Set("priority", chance.randint(-2, 3), client=client),
+            events.Set("weight", chance.choice([1, 2, 5]), client=client),
+            events.Set("class", chance.choice(list(JobClass)).name.lower(), client=client),
+            events.Set("share_request", chance.choice([0.0, 0.4]), client=client),
+            events.Set("share_limit", chance.choice([0.3, 1.0]), client=client),
+            events.Set("limit", chance.choice([0, 100]), client=client),
+            events.Set("host_budget", chance.choice([500, 5000])),
+            events.Set("switch_share", chance.choice([0.02, 0.05]), uuid),
+            events.Set("paused", True, client=client),
+            events.Set("paused", False, client=client),
         ]
         if self.plan.gangs:
-            choices.append(events.GangSet(client, chance.choice(["", "g0"])))
+            choices.append(events.Set("gang", chance.choice(["", "g0"]), client=client))
         if self.plan.pin_chance:  # memory that is allocated without a lease has no host share
-            choices = [c for c in choices if not isinstance(c, events.HostBudgetSet)]
+            choices = [c for c in choices if c.setting != "host_budget"]
         self.give(chance.choice(choices))
         self.slots.meddle()
         self.after(self.plan.admin_every_ns, self.meddle)

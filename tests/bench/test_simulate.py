@@ -21,7 +21,7 @@ from nvshare.bench.simulate.pictures import picture
 from nvshare.bench.simulate.plot import draw
 from nvshare.bench.simulate.traces import read_trace
 from nvshare.bench.simulate.world import World
-from nvshare.coordinator.model.settings import QuantumSettings, Settings
+from nvshare.coordinator.model.settings import Settings
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN
 from tests.daemon.processes import ROOT, environment
@@ -54,7 +54,7 @@ def test_leases_are_not_taken_back_at_once(policy: str) -> None:
     """Broken: two rules of the core or of a policy undo each other's decision, and programs interrupt one another with
     every drain, although each wait ends."""
     jobs = fitted(synthetic(200, 2, 3.0, 0.9, 2), 2, 80 * GIB)
-    world = World(jobs, 2, 80 * GIB, Settings(policy=policy, quantum=QuantumSettings(quantum_ns=5 * SECOND_NS)))
+    world = World(jobs, 2, 80 * GIB, Settings(policy=policy, quantum_ns=5 * SECOND_NS))
     world.run()
     found = figures(world)
     assert found["interrupted"] <= found["handovers"] // 50
@@ -77,7 +77,7 @@ def small_mix() -> list[Job]:
 
 def world(policy: str, jobs: list[Job], gpus: int = 1, quantum_ns: int | None = SECOND_NS) -> World:
     """A finished run in which the core has checked all invariants after each event."""
-    settings = Settings(policy=policy, quantum=QuantumSettings(quantum_ns=quantum_ns), check_invariants=True)
+    settings = Settings(policy=policy, quantum_ns=quantum_ns, check_invariants=True)
     made = World(jobs, gpus, 80 * GIB, settings)
     made.run()
     return made

@@ -196,8 +196,8 @@ def test_the_coordinator_reads_its_settings(name: str, tmp_path: Path) -> None:
     assert settings.idle_release_ns == given.get("idle_release", 2_000_000)
     assert settings.pacing_budget_ns == (0 if "pacing_budget" in given else 10_000_000)
     for uuid, override in given.get("gpu", {}).items():
-        assert settings.gpu[uuid].quantum_ns == 20_000_000
-        assert settings.gpu[uuid].capacity_bytes == override["capacity"]
+        assert settings.gpu[uuid]["quantum_ns"] == 20_000_000
+        assert settings.gpu[uuid]["capacity_bytes"] == override["capacity"]
     assert json.loads(found["data"]["priority-classes.json"]) == MATRIX[name].get("priorityClasses", {})
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.kubernetes.node import plugin_main
 from nvshare.scheduler_policies import registry
 from tests.chart import values_table
@@ -170,16 +169,6 @@ def test_schema_knows_every_value() -> None:
 
     absent = {name for name in missing(values, SCHEMA, "") if not name.startswith("settings.")}
     assert absent == {"admission.webhook"}, "values.yaml shows every value with its default"  # refused, with advice
-
-
-def test_settings_are_the_coordinators() -> None:
-    """A setting that the coordinator learns must be settable here; one that it forgets must not."""
-    # The chart's own values, or on loopback alone.
-    own = {"metrics_port", "metrics_address", "metrics_token_file", "metrics_tls_dir", "web_port", "web_token_file"}
-    theirs = set(settings_file.KEYS) - own
-    assert set(SCHEMA["properties"]["settings"]["properties"]) == theirs
-    of_one_gpu = {field.alias or name for name, field in settings_file.GpuOverride.model_fields.items()}
-    assert set(SCHEMA["definitions"]["gpuOverride"]["properties"]) == of_one_gpu
 
 
 def test_image_names() -> None:

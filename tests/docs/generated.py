@@ -1,76 +1,51 @@
-"""The tables of settings and metrics in the reference pages, from the code: `python -m tests.docs.generated`.
+"""The tables of settings and metrics in the reference pages, and the settings in the chart's schema, from the code:
+`python -m tests.docs.generated`.
 
 A page keeps its prose; a table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
-import ast
-import enum
-import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import typer
 from prometheus_client.core import Metric
 
-from nvshare.coordinator.daemon import main, metrics, settings_file
+from nvshare.coordinator.daemon import metrics
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.cluster.pods import Counts as WatchCounts
 from nvshare.coordinator.kubernetes.node import plugin_metrics
-from nvshare.coordinator.model.settings import Settings
-from nvshare.coordinator.units import format_duration, format_share
+from nvshare.coordinator.model.settings import CONFIGURED, Setting, Settings
 from nvshare.scheduler_policies import registry
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 REFERENCE: Final = ROOT / "docs" / "reference"
-ABSENT: Final = {"quantum": "`auto`", "capacity": "most of the card's", "host_budget": "3/4 of memory"}
-"""Texts for None as a default; else "none"."""
-
-
-def _meanings() -> dict[str, str]:
-    """Field of the settings -> the text below it."""
-    record = ast.parse(inspect.getsource(settings_file.Settings)).body[0]
-    assert isinstance(record, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, text in zip(record.body, record.body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-        ):
-            found[field.target.id] = " ".join(str(text.value.value).split()).removesuffix(".")
-    return found
-
-
-def _default(key: str, name: str) -> str:
-    value: Any = settings_file.Settings.model_fields[name].default
-    if value is None:
-        return ABSENT.get(key, "none")
-    if isinstance(value, enum.Enum):
-        return f"`{value.value if isinstance(value.value, str) else value.name.lower()}`"
-    if name.endswith("_ns"):
-        return f"`{format_duration(value)}`"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f"`{format_share(value) if isinstance(value, float) else value}`"
+SCHEMA: Final = ROOT / "charts" / "nvshare" / "values.schema.json"
 
 
 def settings_table() -> list[str]:
     """One row a setting."""
-    options = {parameter.name for parameter in typer.main.get_command(main.app).params}
-    own = {field.alias or name for name, field in settings_file.GpuOverride.model_fields.items()}
-    meanings = _meanings()
-    rows = ["| setting | default | flag | of one GPU | meaning |", "|---|---|---|---|---|"]
-    for key, name in settings_file.KEYS.items():
-        if key == "gpu":
-            continue
-        flag = f"`--{key.replace('_', '-')}`" if key in options else ""
-        rows.append(f"| `{key}` | {_default(key, name)} | {flag} | {'yes' if key in own else ''} | {meanings[name]} |")
+    rows = ["| setting | default | of one GPU | meaning |", "|---|---|---|---|"]
+    for key, each in CONFIGURED.items():
+        default = each.default_text if each.default is None else f"`{each.default_shown}`"
+        rows.append(f"| `{key}` | {default} | {'yes' if each.by_gpu else ''} | {each.help} |")
     return rows
+
+
+def chart_schema() -> str:
+    """The schema of the chart's values, with the properties of the settings made anew."""
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+
+    def properties(wanted: Callable[[Setting], bool]) -> dict[str, Any]:
+        return {key: each.kind.schema for key, each in CONFIGURED.items() if each.in_chart and wanted(each)}
+
+    settings = schema["properties"]["settings"]
+    settings["properties"] = properties(lambda each: True) | {"gpu": settings["properties"]["gpu"]}
+    schema["definitions"]["gpuOverride"]["properties"] = properties(lambda each: each.by_gpu)
+    return json.dumps(schema, indent=2) + "\n"
 
 
 def coordinator_metrics() -> Iterator[Metric]:
@@ -138,3 +113,4 @@ def generate(page: str) -> str:
 if __name__ == "__main__":
     for each in sorted({page for page, _ in TABLES.values()}):
         (REFERENCE / each).write_text(generate(each), encoding="utf-8")
+    SCHEMA.write_text(chart_schema(), encoding="utf-8")

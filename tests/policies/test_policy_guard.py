@@ -197,7 +197,7 @@ def test_a_job_that_waits_by_its_own_limit_is_not_starved() -> None:
     """Broken: a program with a small limit and one long kernel ends the policy of all programs of its GPU."""
     harness = one_gpu(policy="fair_share")
     limited, other = harness.client(wanted=True), harness.client()
-    harness.handle(events.SharesSet(limited.client, 0.0, 0.01))
+    harness.handle(events.Set("share_limit", 0.01, client=limited.client))
     harness.milliseconds(2_000)  # its kernel
     other.request()
     limited.release(limited.seat().lease_id, wanted=True)
@@ -293,7 +293,7 @@ def test_what_a_policy_sees() -> None:
     c = harness.client("third", wanted=True)
     harness.milliseconds(30)
     b.report(allocated=7, resident=5)
-    harness.handle(events.PrioritySet(b.client, -4))
+    harness.handle(events.Set("priority", -4, client=b.client))
     assert [job.state for job in seen[-1]] == [State.RUNNING, State.WAITING, State.WAITING]
     a.release(wanted=True)
     views = seen[-1]

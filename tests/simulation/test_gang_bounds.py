@@ -49,7 +49,7 @@ class Actor:
             client.release(seat.lease_id, wanted=chance.random() < 0.8)
         if chance.random() < self.pauses:
             pausing = chance.random() < 0.5
-            harness.handle(events.Paused(client.client) if pausing else events.Resumed(client.client))
+            harness.handle(events.Set("paused", pausing, client=client.client))
         return True
 
 
@@ -74,7 +74,7 @@ def rage(seed: int, policy: str) -> Harness:
     for uuid in uuids:
         harness.gpu(uuid)
         if chance.random() < 0.3:
-            harness.handle(events.QuantumSet(chance.choice([2, 20]) * MILLISECOND_NS, uuid))
+            harness.handle(events.Set("quantum", chance.choice([2, 20]) * MILLISECOND_NS, uuid))
     gangs, crowd = chance.randint(1, 4), chance.randint(len(uuids) + 1, 4 * len(uuids))
     actors: list[Actor] = []
     for _ in range(STEPS):
@@ -90,8 +90,8 @@ def make_peace(harness: Harness, chance: random.Random, actors: list[Actor]) -> 
     """All want the GPU and obey, until each has had a lease."""
     had: dict[int, int] = {}
     for actor in actors:
-        harness.handle(events.PrioritySet(actor.client.client, 0))
-        harness.handle(events.Resumed(actor.client.client))
+        harness.handle(events.Set("priority", 0, client=actor.client.client))
+        harness.handle(events.Set("paused", False, client=actor.client.client))
         actor.asks, actor.idles, actor.obeys, actor.dies, actor.pauses = 1.0, 0.0, 1.0, 0.0, 0.0
         had[actor.client.client] = actor.client.seat().statistics.leases
     for _ in range(PEACE):

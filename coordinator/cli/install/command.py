@@ -16,7 +16,7 @@ _FOLDER: Final = Path(__file__).parent
 Unit = Literal["system", "user", "config"]
 Program = Literal["nvshare-run", "nvshare-ctl", "nvshare-coordinator"]
 Shell = Literal["bash", "zsh", "fish"]
-_FILES: Final = {"system": "nvshare.service", "user": "nvshare-user.service", "config": "nvshare.toml"}
+_FILES: Final = {"system": "nvshare.service", "user": "nvshare-user.service"}
 
 
 def install_unit(
@@ -25,8 +25,13 @@ def install_unit(
     ] = "system",
 ) -> None:
     """Print a systemd unit for the coordinator, or a sample configuration file."""
-    text = (_FOLDER / _FILES[unit]).read_text(encoding="utf-8")
-    typer.echo(text.replace("@BIN@", str(Path(sys.executable).parent)), nl=False)
+    if unit == "config":
+        from nvshare.coordinator.daemon.settings_file import sample
+
+        text = sample()
+    else:
+        text = (_FOLDER / _FILES[unit]).read_text(encoding="utf-8").replace("@BIN@", str(Path(sys.executable).parent))
+    typer.echo(text, nl=False)
 
 
 def man(

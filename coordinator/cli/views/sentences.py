@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nvshare.coordinator.cli.views.words import count
-from nvshare.coordinator.daemon.control.settings import SETTINGS
+from nvshare.coordinator.model.settings import SETTINGS
 from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.units import format_duration, format_size
 
@@ -31,7 +31,7 @@ def live_lines(settings: Iterable[Mapping[str, Any]], status: Mapping[str, Any] 
     names = {client["process_id"]: client["name"] for client in (status or {}).get("clients", ())}
     together: dict[tuple[str, ...], list[str]] = {}
     for each in settings:
-        value = SETTINGS[each["setting"]].shown(each["value"])
+        value = SETTINGS[each["setting"]].kind.show(each["value"])
         pid, owner = each["process_id"], ""
         if pid:
             owner = f" of {names[pid]} (pid {pid})" if pid in names else f" of pid {pid}"

@@ -15,15 +15,15 @@ from typing import Annotated, Any, Final, Literal, Self
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from nvshare.coordinator.daemon.control.settings import SETTINGS, Part, PositivePart
+from nvshare.coordinator.model.settings import SETTINGS, Value
 
 CONTROL_VERSION: Final = 2
 MAX_REQUEST_BYTES: Final = 4096
 
 ClientName = Annotated[str, Field(min_length=1, max_length=63)]
 GpuName = Annotated[str, Field(min_length=1, max_length=95)]
-I32_MIN: Final = -(1 << 31)
-I32_MAX: Final = (1 << 31) - 1
+Part = Annotated[float, Field(ge=0.0, le=1.0)]
+PositivePart = Annotated[float, Field(gt=0.0, le=1.0)]
 U64_MAX: Final = (1 << 64) - 1
 
 
@@ -62,19 +62,19 @@ class Set(_Request):
 
     ask: Literal["set"] = "set"
     setting: str
-    value: int | float | str | None
+    value: Value
     client: ClientName | None = None
     gpu: GpuName | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         setting = SETTINGS.get(self.setting)
-        if setting is None or not setting.about:
+        if setting is None or not setting.live:
             raise ValueError(f"{self.setting!r:.40} is no setting")
         if setting.of_client != (self.client is not None) or (self.gpu is not None and not setting.by_gpu):
             raise ValueError(f"{self.setting} belongs to {'a client' if setting.of_client else 'the node'}")
         try:
-            setting.check(self.value)
+            setting.kind.check(self.value)
         except ValueError as error:
             raise ValueError(f"{self.setting}: {error}") from None
         return self

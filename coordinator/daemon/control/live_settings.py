@@ -18,17 +18,12 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.coordinator.daemon.control.settings import SETTINGS
+from nvshare.coordinator.daemon.settings_file import Key
 from nvshare.coordinator.model import events
-from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.model.settings import SETTINGS, Value
 from nvshare.coordinator.system.journal import boot_id, start_time
-from nvshare.scheduler_policies.api import JobClass
 
 log: Final = logging.getLogger("nvshare")
-
-Value = int | float | str | bool | None
-Key = tuple[str, str | None]
-"""A setting's name, and its GPU or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +38,9 @@ class Owner:
 
 NODE: Final = Owner()
 
-NODE_EVENTS: Final[dict[str, Callable[[Any, str | None], events.Event]]] = {
-    "quantum": events.QuantumSet,
-    "policy": lambda value, gpu: events.PolicySet(value, {}, gpu),
-    "sharing": lambda value, gpu: events.SharingSet(Sharing[value.upper()], gpu),
-    "switch_share": events.SwitchShareSet,
-    "host_budget": lambda value, gpu: events.HostBudgetSet(value),
-}
-CLIENT_EVENTS: Final[dict[str, Callable[[int, Any, str | None], events.Event]]] = {
-    "priority": lambda client, value, gpu: events.PrioritySet(client, value),
-    "weight": lambda client, value, gpu: events.WeightSet(client, value),
-    "class": lambda client, value, gpu: events.ClassSet(client, JobClass[value.upper()]),
-    "share_request": lambda client, value, gpu: events.SharesSet(client, request=value),
-    "share_limit": lambda client, value, gpu: events.SharesSet(client, limit=value),
-    "limit": events.LimitSet,
-    "paused": lambda client, value, gpu: events.Paused(client) if value else events.Resumed(client),
-}
 MAX_GPU_NAME: Final = 95
-SHARES: Final = ("share_request", "share_limit")
-"""Settings that bound each other: an event carries both."""
+SHARES: Final = ("share_limit", "share_request")
+"""Settings that bound each other: the engine lowers a request to the limit at hand, so both are set, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,31 +87,22 @@ class LiveSettings:
         self._path = path
         self._failure: str | None = None
         self._clients: dict[int, _Client] = {}
-        self._values: dict[Owner, dict[Key, Value]] = {}
-        self._ceilings: dict[Owner, dict[Key, Value]] = {}
-        """The values that operators have set, a part of `_values` unless the program's user has set other ones."""
+        self._live: dict[Owner, dict[Key, Live]] = {}
         for live in _read(path):
             if not live.owner.process_id or start_time(live.owner.process_id) == live.owner.started_at:
-                self._values.setdefault(live.owner, {})[live.setting, live.gpu] = live.value
-                if live.operators is not None:
-                    self._ceilings.setdefault(live.owner, {})[live.setting, live.gpu] = live.operators
+                self._live.setdefault(live.owner, {})[live.setting, live.gpu] = live
 
     # --- settings -----------------------------------------------------------------------------------------------------
 
     def all(self) -> list[Live]:
         """Settings of the node and of existing processes and slots."""
-        for owner in [owner for owner in self._values if not self._exists(owner)]:
-            del self._values[owner]
-            self._ceilings.pop(owner, None)
-        return [
-            Live(owner, setting, gpu, value, self._ceilings.get(owner, {}).get((setting, gpu)))
-            for owner, values in self._values.items()
-            for (setting, gpu), value in values.items()
-        ]
+        for owner in [owner for owner in self._live if not self._exists(owner)]:
+            del self._live[owner]
+        return [live for own in self._live.values() for live in own.values()]
 
     def node(self) -> dict[Key, Value]:
         """Settings of the node."""
-        return self._values.get(NODE, {})
+        return {key: live.value for key, live in self._of(NODE).items()}
 
     def put(
         self,
@@ -143,20 +113,22 @@ class LiveSettings:
         *,
         by_operator: bool = True,
     ) -> None:
-        """Stores a setting.  A setting for all GPUs (None) replaces those for single GPUs."""
+        """Stores a setting.  A setting for all GPUs (None) replaces those for single GPUs, which keep their operators'
+        values if a user sets it."""
+        own = self._live.setdefault(owner, {})
         for gpu in gpus:
-            _store(self._values.setdefault(owner, {}), setting, gpu, value)
-            if by_operator:
-                _store(self._ceilings.setdefault(owner, {}), setting, gpu, value)
-        for key in self._ceilings.get(owner, {}):
-            self._values[owner].setdefault(key, value)  # `all` lists each ceiling beside the value in force
+            for key in [key for key in own if key[0] == setting and gpu in (None, key[1])]:
+                if by_operator or own[key].operators is None:
+                    del own[key]
+                else:
+                    own[key] = replace(own[key], value=value)
+            own.setdefault((setting, gpu), Live(owner, setting, gpu, value, value if by_operator else None))
         self._write()
 
     def ceilings(self, client: int, setting: str) -> list[Value]:
         """The operators' values of a client's setting, one for each GPU."""
-        owner = self._clients[client].owner
-        found = {} if owner is None else self._ceilings.get(owner, {})
-        return [value for (name, _), value in found.items() if name == setting]
+        found = self._of(self._clients[client].owner).items()
+        return [live.operators for (name, _), live in found if name == setting and live.operators is not None]
 
     def drop(
         self, owner: Owner | None, setting: str | None, gpu: str | None, *, by_operator: bool = True
@@ -174,20 +146,17 @@ class LiveSettings:
             found = [live for live in found if live.value != live.operators]
         for live in found:
             key = (live.setting, live.gpu)
-            if by_operator:
-                self._ceilings.get(live.owner, {}).pop(key, None)
             if live.operators is None or by_operator:
-                del self._values[live.owner][key]
+                del self._live[live.owner][key]
             else:
-                self._values[live.owner][key] = live.operators
+                self._live[live.owner][key] = replace(live, value=live.operators)
         if found:
             self._write()
         return found
 
     def forget(self) -> None:
         """Removes all settings and the file."""
-        self._values.clear()
-        self._ceilings.clear()
+        self._live.clear()
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -197,34 +166,33 @@ class LiveSettings:
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
-    def registered(self, client: events.ClientRegistered) -> list[events.Event]:
+    def registered(self, client: events.ClientRegistered) -> list[events.Set]:
         """Events that apply the settings of its process or slot to a new client."""
         owner = self._identify(client)
         values: dict[str, Any] = {
+            **{name: setting.default for name, setting in SETTINGS.items() if setting.of_client},
             "priority": client.priority,
             "weight": client.weight,
             "limit": client.memory_limit_bytes,
-            "class": "batch",
-            "share_request": 0.0,
-            "share_limit": 1.0,
-            "paused": False,
+            "gang": client.gang,
         }
         self._clients[client.client] = _Client(owner, values)
         names = dict.fromkeys(setting for setting, _ in self._of(owner))
         return [event for name in names for event in self.in_force(client.client, name)]
 
-    def attached(self, client: int, uuid: str) -> list[events.Event]:
+    def attached(self, client: int, uuid: str) -> list[events.Set]:
         """Events that apply the client's settings for a GPU that it begins to use."""
         known = self._clients[client]
-        found = [(name, value) for (name, gpu), value in self._of(known.owner).items() if gpu == uuid]
-        return [event for name, value in found for event in self.changes(client, name, value, uuid)]
+        found = [live for (_, gpu), live in self._of(known.owner).items() if gpu == uuid]
+        return [event for live in found for event in self.changes(client, live.setting, live.value, uuid)]
 
     def profiled(self, event: events.Profiled) -> events.Profiled:
         """A client's profile, with its live settings in place of its own."""
-        own = {"class": event.job_class.name.lower(), "share_request": event.share_request}
-        self._clients[event.client].base |= {**own, "share_limit": event.share_limit}
-        job_class, request, limit = (self.value(event.client, name) for name in ("class", *SHARES))
-        return replace(event, job_class=JobClass[job_class.upper()], share_request=request, share_limit=limit)
+        for name in ("class", *SHARES):
+            setting, base = SETTINGS[name], self._clients[event.client].base
+            base[name] = setting.kind.plain(getattr(event, setting.field))
+            event = replace(event, **{setting.field: setting.kind.typed(self.value(event.client, name))})
+        return event
 
     def gone(self, client: int) -> None:
         """Handles the end of a client's connection; its process may reconnect."""
@@ -243,45 +211,32 @@ class LiveSettings:
         """Connected clients of an owner."""
         return [client for client, known in self._clients.items() if known.owner == owner]
 
-    def changes(self, client: int, setting: str, value: Value, gpu: str | None) -> list[events.Event]:
+    def changes(self, client: int, setting: str, value: Value, gpu: str | None) -> list[events.Set]:
         """Events that give the client this value."""
-        if setting in SHARES:
-            values = {name: self.value(client, name) for name in SHARES} | {setting: value}
-            return [events.SharesSet(client, values["share_request"], values["share_limit"])]
-        return [CLIENT_EVENTS[setting](client, value, gpu)]
+        if setting not in SHARES:
+            return [events.Set(setting, value, gpu, client)]
+        values = {name: self.value(client, name) for name in SHARES} | {setting: value}
+        return [events.Set(name, values[name], gpu, client) for name in SHARES]
 
     def value(self, client: int, setting: str) -> Any:
         """The value in force for all GPUs: the live setting, else the client's own."""
         known = self._clients[client]
-        return self._of(known.owner).get((setting, None), known.base[setting])
+        live = self._of(known.owner).get((setting, None))
+        return known.base[setting] if live is None else live.value
 
-    def in_force(self, client: int, setting: str) -> list[events.Event]:
+    def in_force(self, client: int, setting: str) -> list[events.Set]:
         """Events that give the client its value: the live setting, else its own."""
         found = self.changes(client, setting, self.value(client, setting), None)
-        for (name, gpu), value in self._of(self._clients[client].owner).items():
+        for (name, gpu), live in self._of(self._clients[client].owner).items():
             if name == setting and gpu is not None:
-                found += self.changes(client, setting, value, gpu)
+                found += self.changes(client, setting, live.value, gpu)
         return found
 
-    def slot_changed(self, event: events.Event) -> list[events.Event]:
+    def slot_changed(self, event: events.Set) -> list[events.Set]:
         """Events for a change of a slot's file, unless a live setting is in force."""
-        name: str
-        value: object
-        if isinstance(event, events.PrioritySet):
-            name, value = "priority", event.priority
-        elif isinstance(event, events.WeightSet):
-            name, value = "weight", event.weight
-        elif isinstance(event, events.LimitSet):
-            name, value = "limit", event.limit_bytes
-        elif isinstance(event, events.ClassSet):
-            name, value = "class", event.job_class.name.lower()
-        elif isinstance(event, events.SharesSet):
-            name, value = "share_request", event.request
-            self._clients[event.client].base["share_limit"] = event.limit
-        else:
-            return [event]
-        self._clients[event.client].base[name] = value
-        return self.in_force(event.client, name)
+        assert event.client is not None
+        self._clients[event.client].base[event.setting] = event.value
+        return self.in_force(event.client, event.setting)
 
     def _identify(self, client: events.ClientRegistered) -> Owner | None:
         if client.group:
@@ -290,8 +245,8 @@ class LiveSettings:
         started_at = start_time(client.process_id) if client.process_id > 0 else None
         return None if started_at is None else Owner(client.process_id, started_at)
 
-    def _of(self, owner: Owner | None) -> dict[Key, Value]:
-        return {} if owner is None else self._values.get(owner, {})
+    def _of(self, owner: Owner | None) -> dict[Key, Live]:
+        return {} if owner is None else self._live.get(owner, {})
 
     def _exists(self, owner: Owner) -> bool:
         if owner.process_id:
@@ -316,12 +271,6 @@ class LiveSettings:
             self._failure = None
 
 
-def _store(values: dict[Key, Value], setting: str, gpu: str | None, value: Value) -> None:
-    for key in [key for key in values if key[0] == setting and gpu in (None, key[1])]:
-        del values[key]
-    values[setting, gpu] = value
-
-
 def _read(path: Path) -> Iterable[Live]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -343,11 +292,11 @@ def _checked(entry: dict[str, Any]) -> Live:
     operators = entry.pop("operators", value)  # before 0.2 only operators could set a value
     declared = SETTINGS[setting]
     for each in (value, value if operators is None else operators):
-        declared.check(each)
+        declared.kind.check(each)
     owner = Owner(**entry)
     typed = all(isinstance(found, type(like)) for found, like in zip(astuple(owner), astuple(NODE), strict=True))
     placed = (gpu is None or declared.by_gpu) if declared.of_client else (gpu is not None) == declared.by_gpu
     named = gpu is None or (isinstance(gpu, str) and 0 < len(gpu) <= MAX_GPU_NAME)
-    if not (typed and placed and named) or (owner == NODE) == declared.of_client:
+    if not (typed and placed and named and declared.is_live) or (owner == NODE) == declared.of_client:
         raise ValueError(f"{setting} of {owner}")
     return Live(owner, setting, gpu, value, operators)

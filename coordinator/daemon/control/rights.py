@@ -16,8 +16,8 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.daemon.control.live_settings import Value
     from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
+    from nvshare.coordinator.model.settings import Value
 
 HIDDEN: Final = "(hidden)"
 """Stands for a name that the reader must not see."""

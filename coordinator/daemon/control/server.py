@@ -17,19 +17,20 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.live_settings import NODE, NODE_EVENTS, SHARES
+from nvshare.coordinator.daemon.control.live_settings import NODE, SHARES
 from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
-from nvshare.coordinator.daemon.control.settings import SETTINGS
 from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
 from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.settings import SETTINGS, Value
 from nvshare.scheduler_policies.api import Progress
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.daemon.control.live_settings import Key, Live, LiveSettings, Owner, Value
+    from nvshare.coordinator.daemon.control.live_settings import Live, LiveSettings, Owner
     from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.dispatch import Dispatcher
+    from nvshare.coordinator.daemon.settings_file import Key
     from nvshare.coordinator.engine.snapshot.node import Snapshot
     from nvshare.coordinator.system.devices import Device
 
@@ -60,12 +61,12 @@ class Administration:
         make_policy: MakePolicy,
         facts: dict[str, Any],
         live: LiveSettings,
-        configured: Callable[[], dict[Key, events.Event]],
+        configured: Callable[[], dict[Key, Value]],
         problems: Callable[[], list[str]],
         rights: Rights,
     ) -> None:
-        """`facts` are added to the results of `ping` and `status`.  `configured` gives the events that restore the
-        configured values.  `problems` are present faults, for the operator."""
+        """`facts` are added to the results of `ping` and `status`.  `configured` gives the configured values.
+        `problems` are present faults, for the operator."""
         self._dispatcher = dispatcher
         self._devices = {device.uuid: device for device in devices}
         self._make_policy = make_policy
@@ -139,23 +140,25 @@ class Administration:
                 found |= {"gpu": uuid, "allocated_bytes": max(used, default=0)}
         else:
             found = self._set_node(request.setting, request.value, uuid, call)
-        return {**found, SETTINGS[request.setting].key: request.value}
+        return {**found, SETTINGS[request.setting].reply: request.value}
 
     def _set_node(self, setting: str, value: Any, uuid: str | None, call: Call) -> dict[str, Any]:
         changed = list(self._devices) if uuid is None else [uuid]
-        event = NODE_EVENTS[setting](value, uuid)
-        if isinstance(event, events.PolicySet):
-            try:
-                event = dataclasses.replace(event, policies={each: self._make_policy(value, each) for each in changed})
-            except Exception as error:  # third-party code
-                raise api.ControlError("policy", str(error) or repr(error)) from None
-        self._dispatcher.event(event, call.now_ns)
+        if setting == "policy":
+            self._check_policy(value)
+        self._dispatcher.event(events.Set(setting, value, uuid), call.now_ns)
         # Last: a value that crashes the coordinator must not return.
         if SETTINGS[setting].by_gpu:
             self._live.put(NODE, setting, value, changed)
             return {"gpus": changed, **self._lasting()}
         self._live.put(NODE, setting, value)
         return {"host_shared_bytes": self._snapshot(call.now_ns).host_shared_bytes, **self._lasting()}
+
+    def _check_policy(self, name: str) -> None:
+        try:
+            self._make_policy(name, "")
+        except Exception as error:  # third-party code
+            raise api.ControlError("policy", str(error) or repr(error)) from None
 
     def _set_share(self, request: api.SetShare, call: Call) -> dict[str, Any]:
         client = self._client(request, call)
@@ -179,7 +182,7 @@ class Administration:
         client = self._client(request, call)
         owner = self._live.owner(client.client)
         for each in self._live.alike(client.client):
-            self._dispatcher.event(events.Resumed(each), call.now_ns)
+            self._dispatcher.event(events.Set("paused", False, client=each), call.now_ns)
         if owner is not None:
             self._live.drop(owner, "paused", None, by_operator=call.by_operator)
         return {**_identity(client), **self._lasting(), "paused": False}
@@ -202,17 +205,15 @@ class Administration:
     def _unset(self, request: api.Unset, call: Call) -> dict[str, Any]:
         uuid, named = self._gpu(request.gpu), request.client is not None
         owner = self._live.owner(self._client(request, call).client) if named else None
-        try:
-            configured = self._configured()
-        except Exception as error:  # third-party policy
-            raise api.ControlError("policy", str(error) or repr(error)) from None
         names = SHARES if request.setting == "share" else (request.setting,)
         undone = [] if named and owner is None else self._drop(owner, names, uuid, call)
+        configured = self._configured()
         if not undone:
             raise api.ControlError("not_set", "no such live setting; see `nvshare-ctl status`")
         for live in undone:
-            if live.owner == NODE and (live.setting, live.gpu) in configured:
-                self._dispatcher.event(configured[live.setting, live.gpu], call.now_ns)
+            key = (live.setting, live.gpu)
+            if live.owner == NODE and key in configured:
+                self._dispatcher.event(events.Set(live.setting, configured[key], live.gpu), call.now_ns)
             for each in self._live.clients_of(live.owner):
                 for event in self._live.in_force(each, live.setting):
                     self._dispatcher.event(event, call.now_ns)

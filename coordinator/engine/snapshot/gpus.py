@@ -114,10 +114,10 @@ def take_gpu(gpu: Gpu, paged: Mapping[int, int], now_ns: int) -> GpuSnapshot:
         rules=RulesSnapshot(
             policy=gpu.policy_guard.name,
             policy_failures=gpu.policy_guard.failures,
-            sharing=rules.sharing,
+            sharing=gpu.settings.sharing,
             quantum_ns=rules.quantum_ns,
-            quantum_automatic=rules.quantum_setting_ns is None,
-            switch_share=rules.switch_share,
+            quantum_automatic=gpu.settings.quantum_ns is None,
+            switch_share=gpu.settings.switch_share,
             switch_cost_ns=int(switching.average_cost_ns),
             why=gpu.schedule.why,
             members=tuple(gpu.schedule.members),

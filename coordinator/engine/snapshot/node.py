@@ -77,7 +77,7 @@ def take(node: Node, now_ns: int) -> Snapshot:
     host, paged = node.host, functools.cache(paged_out)
     return Snapshot(
         now_ns=now_ns,
-        host_budget_bytes=host.budget_bytes,
+        host_budget_bytes=node.host_budget_bytes,
         host_shared_bytes=host.shared_bytes,
         gpus=tuple(take_gpu(gpu, paged(gpu), now_ns) for gpu in node.gpus.values()),
         clients=tuple(take_client(client, now_ns, paged) for client in node.clients.values()),

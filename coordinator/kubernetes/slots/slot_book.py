@@ -111,7 +111,7 @@ class SlotBook:
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
-    def put(self, slot: Slot, *, registered: bool = False) -> list[events.Event]:
+    def put(self, slot: Slot, *, registered: bool = False) -> list[events.Set]:
         """Adds or updates a slot; the events apply the changes to its clients.
 
         `registered`: a hook registered with an earlier coordinator.
@@ -125,22 +125,23 @@ class SlotBook:
             record.registered = False
             record.past = Figures()
             record.refused = 0
-        changes: list[events.Event] = []
+        changes: list[events.Set] = []
         for client, registration in record.clients.items():
             if slot.limit_bytes != before.limit_bytes:
-                changes.append(events.LimitSet(client, slot.limit_bytes))
+                changes.append(events.Set("limit", slot.limit_bytes, client=client))
             if slot.policy.priority != before.policy.priority:
-                changes.append(events.PrioritySet(client, slot.policy.priority or 0))
+                changes.append(events.Set("priority", slot.policy.priority or 0, client=client))
             if slot.policy.weight != before.policy.weight:
-                changes.append(events.WeightSet(client, slot.policy.weight or 1))
+                changes.append(events.Set("weight", slot.policy.weight or 1, client=client))
             if slot.policy.gang != before.policy.gang:
-                changes.append(events.GangSet(client, _gang(slot, registration)))
+                changes.append(events.Set("gang", _gang(slot, registration), client=client))
             own = record.profiles[client]
             old, new = _capped(before.policy, own), _capped(slot.policy, own)
             if new.job_class != old.job_class:
-                changes.append(events.ClassSet(client, new.job_class))
+                changes.append(events.Set("class", new.job_class.name.lower(), client=client))
             if (new.share_request, new.share_limit) != (old.share_request, old.share_limit):
-                changes.append(events.SharesSet(client, new.share_request, new.share_limit))
+                changes.append(events.Set("share_limit", new.share_limit, client=client))
+                changes.append(events.Set("share_request", new.share_request, client=client))
         return changes
 
     def remove(self, name: str) -> None:

@@ -64,7 +64,7 @@ class SlotWatch:
         """The next time at which `turn` has work without a change; None: never."""
         return 0 if self._dirty else self._scan_at_ns
 
-    def turn(self, now_ns: int, ready: bool) -> list[events.Event]:
+    def turn(self, now_ns: int, ready: bool) -> list[events.Set]:
         """Applies the changes; returns events for the scheduler."""
         if ready and self._notices is not None:
             for change in self._notices.read():
@@ -80,7 +80,7 @@ class SlotWatch:
         if self._scan_at_ns is not None and now_ns >= self._scan_at_ns:
             self._scan()
             self._scan_at_ns = now_ns + LOOK_AGAIN_NS if self._polls else None
-        changes: list[events.Event] = []
+        changes: list[events.Set] = []
         for name in list(self._dirty)[:SLOTS_PER_TURN]:
             del self._dirty[name]
             changes += self._refresh(name)
@@ -106,7 +106,7 @@ class SlotWatch:
             found = []
         self._dirty |= dict.fromkeys([*found, *self._watched, *self._hooks.slots()])
 
-    def _refresh(self, name: str) -> list[events.Event]:
+    def _refresh(self, name: str) -> list[events.Set]:
         place = self._directory / name
         try:
             slots.check_name(name)

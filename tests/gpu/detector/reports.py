@@ -74,5 +74,3 @@ def _read(directory: Path) -> Iterator[Report]:
             problem = f"CUPTI lost {told['lost_records']} records"
         escapes = tuple((one["function"], one["symbol"], one["ran"]) for one in told["escaped"])
         yield Report(told["kernels"]["ran"], told["kernels"]["gated"], escapes, problem)
-
-

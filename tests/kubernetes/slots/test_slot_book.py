@@ -160,9 +160,9 @@ def test_changes_reach_the_clients_that_are_there() -> None:
     adopted = book.register("GPU-a--0", hello(1, priority=3))
     assert adopted is not None
     policy = SlotPolicy(priority=9, memory_limit_bytes=GIB)
-    assert book.put(a_slot(policy=policy)) == [events.LimitSet(1, GIB), events.PrioritySet(1, 9)]
+    assert book.put(a_slot(policy=policy)) == [events.Set("limit", GIB, client=1), events.Set("priority", 9, client=1)]
     assert book.put(a_slot(policy=policy)) == []
-    assert book.put(a_slot()) == [events.LimitSet(1, 0), events.PrioritySet(1, 0)]
+    assert book.put(a_slot()) == [events.Set("limit", 0, client=1), events.Set("priority", 0, client=1)]
 
 
 def test_weight_and_gang_are_what_the_slot_says() -> None:
@@ -174,16 +174,19 @@ def test_weight_and_gang_are_what_the_slot_says() -> None:
     assert free is not None
     assert (free.weight, free.gang) == (1, "slot:GPU-a--0/pair")
     policy = SlotPolicy(weight=3, gang="ml/pair")
-    assert book.put(a_slot(policy=policy)) == [events.WeightSet(1, 3), events.GangSet(1, "ml/pair")]
+    assert book.put(a_slot(policy=policy)) == [
+        events.Set("weight", 3, client=1),
+        events.Set("gang", "ml/pair", client=1),
+    ]
     bound = book.register("GPU-a--0", replace(wish, client=2))
     assert bound is not None
     assert (bound.weight, bound.gang) == (3, "ml/pair")
     back = book.put(a_slot())
     assert back == [
-        events.WeightSet(1, 1),
-        events.GangSet(1, "slot:GPU-a--0/pair"),
-        events.WeightSet(2, 1),
-        events.GangSet(2, "slot:GPU-a--0/pair"),
+        events.Set("weight", 1, client=1),
+        events.Set("gang", "slot:GPU-a--0/pair", client=1),
+        events.Set("weight", 1, client=2),
+        events.Set("gang", "slot:GPU-a--0/pair", client=2),
     ]
 
 
@@ -199,7 +202,11 @@ def test_class_and_shares_are_the_slots_and_the_environment_only_lowers_them() -
     assert book.profiled(modest) == replace(modest, share_request=0.0)
     book.profiled(greedy)
     policy = SlotPolicy.model_validate({"class": "interactive", "share_request": 0.3, "share_limit": 0.5})
-    assert book.put(a_slot(policy=policy)) == [events.ClassSet(1, JobClass.INTERACTIVE), events.SharesSet(1, 0.3, 0.5)]
+    assert book.put(a_slot(policy=policy)) == [
+        events.Set("class", "interactive", client=1),
+        events.Set("share_limit", 0.5, client=1),
+        events.Set("share_request", 0.3, client=1),
+    ]
     book.register("GPU-a--0", hello(2))
     first = book.first_profile(2)
     assert first is not None

@@ -14,7 +14,7 @@ import pytest
 
 from nvshare.coordinator.daemon.control.live_settings import NODE, LiveSettings, Owner
 from nvshare.coordinator.model import events
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import JobClass
 
 GPU, OTHER = "GPU-0", "GPU-1"
@@ -41,16 +41,16 @@ def test_a_process_that_comes_back_has_what_was_set_for_it(tmp_path: Path) -> No
         set_for(before, 1, setting, value)
     set_for(before, 1, "limit", 6, GPU)
     wanted: list[events.Event] = [
-        events.Paused(2),
-        events.PrioritySet(2, -7),
-        events.WeightSet(2, 9),
-        events.LimitSet(2, 5),
-        events.LimitSet(2, 6, GPU),
+        events.Set("paused", True, client=2),
+        events.Set("priority", -7, client=2),
+        events.Set("weight", 9, client=2),
+        events.Set("limit", 5, client=2),
+        events.Set("limit", 6, GPU, client=2),
     ]
     for live in (before, LiveSettings(path)):
         live.gone(1)
         assert sorted(map(repr, live.registered(hello(2)))) == sorted(map(repr, wanted))
-        assert live.attached(2, GPU) == [events.LimitSet(2, 6, GPU)]
+        assert live.attached(2, GPU) == [events.Set("limit", 6, GPU, client=2)]
         assert live.attached(2, OTHER) == []
 
 
@@ -65,8 +65,11 @@ def test_a_live_class_and_share_replace_what_the_program_says_of_itself(tmp_path
     assert live.profiled(said) == replace(said, job_class=JobClass.BEST_EFFORT, share_limit=0.5)
     owner = live.owner(1)
     assert len(live.drop(owner, None, None)) == 2
-    assert live.in_force(1, "class") == [events.ClassSet(1, JobClass.INTERACTIVE)]
-    assert live.in_force(1, "share_limit") == [events.SharesSet(1, 0.4, 0.9)]
+    assert live.in_force(1, "class") == [events.Set("class", "interactive", client=1)]
+    assert live.in_force(1, "share_limit") == [
+        events.Set("share_limit", 0.9, client=1),
+        events.Set("share_request", 0.4, client=1),
+    ]
 
 
 def test_nobody_inherits_from_a_process_that_is_gone(tmp_path: Path) -> None:
@@ -78,7 +81,7 @@ def test_nobody_inherits_from_a_process_that_is_gone(tmp_path: Path) -> None:
         set_for(live, 1, "paused", True)
         live.put(Owner(os.getpid(), 1), "paused", True)  # as if this process's id had been another's before
         assert [each.owner.process_id for each in live.all()] == [child.pid]
-        assert LiveSettings(path).registered(hello(2, child.pid)) == [events.Paused(2)]
+        assert LiveSettings(path).registered(hello(2, child.pid)) == [events.Set("paused", True, client=2)]
         assert LiveSettings(path).registered(hello(2)) == []
         child.kill()
     assert live.all() == []
@@ -99,7 +102,7 @@ def test_a_slot_keeps_what_was_set_until_it_is_allocated_anew(tmp_path: Path) ->
     set_for(live, 1, "paused", True)
     after = LiveSettings(path)
     after.allocation = present.get
-    assert after.registered(hello(3, -3, group="slot-0")) == [events.Paused(3)]
+    assert after.registered(hello(3, -3, group="slot-0")) == [events.Set("paused", True, client=3)]
     assert after.registered(hello(4, -4, group="slot-1")) == []
     present["slot-0"] = "second"
     assert after.registered(hello(5, -5, group="slot-0")) == []
@@ -120,16 +123,22 @@ def test_a_slots_file_does_not_undo_what_the_operator_set(tmp_path: Path) -> Non
     live = LiveSettings(tmp_path / "live")
     live.allocation = {"slot-0": "first"}.get
     live.registered(hello(1, -1, group="slot-0"))
-    assert live.slot_changed(events.PrioritySet(1, 50)) == [events.PrioritySet(1, 50)]
+    assert live.slot_changed(events.Set("priority", 50, client=1)) == [events.Set("priority", 50, client=1)]
     set_for(live, 1, "priority", 8)
-    assert live.slot_changed(events.PrioritySet(1, 60)) == [events.PrioritySet(1, 8)]
-    assert live.slot_changed(events.WeightSet(1, 60)) == [events.WeightSet(1, 60)]
-    assert live.slot_changed(events.ClassSet(1, JobClass.INTERACTIVE)) == [events.ClassSet(1, JobClass.INTERACTIVE)]
+    assert live.slot_changed(events.Set("priority", 60, client=1)) == [events.Set("priority", 8, client=1)]
+    assert live.slot_changed(events.Set("weight", 60, client=1)) == [events.Set("weight", 60, client=1)]
+    assert live.slot_changed(events.Set("class", "interactive", client=1)) == [
+        events.Set("class", "interactive", client=1)
+    ]
     set_for(live, 1, "share_limit", 0.2)
-    assert live.slot_changed(events.SharesSet(1, 0.1, 0.5)) == [events.SharesSet(1, 0.1, 0.2)]
-    assert live.slot_changed(events.GangSet(1, "g")) == [events.GangSet(1, "g")]
+    live.slot_changed(events.Set("share_limit", 0.5, client=1))
+    assert live.slot_changed(events.Set("share_request", 0.1, client=1)) == [
+        events.Set("share_limit", 0.2, client=1),
+        events.Set("share_request", 0.1, client=1),
+    ]
+    assert live.slot_changed(events.Set("gang", "g", client=1)) == [events.Set("gang", "g", client=1)]
     assert [each.value for each in live.drop(None, "priority", None)] == [8]
-    assert live.in_force(1, "priority") == [events.PrioritySet(1, 60)]
+    assert live.in_force(1, "priority") == [events.Set("priority", 60, client=1)]
 
 
 def test_one_for_all_gpus_takes_the_place_of_those_for_some(tmp_path: Path) -> None:
@@ -139,11 +148,11 @@ def test_one_for_all_gpus_takes_the_place_of_those_for_some(tmp_path: Path) -> N
     live.registered(hello())
     set_for(live, 1, "limit", 6, GPU)
     set_for(live, 1, "limit", 5)
-    assert LiveSettings(path).registered(hello()) == [events.LimitSet(1, 5)]
+    assert LiveSettings(path).registered(hello()) == [events.Set("limit", 5, client=1)]
     set_for(live, 1, "limit", 7, GPU)
     live.drop(live.owner(1), "limit", None)
     assert LiveSettings(path).registered(hello()) == []
-    assert live.in_force(1, "limit") == [events.LimitSet(1, 1 << 30)]
+    assert live.in_force(1, "limit") == [events.Set("limit", 1 << 30, client=1)]
     live.put(NODE, "quantum", None, [GPU, OTHER])
     live.put(NODE, "host_budget", 5)
     assert LiveSettings(path).node() == {("quantum", GPU): None, ("quantum", OTHER): None, ("host_budget", None): 5}
@@ -163,6 +172,7 @@ def damaged(content: dict[str, Any], **changes: object) -> str:
     [
         {"setting": "nonsense"},
         {"setting": "priority"},
+        {"setting": "capacity"},
         {"value": "long"},
         {"value": -5},
         {"gpu": None},
@@ -219,14 +229,3 @@ def test_a_file_that_cannot_be_written_costs_only_what_lasts(tmp_path: Path, cap
     live.put(NODE, "sharing", "exclusive", [GPU])
     assert live.problem() is None
     assert LiveSettings(folder / "live").node() == {("quantum", GPU): 5_000_000, ("sharing", GPU): "exclusive"}
-
-
-def test_the_values_of_the_file_are_those_of_the_events(tmp_path: Path) -> None:
-    """Broken if a name in the file became another value than the command did."""
-    from nvshare.coordinator.daemon.control.live_settings import NODE_EVENTS
-
-    assert NODE_EVENTS["sharing"]("concurrent", GPU) == events.SharingSet(Sharing.CONCURRENT, GPU)
-    assert NODE_EVENTS["quantum"](None, GPU) == events.QuantumSet(None, GPU)
-    assert NODE_EVENTS["policy"]("priority", GPU) == events.PolicySet("priority", {}, GPU)
-    assert NODE_EVENTS["switch_share"](0.25, GPU) == events.SwitchShareSet(0.25, GPU)
-    assert NODE_EVENTS["host_budget"](5, None) == events.HostBudgetSet(5)

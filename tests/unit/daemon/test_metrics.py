@@ -12,10 +12,9 @@ from nvshare.coordinator.daemon import metrics
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Notify
-from nvshare.coordinator.model.settings import QuantumSettings, Settings
+from nvshare.coordinator.model.settings import Settings
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.scheduler_policies import registry
-from nvshare.scheduler_policies.api import JobClass
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 MS = 1_000_000
@@ -26,8 +25,7 @@ class Node:
     """A scheduler, and what is observed of it, on a clock of the test's own."""
 
     def __init__(self) -> None:
-        quantum = QuantumSettings(quantum_ns=100 * MS)
-        turns = Settings(policy="round_robin", sharing=Sharing.EXCLUSIVE, quantum=quantum)
+        turns = Settings(policy="round_robin", sharing=Sharing.EXCLUSIVE, quantum_ns=100 * MS)
         self.scheduler = Scheduler(registry.create, turns)
         self.observations = metrics.Observations()
         self.now_ns = 1_000 * MS
@@ -166,7 +164,7 @@ def test_measured_progress_and_class_are_exported() -> None:
     """Broken if nobody could plot what sharing costs a program, or an unknown figure were shown as 0."""
     node = Node()
     node.client(1)
-    node.do(events.ClassSet(1, JobClass.INTERACTIVE))
+    node.do(events.Set("class", "interactive", client=1))
     for at_ms, work in ((0, 0), (100, 1000), (200, 2000)):
         node.now_ns = (1_000 + at_ms) * MS
         node.do(events.Progressed(1, 0, 1, node.now_ns, work, at_ms * MS // 2, at_ms * MS, 0))

@@ -7,7 +7,6 @@ import os
 import pytest
 
 from nvshare.coordinator.daemon import settings_file
-from nvshare.coordinator.daemon.core_settings import core_settings
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
@@ -119,11 +118,11 @@ def test_the_defaults_divide_by_user_and_give_nobody_priority() -> None:
     """Broken: a node with several users has to be told that they do not trust each other."""
     settings = settings_file.load({}, {})
     assert (settings.max_priority, settings.max_weight) == (0, 100)
-    assert core_settings(settings, several=True).users_first
+    assert settings.users_first
     told = settings_file.load(
         {}, {"NVSHARE_SHARE_BY": "program", "NVSHARE_MAX_PRIORITY": "-3", "NVSHARE_MAX_WEIGHT": "7"}
     )
-    assert not core_settings(told, several=True).users_first
+    assert not told.users_first
     assert (told.max_priority, told.max_weight) == (-3, 7)
     for key, wrong in (("share_by", "group"), ("max_weight", 0), ("max_weight", 10_001), ("max_priority", 1 << 31)):
         with pytest.raises(settings_file.SettingsError, match=key.replace("_", "-")):

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import make_dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from nvshare.coordinator.daemon.core_settings import capacity_bytes, core_settings
-from nvshare.coordinator.daemon.settings_file import KEYS, Settings, SettingsError, load
-from nvshare.coordinator.model.settings import OverdueAction
+from nvshare.coordinator.cli import ctl_call, ctl_settings
+from nvshare.coordinator.daemon import main
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.live_settings import LiveSettings
+from nvshare.coordinator.daemon.control.rights import Rights
+from nvshare.coordinator.daemon.control.server import Administration
+from nvshare.coordinator.daemon.dispatch import Dispatcher
+from nvshare.coordinator.daemon.settings_file import SettingsError, capacity_bytes, live_values, load, sample
+from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model import settings as model
+from nvshare.coordinator.model.settings import CONFIGURED, OverdueAction, Settings
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.coordinator.system.devices import Device
+from nvshare.scheduler_policies import registry
+from tests.docs import generated
+
+GPU = "GPU-5a1c"
 
 
 def mistakes(
@@ -71,7 +89,7 @@ def test_every_kind_of_value_is_read_from_every_source(tmp_path: Path) -> None:
     from_file = load({}, {}, file)
     assert from_file == load({}, {"NVSHARE_" + key.upper(): value for key, value in values.items()})
     assert from_file.quantum_ns is None
-    assert core_settings(from_file, several=True).quantum.longest_wait_ns == 9_000_000_000
+    assert from_file.longest_wait_ns == 9_000_000_000
     assert (from_file.switch_share, from_file.host_budget_bytes) == (0.02, 8 << 30)
     assert (from_file.pacing_budget_ns, from_file.idle_release_ns) == (0, 0)
     assert from_file.overdue_action is OverdueAction.DEMOTE
@@ -82,7 +100,7 @@ def test_a_clients_variable_is_no_setting() -> None:
     """Broken if a coordinator did not start below an MPS client, or took the client's mark for a permission."""
     assert load({}, {"NVSHARE_MPS": "1"}).mps == "off"
     assert load({}, {"NVSHARE_MPS": "same_user"}).mps == "same_user"
-    with pytest.raises(SettingsError, match="--mps: Input should be 'off' or 'same_user'"):
+    with pytest.raises(SettingsError, match="--mps: 'yes' is none of off, same_user"):
         load({"mps": "yes"}, {})
 
 
@@ -159,12 +177,55 @@ def test_one_gpu_can_differ(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('[gpu."GPU-a"]\nquantum = "auto"\n[gpu."GPU-b"]\ncapacity = "1GiB"\n')
     gpus = load({}, {}, file).gpu
-    assert gpus["GPU-a"].sets_quantum
-    assert gpus["GPU-a"].quantum_ns is None
-    assert not gpus["GPU-b"].sets_quantum
-    assert gpus["GPU-b"].capacity_bytes == 1 << 30
+    assert gpus == {"GPU-a": {"quantum_ns": None}, "GPU-b": {"capacity_bytes": 1 << 30}}
 
 
-def test_keys_name_no_units() -> None:
-    """Broken if a new setting showed its internal unit to people."""
-    assert not [key for key in KEYS if key.endswith(("_ns", "_bytes"))]
+def test_a_setting_is_one_declaration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a new setting needs a second place, and somebody forgets it."""
+    nap = model.setting(model.DURATION, 3_000_000_000, by_gpu=True, live=True, help="How long a GPU naps")
+    record = make_dataclass("More", [("nap_ns", int, nap)], bases=(Settings,), frozen=True, slots=True, kw_only=True)
+    monkeypatch.setattr(model, "Settings", record)
+    for table in (CONFIGURED, model.SETTINGS):
+        monkeypatch.setitem(table, "nap", model.declared(record)["nap"])
+
+    file = tmp_path / "nvshare.toml"
+    file.write_text(f'nap = "5s"\n[gpu."{GPU}"]\nnap = "6s"\n')
+    configured: Any = load({}, {}, file)
+    assert (configured.nap_ns, configured.gpu) == (5_000_000_000, {GPU: {"nap_ns": 6_000_000_000}})
+    assert load({}, {"NVSHARE_NAP": "4s"}).nap_ns == 4_000_000_000  # type: ignore[attr-defined]
+    assert "NVSHARE_NAP: '4' is not a duration" in mistakes(env={"NVSHARE_NAP": "4"})[0]
+    assert '# nap = "3s"\n' in sample()
+    assert "| `nap` | `3s` | yes | How long a GPU naps |" in generated.settings_table()
+    schema = json.loads(generated.chart_schema())
+    for part in (schema["properties"]["settings"], schema["definitions"]["gpuOverride"]):
+        assert part["properties"]["nap"] == {"$ref": "#/definitions/duration"}
+
+    def coordinator(context: typer.Context, **flags: object) -> None:
+        given.append(flags["nap"])
+
+    app, ctl, given = typer.Typer(), typer.Typer(), list[object]()
+    app.command()(main.with_settings(coordinator))
+    app(["--nap=7s"], standalone_mode=False)
+    assert given == ["7s"]
+
+    scheduler = Scheduler(registry.create, configured)
+    scheduler.handle(events.GpuAdded(GPU, "card", 1 << 30, 1 << 30), 1)
+    dispatcher = Dispatcher(scheduler, None, None, max_clients=1)  # type: ignore[arg-type]
+    devices, live = [Device(0, GPU, "card", 1 << 30)], LiveSettings(tmp_path / "live")
+    values = partial(live_values, configured, devices)
+    server = Administration(dispatcher, devices, registry.create, {}, live, values, list, Rights(0, 0, 1, False))
+
+    def call(directory: object, request: api.Request) -> Any:
+        return api.decode_reply(server.answer(api.encode_request(request), 0, 5))
+
+    monkeypatch.setattr(ctl_call, "call", call)
+    ctl_settings.register(ctl)
+    ctl(["set", "nap", "8s"], standalone_mode=False)
+    assert f"nap is 8s on {GPU}" in capsys.readouterr().out
+    assert scheduler.settings.nap_ns == 8_000_000_000  # type: ignore[attr-defined]
+    assert LiveSettings(tmp_path / "live").node() == {("nap", GPU): 8_000_000_000}
+    ctl(["unset", "nap"], standalone_mode=False)
+    assert "nap: 8s" in capsys.readouterr().out
+    assert scheduler._node.gpus[GPU].settings.nap_ns == 6_000_000_000  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from nvshare.scheduler_policies.registry import create
 from tests.harness import one_gpu
 
 make_harness = partial(one_gpu, capacity=1000)
-
+Values = st.SearchStrategy[Any]
 
 NONSENSE: dict[str, Callable[[int], events.Event]] = {
     "a request for a GPU that it has not attached": lambda c: events.Requested(c, 5),
@@ -103,6 +104,11 @@ def any_event() -> st.SearchStrategy[events.Event]:
     name = st.just("n")
     gang = st.sampled_from(["", "g", "h"])
     policy = st.sampled_from(["round_robin", "priority", "fair_share", "?"])
+    uuid = st.none() | st.sampled_from("ABX")
+
+    def setting(name: str, value: Values, **of: Values) -> st.SearchStrategy[events.Set]:
+        return st.builds(events.Set, st.just(name), value, **of)
+
     return st.one_of(
         st.builds(
             events.ClientRegistered,
@@ -130,17 +136,16 @@ def any_event() -> st.SearchStrategy[events.Event]:
         st.builds(events.TimerFired),
         st.builds(events.HolderGone, st.sampled_from("AB")),
         st.builds(events.HolderStopped, st.sampled_from("AB"), st.booleans(), st.integers(0, 1 << 40)),
-        st.builds(events.QuantumSet, st.none() | st.integers(1, 50), st.none() | st.sampled_from("ABX")),
-        st.builds(events.PolicySet, policy, st.just({}), st.none()),
-        st.builds(events.SharingSet, st.sampled_from(messages.Sharing), st.none() | st.sampled_from("ABX")),
-        st.builds(events.PrioritySet, client, gpu),
-        st.builds(events.WeightSet, client, st.integers(1, 9)),
-        st.builds(events.GangSet, client, gang),
-        st.builds(events.LimitSet, client, small),
-        st.builds(events.HostBudgetSet, small),
-        st.builds(events.SwitchShareSet, st.sampled_from([0.02, 0.5]), st.none() | st.sampled_from("ABX")),
-        st.builds(events.Paused, client),
-        st.builds(events.Resumed, client),
+        setting("quantum", st.none() | st.integers(1, 50), gpu=uuid),
+        setting("policy", policy),
+        setting("sharing", st.sampled_from(["auto", "exclusive", "concurrent"]), gpu=uuid),
+        setting("priority", gpu, client=client),
+        setting("weight", st.integers(1, 9), client=client),
+        setting("gang", gang, client=client),
+        setting("limit", small, client=client),
+        setting("host_budget", small),
+        setting("switch_share", st.sampled_from([0.02, 0.5]), gpu=uuid),
+        setting("paused", st.booleans(), client=client),
     )
 
 

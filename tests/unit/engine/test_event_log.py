@@ -13,7 +13,7 @@ from nvshare.coordinator.engine.event_log import STATE_MODULES, EventLog, read, 
 from nvshare.coordinator.engine.scheduler import InvariantError, Scheduler
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import SECOND_NS
-from nvshare.coordinator.protocol.messages import Revoke, Sharing
+from nvshare.coordinator.protocol.messages import Revoke
 from nvshare.coordinator.simulation.harness import GPU, Harness, core_settings
 from nvshare.coordinator.simulation.plan import Plan as Work
 from nvshare.coordinator.simulation.world import World
@@ -112,13 +112,13 @@ def test_every_event_reads_back_equal() -> None:
     harness = Harness(create, SETTINGS)
     harness.gpu()
     a = harness.client(wanted=True)
-    harness.handle(events.SharingSet(Sharing.CONCURRENT))
-    harness.handle(events.PolicySet("priority"))
+    harness.handle(events.Set("sharing", "concurrent"))
+    harness.handle(events.Set("policy", "priority"))
     a.die()
     lines = list(harness.scheduler.event_log.lines())
     assert [event for _, event in read(lines)][-3:] == [
-        events.SharingSet(Sharing.CONCURRENT),
-        events.PolicySet("priority"),
+        events.Set("sharing", "concurrent"),
+        events.Set("policy", "priority"),
         events.ClientGone(a.client),
     ]
 

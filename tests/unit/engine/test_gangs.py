@@ -12,7 +12,6 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
-from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 from tests.harness import steps
 
@@ -113,7 +112,7 @@ def test_all_or_none() -> None:
 def test_a_client_that_a_slot_interrupts_keeps_its_place() -> None:
     """Broken: a gang's slot would cost the program that computes there its turn."""
     harness = make_harness()
-    harness.handle(events.QuantumSet(10 * QUANTUM_MS * MILLISECOND_NS, B))
+    harness.handle(events.Set("quantum", 10 * QUANTUM_MS * MILLISECOND_NS, B))
     first, second = client(harness, B), client(harness, B)
     client(harness, A)
     pair = client(harness, A, gang="pair"), client(harness, B, gang="pair")
@@ -164,7 +163,7 @@ def test_gangs_in_a_ring_take_turns_and_the_one_that_waits_longest_is_first() ->
 def test_a_gang_that_is_due_and_runs_already_keeps_no_other_gang_from_its_gpus() -> None:
     """Broken: a deadlock: a gang would wait for ever for the slot of one that is due longer and is not named again."""
     harness = make_harness("auto", gpus=3)
-    harness.handle(events.QuantumSet(QUANTUM_MS // 2 * MILLISECOND_NS, A))
+    harness.handle(events.Set("quantum", QUANTUM_MS // 2 * MILLISECOND_NS, A))
     others = client(harness, B, gang="other"), client(harness, C, gang="other"), client(harness, C)
     rival = client(harness, A)
     first = client(harness, A, gang="first"), client(harness, B, gang="first")
@@ -230,7 +229,7 @@ def test_a_member_in_trouble_blocks_nobody(trouble: str) -> None:
     if trouble == "dead":
         two.die()
     elif trouble == "paused":
-        harness.handle(events.Paused(two.client))
+        harness.handle(events.Set("paused", True, client=two.client))
     elif trouble == "idle":
         two.release(idle=True)
     hung = (two,) if trouble == "hung" else ()
@@ -297,7 +296,7 @@ def test_programs_that_stay_in_a_slot_do_not_interrupt_each_other() -> None:
         size = 6 if each in small else 60
         each.report(allocated=size, resident=size)
     for each in small:
-        harness.handle(events.ClassSet(each.client, JobClass.INTERACTIVE))
+        harness.handle(events.Set("class", "interactive", client=each.client))
     pass_time(harness, 3000)
     assert all(each.seat().statistics.leases >= 3 for each in (*large, *pair))
     assert all(each.seat().statistics.leases <= 100 for each in small)
@@ -373,9 +372,9 @@ def test_a_change_of_the_quantum_changes_a_gangs_turns() -> None:
     rivals = client(harness, A), client(harness, B)
     for want in (pair, rivals):
         wait_for(harness, partial(all_run, *want))
-        harness.handle(events.QuantumSet(3_600_000 * MILLISECOND_NS))
+        harness.handle(events.Set("quantum", 3_600_000 * MILLISECOND_NS))
         pass_time(harness, 10)
-        harness.handle(events.QuantumSet(QUANTUM_MS * MILLISECOND_NS))
+        harness.handle(events.Set("quantum", QUANTUM_MS * MILLISECOND_NS))
         before = [each.seat().statistics.leases for each in (*pair, *rivals)]
         pass_time(harness, 8 * QUANTUM_MS)
         assert all(each.seat().statistics.leases > had for each, had in zip((*pair, *rivals), before, strict=True))
@@ -388,7 +387,7 @@ def test_one_program_on_two_gpus_is_a_gang_if_it_asks_and_the_gang_may_change() 
     client(harness, A), client(harness, B)
     wide = client(harness, A)
     wide.attach(B, gpu=1, wanted=True)
-    harness.handle(events.GangSet(wide.client, "wide"))
+    harness.handle(events.Set("gang", "wide", client=wide.client))
     seen: list[tuple[str, str]] = []
     pass_time(harness, 1000, lambda: seen.append((wide.seat(0).phase, wide.seat(1).phase)))
     late = seen[QUANTUM_MS * 2 :]
@@ -396,7 +395,7 @@ def test_one_program_on_two_gpus_is_a_gang_if_it_asks_and_the_gang_may_change() 
     assert not [phases for phases in late if phases.count("holding") == 1]
     (gang,) = harness.scheduler.snapshot(harness.clock.now_ns).gangs
     assert (gang.name, gang.clients, gang.gpus) == ("wide", (wide.client,), (A, B))
-    harness.handle(events.GangSet(wide.client, ""))
+    harness.handle(events.Set("gang", "", client=wide.client))
     assert harness.scheduler.snapshot(harness.clock.now_ns).gangs == ()
     pass_time(harness, 500)
 

@@ -24,7 +24,7 @@ def test_a_new_quantum_holds_for_the_lease_at_hand() -> None:
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.milliseconds(300)
-    harness.handle(events.QuantumSet(250 * MILLISECOND_NS))
+    harness.handle(events.Set("quantum", 250 * MILLISECOND_NS))
     assert len(a.take(messages.Revoke)) == 1
     a.release()
     grant = b.granted()
@@ -45,7 +45,7 @@ def test_a_new_policy_does_not_wait_for_a_turn_of_the_old_one() -> None:
     b = harness.client(wanted=True)
     harness.milliseconds(300)
     assert not a.take(messages.Revoke)
-    harness.handle(events.PolicySet("round_robin"))
+    harness.handle(events.Set("policy", "round_robin"))
     harness.milliseconds(100)
     assert len(a.take(messages.Revoke)) == 1
     a.release()
@@ -59,9 +59,9 @@ def test_a_new_quantum_holds_for_a_turn_that_a_new_policy_has_bounded() -> None:
     a = harness.client(wanted=True)
     harness.client(wanted=True)
     harness.milliseconds(30)
-    harness.handle(events.PolicySet("round_robin"))
+    harness.handle(events.Set("policy", "round_robin"))
     harness.milliseconds(30)
-    harness.handle(events.QuantumSet(20 * MILLISECOND_NS))
+    harness.handle(events.Set("quantum", 20 * MILLISECOND_NS))
     assert len(a.take(messages.Revoke)) == 1
 
 
@@ -73,7 +73,7 @@ def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
     a.report(allocated=60, resident=20, host=40)
     a.request()
     (restore,) = a.take(messages.Restore)
-    harness.handle(events.PolicySet("round_robin"))
+    harness.handle(events.Set("policy", "round_robin"))
     b.request()
     a.moved(restore.order_id, 40)
     grant = a.granted()
@@ -87,7 +87,7 @@ def test_a_quantum_may_be_for_one_gpu() -> None:
     """Broken: setting one GPU's quantum would change the others."""
     harness = one_gpu()
     harness.gpu("GPU-1")
-    harness.handle(events.QuantumSet(5 * MILLISECOND_NS, "GPU-1"))
+    harness.handle(events.Set("quantum", 5 * MILLISECOND_NS, "GPU-1"))
     assert harness.gpu_snapshot().rules.quantum_ns == 100 * MILLISECOND_NS
     assert harness.gpu_snapshot("GPU-1").rules.quantum_ns == 5 * MILLISECOND_NS
 
@@ -141,18 +141,18 @@ def test_paused_means_granted_nothing_and_giving_back() -> None:
     harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
-    harness.handle(events.Paused(b.client))
+    harness.handle(events.Set("paused", True, client=b.client))
     assert [w.waiters for w in a.take(messages.Waiters)] == [1, 0]
-    harness.handle(events.Paused(a.client))
+    harness.handle(events.Set("paused", True, client=a.client))
     assert len(a.take(messages.Revoke)) == 1
     a.release(wanted=True)
     assert b.granted() is None
     assert harness.timer_ns is None
     harness.advance(SECOND_NS)
-    harness.handle(events.Resumed(b.client))
+    harness.handle(events.Set("paused", False, client=b.client))
     assert b.granted() is not None
     assert b.seat().statistics.max_wait_ns == 0, "a pause is no wait"
-    harness.handle(events.Resumed(a.client))
+    harness.handle(events.Set("paused", False, client=a.client))
     assert harness.gpu_snapshot().leases.waiting == 1
 
 
@@ -160,10 +160,10 @@ def test_a_client_that_is_paused_while_it_asks_waits_on() -> None:
     """Broken: a request in the pause would be lost or granted."""
     harness = one_gpu()
     a = harness.client()
-    harness.handle(events.Paused(a.client))
+    harness.handle(events.Set("paused", True, client=a.client))
     a.request()
     assert a.granted() is None
-    harness.handle(events.Resumed(a.client))
+    harness.handle(events.Set("paused", False, client=a.client))
     assert a.granted() is not None
 
 
@@ -171,7 +171,7 @@ def test_a_paused_client_may_die() -> None:
     """Broken: invariant 6 for those who are paused."""
     harness = one_gpu()
     a = harness.client(wanted=True)
-    harness.handle(events.Paused(a.client))
+    harness.handle(events.Set("paused", True, client=a.client))
     a.die()
     assert harness.gpu_snapshot().clients == 0
 
@@ -182,7 +182,7 @@ def test_to_concurrent_all_who_wait_are_let_in() -> None:
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     a.take(messages.GpuSettings)
-    harness.handle(events.SharingSet(Sharing.CONCURRENT))
+    harness.handle(events.Set("sharing", "concurrent"))
     assert b.granted() is not None
     assert not a.take(messages.Revoke)
     told = a.take(messages.GpuSettings)[-1]
@@ -198,7 +198,7 @@ def test_to_exclusive_all_must_have_released_before_the_first_grant() -> None:
     c = harness.client()
     for client in (a, b):
         assert client.granted() is not None
-    harness.handle(events.SharingSet(Sharing.EXCLUSIVE))
+    harness.handle(events.Set("sharing", "exclusive"))
     c.request()
     assert len(b.take(messages.Revoke)) == 1
     harness.milliseconds(100)
@@ -214,7 +214,7 @@ def test_to_exclusive_a_holder_alone_goes_on() -> None:
     harness = one_gpu(sharing=Sharing.CONCURRENT)
     a = harness.client(wanted=True)
     harness.advance(SECOND_NS)
-    harness.handle(events.SharingSet(Sharing.EXCLUSIVE))
+    harness.handle(events.Set("sharing", "exclusive"))
     assert not a.take(messages.Revoke)
     record = [c for c in harness.commands if isinstance(c, RecordLease)][-1]
     assert record.process_id == a.process_id
@@ -231,14 +231,14 @@ def test_a_limit_is_told_and_held() -> None:
     harness = one_gpu()
     a = harness.client(mode=messages.MemoryMode.MANAGED)
     a.take(messages.GpuSettings)
-    harness.handle(events.LimitSet(a.client, 500))
+    harness.handle(events.Set("limit", 500, client=a.client))
     assert [s.memory_limit_bytes for s in a.take(messages.GpuSettings)] == [500]
     assert a.reserve(501) == 0
     assert a.reserve(500) == 500
-    harness.handle(events.LimitSet(a.client, 100))
+    harness.handle(events.Set("limit", 100, client=a.client))
     assert a.reserve(501) == 500
     assert a.reserve(400, sequence=2) == 400, "giving back is always allowed"
-    harness.handle(events.LimitSet(a.client, 0))
+    harness.handle(events.Set("limit", 0, client=a.client))
     assert a.reserve(10_000, sequence=3) == 10_000
 
 
@@ -248,7 +248,7 @@ def test_a_policy_changes_while_clients_wait() -> None:
     a = harness.client(wanted=True, priority=0)
     low = harness.client(wanted=True, priority=0)
     high = harness.client(wanted=True, priority=5)
-    harness.handle(events.PolicySet("priority"))
+    harness.handle(events.Set("policy", "priority"))
     assert harness.gpu_snapshot().rules.policy == "priority"
     assert len(a.take(messages.Revoke)) == 1, "the higher class preempts from now on"
     a.release()
@@ -260,7 +260,7 @@ def test_a_policy_changes_while_clients_wait() -> None:
 def test_a_policy_that_cannot_be_made_leaves_the_old_one() -> None:
     """Broken: a typing mistake would leave a GPU without a policy."""
     harness = one_gpu()
-    harness.handle(events.PolicySet("no_such"))
+    harness.handle(events.Set("policy", "no_such"))
     assert harness.gpu_snapshot().rules.policy == "round_robin"
     assert harness.logged("no_such")
 
@@ -269,14 +269,14 @@ def test_orders_for_what_is_gone_are_logged() -> None:
     """Broken: an operator's order that crosses a death would crash the coordinator."""
     harness = one_gpu()
     for event in (
-        events.QuantumSet(1, "GPU-x"),
-        events.SharingSet(Sharing.CONCURRENT, "GPU-x"),
-        events.PolicySet("priority", {}, "GPU-x"),
-        events.PrioritySet(99, 1),
-        events.LimitSet(99, 1),
-        events.SwitchShareSet(0.02, "GPU-x"),
-        events.Paused(99),
-        events.Resumed(99),
+        events.Set("quantum", 1, "GPU-x"),
+        events.Set("sharing", "concurrent", "GPU-x"),
+        events.Set("policy", "priority", "GPU-x"),
+        events.Set("priority", 1, client=99),
+        events.Set("limit", 1, client=99),
+        events.Set("switch_share", 0.02, "GPU-x"),
+        events.Set("paused", True, client=99),
+        events.Set("paused", False, client=99),
     ):
         out = harness.handle(event)
         assert [c.level for c in out if isinstance(c, Log)] == [logging.WARNING], event
@@ -292,11 +292,11 @@ def test_the_share_of_switching_changes_an_automatic_quantum_at_once() -> None:
     harness.milliseconds(200)
     a.release(wanted=True, drain_ns=10 * MILLISECOND_NS)
     assert harness.gpu_snapshot().rules.quantum_ns == 190 * MILLISECOND_NS, "10 ms are 5 % of 200"
-    harness.handle(events.SwitchShareSet(0.02))
+    harness.handle(events.Set("switch_share", 0.02))
     assert harness.gpu_snapshot().rules.quantum_ns == 490 * MILLISECOND_NS
     assert b.granted() is not None
-    harness.handle(events.QuantumSet(50 * MILLISECOND_NS))
-    harness.handle(events.SwitchShareSet(0.05))
+    harness.handle(events.Set("quantum", 50 * MILLISECOND_NS))
+    harness.handle(events.Set("switch_share", 0.05))
     assert (harness.gpu_snapshot().rules.quantum_ns, harness.gpu_snapshot().rules.switch_share) == (
         50 * MILLISECOND_NS,
         0.05,

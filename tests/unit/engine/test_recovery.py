@@ -341,7 +341,7 @@ def test_the_journal_names_several_until_the_last_has_released() -> None:
     harness.gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
-    harness.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
+    harness.handle(events.Set("sharing", "exclusive"))
     assert records(harness)[-1] == (2, MANY_HOLDERS)
     a.release()
     assert records(harness)[-1] == (2, b.process_id)
@@ -365,7 +365,7 @@ def test_who_claimed_during_recovery_gives_way_when_the_gpu_becomes_exclusive() 
     early = harness.client(attach=False)
     early.attach(lease_id=3)
     assert early.granted() is not None
-    harness.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
+    harness.handle(events.Set("sharing", "exclusive"))
     assert [r.lease_id for r in early.take(messages.Revoke)] == [3]
     early.release(3, wanted=True)
     assert early.granted() is None, "nobody is granted before the expected holder has spoken"
@@ -381,7 +381,7 @@ def test_the_expected_holder_is_stray_where_others_claimed_meanwhile() -> None:
     a, b = harness.client(attach=False), harness.client(attach=False)
     a.attach(lease_id=3)
     b.attach(lease_id=4)
-    harness.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
+    harness.handle(events.Set("sharing", "exclusive"))
     holder = harness.client(process_id=HOLDER, attach=False)
     holder.attach(lease_id=6, wanted=True)
     assert holder.granted() is None
@@ -436,13 +436,13 @@ def test_a_paused_client_that_claims_its_lease_is_told_to_give_it_back() -> None
     harness = make_harness()
     recovering(harness)
     holder = harness.client(process_id=HOLDER, attach=False)
-    harness.handle(events.Paused(holder.client))
+    harness.handle(events.Set("paused", True, client=holder.client))
     holder.attach(lease_id=6, wanted=True)
     assert len(holder.take(messages.Revoke)) == 1
     holder.release(wanted=True)
     assert len(holder.take(messages.Grant)) == 1, "the claim was confirmed, and nothing was granted since"
     waiter = harness.client(wanted=True)
     assert waiter.granted() is not None
-    harness.handle(events.Resumed(holder.client))
+    harness.handle(events.Set("paused", False, client=holder.client))
     waiter.release()
     assert holder.granted() is not None

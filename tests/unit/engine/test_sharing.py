@@ -135,13 +135,13 @@ def test_side_by_side_again_when_there_is_room() -> None:
 def test_to_exclusive_the_first_member_goes_on() -> None:
     """Broken: what the operator wants is overruled, or every program drains for it."""
     harness, a, b = side_by_side()
-    harness.handle(events.SharingSet(Sharing.EXCLUSIVE))
+    harness.handle(events.Set("sharing", "exclusive"))
     (revoke,) = b.take(messages.Revoke)
     assert not a.take(messages.Revoke)
     b.release(revoke.lease_id, wanted=True)
     assert holders(harness) == {a.client}
     assert [note["why"] for note in harness.notifications("revoked")] == ["plan"]
-    harness.handle(events.SharingSet(Sharing.CONCURRENT))
+    harness.handle(events.Set("sharing", "concurrent"))
     assert holders(harness) == {a.client, b.client}
 
 
@@ -198,7 +198,7 @@ def test_a_rank_decides_who_is_left_out() -> None:
     b.report(allocated=60, resident=0, host=60)
     assert holders(harness) == {a.client}
     b.release(b.take(messages.Revoke)[0].lease_id, wanted=True)
-    harness.handle(events.PrioritySet(b.client, 3))
+    harness.handle(events.Set("priority", 3, client=b.client))
     (revoke,) = a.take(messages.Revoke)
     a.release(revoke.lease_id, wanted=True)
     move(a, b)
@@ -215,10 +215,11 @@ def test_classes_and_shares_change_the_rank() -> None:
         (client,) = harness.scheduler.snapshot(harness.clock.now_ns).clients
         return client.rank
 
-    harness.handle(events.ClassSet(a.client, JobClass.INTERACTIVE))
-    harness.handle(events.SharesSet(a.client, 0.5, 0.8))
+    harness.handle(events.Set("class", "interactive", client=a.client))
+    harness.handle(events.Set("share_request", 0.5, client=a.client))
+    harness.handle(events.Set("share_limit", 0.8, client=a.client))
     assert (rank().job_class, rank().share_request, rank().share_limit) == (JobClass.INTERACTIVE, 0.5, 0.8)
-    harness.handle(events.SharesSet(a.client, None, 0.3))
+    harness.handle(events.Set("share_limit", 0.3, client=a.client))
     assert (rank().share_request, rank().share_limit) == (0.3, 0.3), "a request above the limit is lowered to it"
 
 
@@ -277,7 +278,7 @@ def test_concurrent_sharing_waits_for_no_drain() -> None:
     a, b, c = (harness.client(wanted=True) for _ in range(3))
     harness.milliseconds(100)
     assert a.take(messages.Revoke)
-    harness.handle(events.SharingSet(Sharing.CONCURRENT))
+    harness.handle(events.Set("sharing", "concurrent"))
     assert holders(harness) == {b.client, c.client}
 
 

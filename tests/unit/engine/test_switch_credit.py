@@ -165,5 +165,5 @@ def test_exclusive_turns_begin_although_switches_are_held_back() -> None:
     late.request()
     assert gpu.schedule.held_back
     assert len(gpu.leases.running) == 2
-    harness.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
+    harness.handle(events.Set("sharing", "exclusive"))
     assert len(gpu.leases.running) == 1

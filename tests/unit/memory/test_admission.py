@@ -96,7 +96,7 @@ def test_a_report_counts_up_to_what_the_client_may_have() -> None:
         client.report(allocated=1 << 47, resident=1 << 47, pinned=1 << 47)
     assert harness.gpu_snapshot().memory.resident_bytes == 50
     assert harness.client(mode=MemoryMode.DEVICE).reserve(50) == 50
-    harness.handle(events.LimitSet(limited.client, 10))
+    harness.handle(events.Set("limit", 10, client=limited.client))
     limited.report(allocated=20, resident=20)
     assert limited.seat().memory.resident_bytes == 20, "what it has stays when its limit falls"
 

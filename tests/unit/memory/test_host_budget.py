@@ -199,12 +199,12 @@ def test_the_budget_changes_while_programs_run() -> None:
     harness = make_harness(100)
     a, b = harness.client(user_id=1), harness.client(user_id=2)
     ask(a, 80)
-    harness.handle(events.HostBudgetSet(50))
+    harness.handle(events.Set("host_budget", 50))
     assert shared(harness) == 80
     assert ask(b, 10) == 0
     assert harness.notifications("refused")[-1]["why"] == "host"
     assert ask(a, 81, 2) == 80
-    harness.handle(events.HostBudgetSet(200))
+    harness.handle(events.Set("host_budget", 200))
     assert ask(b, 100, 3) == 100
 
 
@@ -226,8 +226,8 @@ def test_what_was_moved_away_may_come_back_whatever_the_limits_are_now() -> None
     a = harness.client(mode=MemoryMode.SWAP, wanted=True)
     ask(a, 60)
     a.report(allocated=60, resident=20, host=40)
-    harness.handle(events.LimitSet(a.client, 10))
-    harness.handle(events.HostBudgetSet(1))
+    harness.handle(events.Set("limit", 10, client=a.client))
+    harness.handle(events.Set("host_budget", 1))
     assert a.reserve(60) == 60
     assert a.reserve(61, sequence=2) == 60, "but no more than that"
     assert harness.notifications("refused")[-1]["why"] == "limit"

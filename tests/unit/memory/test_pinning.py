@@ -189,8 +189,8 @@ def test_a_death_and_a_pause_while_shut_out() -> None:
     """Broken: the figures of who is shut out outlive them, or a pause puts them back into the line."""
     harness = make_harness()
     _, b = stuck(harness)
-    harness.handle(events.Paused(b.client))
-    harness.handle(events.Resumed(b.client))
+    harness.handle(events.Set("paused", True, client=b.client))
+    harness.handle(events.Set("paused", False, client=b.client))
     assert b.granted() is None
     b.die()
     assert harness.timer_ns is None

@@ -144,7 +144,7 @@ def test_a_priority_client_that_comes_is_brought_in_instead() -> None:
     (evict,) = c.take(messages.Evict)
     high = harness.client(mode=MemoryMode.SWAP, priority=5)
     high.report(allocated=20, resident=0, host=20)
-    harness.handle(events.PrioritySet(1, 5))  # the holder, so that it is not preempted
+    harness.handle(events.Set("priority", 5, client=1))  # the holder, so that it is not preempted
     high.request()
     finish(c, evict)
     assert not b.take(messages.Restore)

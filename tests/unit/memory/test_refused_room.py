@@ -115,7 +115,7 @@ def test_the_others_have_their_turns_meanwhile() -> None:
     _, willing, _ = beside_one_that_hangs(harness)
     other = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert other.take(messages.Grant)
-    harness.handle(events.PrioritySet(willing.client, 5))
+    harness.handle(events.Set("priority", 5, client=willing.client))
     harness.milliseconds(50)
     assert not other.take(messages.Revoke)
 

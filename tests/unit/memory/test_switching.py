@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from nvshare.coordinator.model.events import Paused, ProcessEnded, Resumed
+from nvshare.coordinator.model.events import ProcessEnded, Set
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.fields import RemoteProtocolError
@@ -188,7 +188,7 @@ def test_a_restoration_that_waits_gives_way_to_an_eviction() -> None:
     a.moved(evict.order_id, 10, finished=False)
     (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 10, finished=False)
-    harness.handle(Paused(b.client))
+    harness.handle(Set("paused", True, client=b.client))
     a.moved(evict.order_id, 20)
     (out,) = b.take(messages.Evict)
     assert out.bytes == 10
@@ -217,12 +217,12 @@ def test_the_next_client_may_be_paused_while_memory_moves_for_it() -> None:
     """Broken: a paused client would be granted, or the GPU kept for it."""
     harness, a, b = oversubscribed()
     a.granted()
-    harness.handle(Paused(b.client))
+    harness.handle(Set("paused", True, client=b.client))
     a.moved(a.take(messages.Evict)[0].order_id, 20)
     assert harness.gpu_snapshot().leases.preparing == a.client
     a.moved(a.take(messages.Restore)[0].order_id, 20)
     assert a.granted() is not None
-    harness.handle(Resumed(b.client))
+    harness.handle(Set("paused", False, client=b.client))
     assert b.seat().phase == "waiting"
 
 

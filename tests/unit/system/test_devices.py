@@ -12,8 +12,8 @@ import pytest
 
 from nvshare import simulated_gpu
 from nvshare.coordinator.daemon.coordinator import Options
-from nvshare.coordinator.daemon.core_settings import StartError
 from nvshare.coordinator.daemon.main import find_devices
+from nvshare.coordinator.daemon.settings_file import StartError
 from nvshare.coordinator.system.devices import NoGpuError, discover, load_simulated_nvml
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 

@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from nvshare.coordinator.daemon import main, settings_file
 from nvshare.coordinator.daemon.coordinator import Options
-from nvshare.coordinator.daemon.core_settings import StartError
+from nvshare.coordinator.daemon.settings_file import StartError
 from nvshare.coordinator.system.devices import Device, NoGpuError
 from nvshare.coordinator.system.http.metrics import Access, AccessError, MetricsServer
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
