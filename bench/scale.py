@@ -36,7 +36,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.sockets import ControlCaller
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from nvshare.scheduler_policies.registry import BUILT_IN, create
+from nvshare.scheduler_policies.registry import BUILT_IN
 
 GIB = 1 << 30
 
@@ -144,7 +144,7 @@ def _peak_rss_kib(process_id: int) -> int:
 def show_costs(clients: int, count: int, *, as_json: bool) -> None:
     """Runs `event_cost` for each policy."""
     cases = [(policy, short) for policy in sorted(BUILT_IN) for short in (False, True)]
-    found = [event_cost.measure(create, policy, clients, count, short=short) for policy, short in cases]
+    found = [event_cost.measure(policy, clients, count, short=short) for policy, short in cases]
     if as_json:
         print(json.dumps({"clients": clients, "events": count, "cost": found}))
         return

@@ -1,6 +1,6 @@
 """Seeded worlds with new seeds, on all cores: `python -m nvshare.bench.soak --minutes 60 --json`.
 
-A world (world.py) has everything of a coordinator but its sockets.  Its seed says what happens in it
+A world (virtual_node/world.py) has everything of a coordinator but its sockets.  Its seed says what happens in it
 and also how it is made: GPUs, processes, memory, policy, and which troubles meet (`draw`).  Every invariant is checked
 after each event, on the GPUs that it concerns.  A failure does not end the run: each is printed when it occurs, with
 the command that runs its world again, and in the end the exit code is 1.
@@ -25,13 +25,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from nvshare.bench.harness.progress import showing
+from nvshare.bench.virtual_node.nonsense import NONSENSE, with_nonsense
+from nvshare.bench.virtual_node.world import Plan, World, core_settings
 from nvshare.coordinator.engine.scheduler import OverdueAction
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol.messages import UNBOUNDED, Sharing
-from nvshare.coordinator.simulation.harness import core_settings
-from nvshare.coordinator.simulation.plan import Plan
-from nvshare.coordinator.simulation.policies import NONSENSE, with_nonsense
-from nvshare.coordinator.simulation.world import World
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 SHOWN_FAILURES = 20

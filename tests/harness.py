@@ -1,14 +1,168 @@
-"""Worlds of one GPU for tests of the core, with every check on."""
+"""The engine with every check on, a manual clock and scripted clients, for tests of the core.
+
+Time moves only by `Harness.advance`, which fires the engine's timer at its deadline.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
-from nvshare.coordinator.simulation.harness import Harness
+from nvshare.bench.virtual_node.client import Client
+from nvshare.bench.virtual_node.clock import Clock
+from nvshare.bench.virtual_node.world import Plan, World, core_settings
+from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
+from nvshare.coordinator.engine.snapshot.clients import SeatSnapshot
+from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Settings
+from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies.registry import create
+
+M = TypeVar("M", bound=messages.Message)
+GPU = "GPU-0"
+
+
+@dataclass(slots=True, eq=False)
+class ScriptedClient(Client):
+    """A client controlled by a test, with the messages sent to it."""
+
+    harness: Harness
+    process_id: int
+    inbox: list[messages.Message] = field(default_factory=list)
+
+    def take(self, kind: type[M]) -> list[M]:
+        """Removes and returns the messages of this type."""
+        found = [message for message in self.inbox if isinstance(message, kind)]
+        self.inbox = [message for message in self.inbox if not isinstance(message, kind)]
+        return found
+
+    def granted(self) -> messages.Grant | None:
+        """The grant since the last call, if any.  Asserts that there is at most one."""
+        grants = self.take(messages.Grant)
+        assert len(grants) <= 1, grants
+        return grants[0] if grants else None
+
+    def attach(self, uuid: str = GPU, **more: Any) -> None:
+        """Attaches to the first GPU, or another one."""
+        Client.attach(self, uuid, **more)
+
+    def release(self, lease_id: int | None = None, *, gpu: int = 0, **more: Any) -> None:
+        """Returns the lease; by default the one in the engine's records."""
+        lease = self.seat(gpu).lease_id if lease_id is None else lease_id
+        Client.release(self, lease, gpu=gpu, **more)
+
+    def reserve(self, total: int, *, sequence: int = 1) -> int:
+        """Asks for room and returns the resulting reservation."""
+        self.ask_room(total, sequence)
+        (answer,) = self.take(messages.MemoryReserved)
+        assert answer.sequence == sequence
+        return answer.bytes
+
+    def die(self, *, process_lives: bool = False) -> None:
+        """Ends the connection; `process_lives`: the driver has not freed its memory yet."""
+        self.end(process_lives=process_lives)
+        del self.harness.clients[self.client]
+
+    def seat(self, gpu: int = 0) -> SeatSnapshot:
+        """The client's seat as seen by the engine."""
+        snapshot = self.harness.scheduler.snapshot(self.harness.clock.now_ns)
+        (record,) = (client for client in snapshot.clients if client.client == self.client)
+        (seat,) = (seat for seat in record.seats if seat.gpu == gpu)
+        return seat
+
+
+class Harness:
+    """A scheduler with all checks, a clock, and clients."""
+
+    def __init__(self, policies: PolicyFactory, settings: Settings | None = None, /, **values: Any) -> None:
+        self.clock = Clock()
+        self.scheduler = Scheduler(policies, settings or core_settings(**values))
+        self.clients: dict[int, ScriptedClient] = {}
+        self.timer_ns: int | None = None
+        self.commands: list[commands.Command] = []
+        """All commands since the list was last emptied."""
+        self._next = 1
+
+    def handle(self, event: events.Event) -> list[commands.Command]:
+        """Passes an event to the engine and carries out its commands."""
+        out = self.scheduler.handle(event, self.clock.now_ns)
+        for command in out:
+            if isinstance(command, commands.SetTimer):
+                self.timer_ns = command.deadline_ns
+            elif isinstance(command, commands.Send):
+                # Every message must fit the wire, whatever led to it.
+                messages.encode(command.message)
+                if command.client in self.clients:
+                    self.clients[command.client].inbox.append(command.message)
+        self.commands += out
+        return out
+
+    def gpu(self, uuid: str = GPU, capacity: int = 1 << 30, **more: int | None) -> None:
+        """Adds a GPU."""
+        self.handle(events.GpuAdded(uuid, "Simulated", capacity, capacity, **more))  # type: ignore[arg-type]
+
+    def client(
+        self,
+        name: str = "",
+        *,
+        attach: bool = True,
+        wanted: bool = False,
+        memory: int = 0,
+        mode: messages.MemoryMode = messages.MemoryMode.MANAGED,
+        process_id: int | None = None,
+        **rank: Any,
+    ) -> ScriptedClient:
+        """Registers a client and attaches it to the first GPU."""
+        number = self._next
+        self._next += 1
+        pid = 1000 + number if process_id is None else process_id
+        client = self.clients[number] = ScriptedClient(number, self.handle, self, pid)
+        client.register(name or f"c{number}", program="test", process_id=pid, mode=mode, **rank)
+        if attach:
+            client.attach(wanted=wanted, memory=memory)
+        return client
+
+    def advance(self, by_ns: int) -> None:
+        """Lets time pass; the timer fires at its deadlines."""
+        end_ns = self.clock.now_ns + by_ns
+        fired = 0
+        while self.timer_ns is not None and self.timer_ns <= end_ns:
+            self.clock.now_ns = max(self.clock.now_ns, self.timer_ns)
+            self.timer_ns = None
+            self.handle(events.TimerFired())
+            fired += 1
+            assert fired < 100_000, "the timer fires again and again"
+        self.clock.now_ns = end_ns
+
+    def milliseconds(self, count: float) -> None:
+        """`advance` in ms."""
+        self.advance(round(count * MILLISECOND_NS))
+
+    def gpu_snapshot(self, uuid: str = GPU) -> GpuSnapshot:
+        """The GPU as seen by the engine."""
+        snapshot = self.scheduler.snapshot(self.clock.now_ns)
+        (gpu,) = (gpu for gpu in snapshot.gpus if gpu.uuid == uuid)
+        return gpu
+
+    def notifications(self, kind: str) -> list[dict[str, int | str | bool | float | None]]:
+        """The values of all trace events of a kind."""
+        return [c.values for c in self.commands if isinstance(c, commands.Notify) and c.kind == kind]
+
+    def logged(self, part: str) -> bool:
+        """Whether a log line contains `part`."""
+        return any(isinstance(c, commands.Log) and part in c.text for c in self.commands)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Lets time pass until the condition holds; fails after 100 s."""
+        for _ in range(100_000):
+            if condition():
+                return
+            self.advance(MILLISECOND_NS)
+        raise AssertionError("the condition did not become true")
 
 
 def one_gpu(capacity: int = 1 << 30, **settings: Any) -> Harness:
@@ -25,6 +179,17 @@ def play_turn(harness: Harness, drain_ms: float = 0.0) -> int:
     harness.milliseconds(drain_ms)
     harness.clients[holder].release(wanted=True)
     return holder
+
+
+def live(seed: int, plan: Plan, settings: Settings) -> World:
+    """Runs a world.  The note of a failure says what runs it again."""
+    world = World(seed, plan, create, settings)
+    try:
+        world.run()
+    except Exception as error:
+        error.add_note(f"seed {seed}, {plan}, {settings}")
+        raise
+    return world
 
 
 def steps(action: Callable[[], object]) -> int:

@@ -1,120 +1,65 @@
-"""Cost of one event in the core: many clients on one GPU that always want it, in virtual time.
+"""Cost of one event in the core: many jobs on one virtual GPU that always want it (virtual_node/node.py).
 
-Clients answer as hooks do: they report progress every 100 ms of a lease and at its end, give revoked leases back and
-want the GPU again, and move their memory when told to.  With `short` memory each has a tenth of the GPU.  Only
-`Scheduler.handle` is timed, by the processor time of the thread; the log of events is part of it.
+Only `Scheduler.handle` is timed, by the processor time of the thread; the log of events is part of it.  With `short`
+memory each job has a tenth of the GPU.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections import deque
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from nvshare.bench.harness.fixture import percentile
-from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
+from nvshare.bench.virtual_node.node import FIRST_REPORT_NS, FOREVER_NS, Job, VirtualNode
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import Settings
-from nvshare.coordinator.protocol import messages
 
-REPORT_NS = 100_000_000
 CAPACITY = 80 << 30
 WARM_UP = 4
 """Events of each client before the measurement: its turn, report and release among them."""
 
 
-class Crowd:
-    """The clients of one GPU, and the time of each event."""
+class Crowd(VirtualNode):
+    """A node that times each event."""
 
-    def __init__(self, create: PolicyFactory, policy: str, clients: int, *, short: bool) -> None:
+    def __init__(self, policy: str, clients: int, *, short: bool) -> None:
+        self.spent_us: list[tuple[str, float]] = []
+        size = CAPACITY // 10 if short else 1 << 20
+        jobs = [Job(f"job {n}", 0, FOREVER_NS, memory_bytes=size, user=n % 8) for n in range(clients)]
         settings = Settings(policy=policy, max_clients=clients)
-        self._core = Scheduler(create, settings)
-        self._now_ns = 0
-        self._timer_ns: int | None = None
-        self._answers: deque[events.Event] = deque()
-        self._reports: list[tuple[int, int, int]] = []
-        """When, which client, which lease."""
-        self._leases: dict[int, int] = {}
-        self._bytes = CAPACITY // 10 if short else 1 << 20
-        self.spent_ns: list[tuple[str, int]] = []
-        self._give(events.GpuAdded("GPU-0", "made-up GPU", CAPACITY, CAPACITY))
-        for client in range(1, clients + 1):
-            mode = messages.MemoryMode.SWAP
-            self._give(events.ClientRegistered(client, f"job {client}", "bench", client, client % 8, 0, mode, 0))
-            self._give(events.GpuAttached(client, 0, "GPU-0", 0, False))
-            here = 0 if short else self._bytes
-            self._give(events.MemoryReported(client, 0, self._bytes, here, 0, self._bytes - here))
-            self._give(events.Requested(client, 0))
+        super().__init__(jobs, 1, CAPACITY, settings, shared_report_ns=FIRST_REPORT_NS)
 
-    def run(self, count: int) -> None:
-        """Runs until `count` events have been handled."""
-        self.spent_ns.clear()
-        while len(self.spent_ns) < count:
-            if self._answers:
-                self._now_ns += 10_000
-                self._give(self._answers.popleft())
-                continue
-            due_ns = min(self._timer_ns or 1 << 62, self._reports[0][0] if self._reports else 1 << 62)
-            self._now_ns = max(self._now_ns, due_ns)
-            if self._timer_ns is not None and self._timer_ns <= self._now_ns:
-                self._timer_ns = None
-                self._give(events.TimerFired())
-            else:
-                self._report(*heapq.heappop(self._reports))
-
-    def _report(self, at_ns: int, client: int, lease: int) -> None:
-        if self._leases.get(client) == lease:
-            self._give(self._progress(client, lease))
-            heapq.heappush(self._reports, (at_ns + REPORT_NS, client, lease))
-
-    def _progress(self, client: int, lease: int) -> events.Progressed:
-        now_ns = self._now_ns
-        return events.Progressed(client, 0, lease, now_ns, now_ns // 1000, now_ns // 2, now_ns, 0)
-
-    def _release(self, client: int, lease: int) -> None:
-        if self._leases.pop(client, None) is not None:
-            self._answers.append(self._progress(client, lease))
-            self._answers.append(events.Released(client, 0, lease, False, True, True, 0, 0, 1))
-
-    def _give(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> list[commands.Command]:
         before_ns = time.thread_time_ns()
-        out = self._core.handle(event, self._now_ns)
-        self.spent_ns.append((type(event).__name__, time.thread_time_ns() - before_ns))
-        for command in out:
-            if isinstance(command, commands.SetTimer):
-                self._timer_ns = command.deadline_ns
-            elif isinstance(command, commands.Send):
-                self._answer(command.client, command.message)
+        out = super().handle(event)
+        self.spent_us.append((type(event).__name__, (time.thread_time_ns() - before_ns) / 1000))
+        return out
 
-    def _answer(self, client: int, message: messages.Message) -> None:
-        if isinstance(message, messages.Grant):
-            self._leases[client] = message.lease_id
-            heapq.heappush(self._reports, (self._now_ns + REPORT_NS, client, message.lease_id))
-        elif isinstance(message, messages.Revoke):
-            self._release(client, message.lease_id)
-        elif isinstance(message, messages.Evict | messages.Restore):
-            here = self._bytes - message.bytes if isinstance(message, messages.Evict) else self._bytes
-            moved, order = message.bytes, message.order_id
-            self._answers.append(events.MoveProgressed(client, 0, order, moved, 1000, True, 0))
-            self._answers.append(events.MemoryReported(client, 0, self._bytes, here, 0, self._bytes - here))
+    def run_events(self, count: int) -> None:
+        """Runs until `count` more events have been handled."""
+        end = self.handled + count
+        while self.handled < end:
+            self.step(FOREVER_NS)
 
 
-def measure(create: PolicyFactory, policy: str, clients: int, count: int, *, short: bool) -> dict[str, Any]:
+def measure(policy: str, clients: int, count: int, *, short: bool) -> dict[str, Any]:
     """Microseconds for one event under a policy."""
-    crowd = Crowd(create, policy, clients, short=short)
-    crowd.run(WARM_UP * clients)
-    crowd.run(count)
-    spent_us = [spent / 1000 for _, spent in crowd.spent_ns]
+    crowd = Crowd(policy, clients, short=short)
+    while len(crowd.programs) < clients:
+        crowd.step(FOREVER_NS)
+    crowd.run_events(WARM_UP * clients)
+    crowd.spent_us.clear()
+    crowd.run_events(count)
+    spent_us = [spent for _, spent in crowd.spent_us]
     kinds: dict[str, list[float]] = {}
-    for kind, spent in crowd.spent_ns:
-        kinds.setdefault(kind, []).append(spent / 1000)
+    for kind, spent in crowd.spent_us:
+        kinds.setdefault(kind, []).append(spent)
     return {
         "policy": policy,
         "memory": "short" if short else "fits",
         "median_us": round(median(spent_us), 1),
-        "mean_us": round(sum(spent_us) / len(spent_us), 1),
+        "mean_us": round(fmean(spent_us), 1),
         "p99_us": round(percentile(spent_us, 0.99), 1),
         "medians_us": {kind: round(median(each), 1) for kind, each in sorted(kinds.items())},
     }

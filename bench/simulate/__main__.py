@@ -1,7 +1,7 @@
 """The command line of `python -m nvshare.bench.simulate`.
 
 JSON: `policies` by name with the keys of figures.py; `jobs`, `gpus`, `seed` or `trace`, `quantum`.  Figures are
-SIMULATED: the core and the policies are real, jobs and cards are models (world.py, card.py).
+SIMULATED: the core and the policies are real, jobs and cards are models (virtual_node/node.py, virtual_node/card.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nvshare.bench.harness.command import check_plots, names_of, parser_for, run
 from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.harness.progress import step
 from nvshare.bench.simulate.figures import figures
-from nvshare.bench.simulate.jobs import Job, fitted, scaled, synthetic
+from nvshare.bench.simulate.jobs import fitted, scaled, synthetic
 from nvshare.bench.simulate.orderings import run_orderings
 from nvshare.bench.simulate.pictures import write_pictures
 from nvshare.bench.simulate.plot import draw
 from nvshare.bench.simulate.traces import read_trace
-from nvshare.bench.simulate.world import World
+from nvshare.bench.virtual_node.node import Job, VirtualNode
 from nvshare.coordinator.model.settings import SECOND_NS, Settings
 from nvshare.coordinator.units import format_duration, parse_quantum, parse_size
 from nvshare.scheduler_policies.registry import BUILT_IN
@@ -31,7 +31,7 @@ from nvshare.scheduler_policies.registry import BUILT_IN
 def simulate(policy: str, jobs: Sequence[Job], options: argparse.Namespace) -> dict[str, Any]:
     """One policy's figures."""
     settings = Settings(policy=policy, quantum_ns=options.quantum)
-    world = World(jobs, options.gpus, options.capacity, settings)
+    world = VirtualNode(jobs, options.gpus, options.capacity, settings)
     begin = time.process_time()
     world.run(lambda left: step(f"{policy}: {len(jobs) - left} of {len(jobs)} jobs"))
     return figures(world) | {"processor_s": round(time.process_time() - begin, 1)}

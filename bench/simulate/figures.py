@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from nvshare.bench.harness.fixture import percentile
-from nvshare.bench.simulate.records import BEGIN_NS, Task
-from nvshare.bench.simulate.world import World
+from nvshare.bench.virtual_node.node import BEGIN_NS, Task, VirtualNode
 
 _SECOND: Final = 1e9
 
@@ -40,7 +39,7 @@ def rho(task: Task) -> float:
     return took_ns / (task.job.alone_ns * max(1.0, present))
 
 
-def figures(world: World) -> dict[str, Any]:
+def figures(world: VirtualNode) -> dict[str, Any]:
     """Figures of a run that is over."""
     tasks, cards = world.tasks, world.cards.values()
     useful: dict[int, float] = {}

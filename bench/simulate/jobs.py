@@ -1,15 +1,16 @@
-"""Jobs, and synthetic mixes of them."""
+"""Synthetic mixes of jobs."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from nvshare.bench.virtual_node.node import Job
+from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.scheduler_policies.api import JobClass
 
-SECOND_NS: Final = 1_000_000_000
 GIB: Final = 1 << 30
 USERS: Final = 12
 _SPREAD: Final = 1.6
@@ -24,34 +25,6 @@ _KINDS: Final = (
     (0.10, JobClass.BEST_EFFORT, 0.5, 1.0, 0.0, 0.0),
 )
 _MEMORY_GIB: Final = ((2, 0.25), (6, 0.3), (12, 0.2), (24, 0.15), (48, 0.1))
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One job: a program, or as many programs as `gpus`, which step together."""
-
-    name: str
-    arrives_ns: int
-    work_ns: int
-    """Computing time of the job alone."""
-    busy: float = 1.0
-    """The part of this time in which it keeps the card busy."""
-    memory_bytes: int = 0
-    gpus: int = 1
-    user: int = 0
-    priority: int = 0
-    job_class: JobClass = JobClass.BATCH
-    deadline_ns: int = 0
-    """After its arrival; 0: none."""
-    burst_ns: int = 0
-    think_ns: int = 0
-    """It computes for `burst_ns`, then waits for its user for `think_ns`, and so on; 0: it always computes."""
-
-    @property
-    def alone_ns(self) -> int:
-        """Time of the job alone on its cards, waits included."""
-        waits = (self.work_ns - 1) // self.burst_ns if self.burst_ns else 0
-        return self.work_ns + waits * self.think_ns
 
 
 def synthetic(count: int, gpus: int, hours: float, load: float, seed: int) -> list[Job]:

@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from nvshare.bench.simulate.figures import figures, jct_s
-from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
-from nvshare.bench.simulate.records import BEGIN_NS, FIRST_REPORT_NS
-from nvshare.bench.simulate.world import SHARED_REPORT_NS, World
-from nvshare.coordinator.model.settings import Settings
+from nvshare.bench.simulate.jobs import GIB
+from nvshare.bench.virtual_node.node import BEGIN_NS, FIRST_REPORT_NS, SHARED_REPORT_NS, Job, VirtualNode
+from nvshare.coordinator.model.settings import SECOND_NS, Settings
 from nvshare.scheduler_policies.api import JobClass
 
 CAPACITY: Final = 80 * GIB
@@ -28,13 +27,12 @@ def outcome(
     quantum_s: float = 1.0,
     users_first: bool = True,
     report_ns: int = SHARED_REPORT_NS,
-) -> World:
+) -> VirtualNode:
     """A finished run on one GPU."""
-    quantum_ns = round(quantum_s * SECOND_NS)
     share_by = "user" if users_first else "program"
-    world = World(jobs, 1, CAPACITY, Settings(policy=policy, quantum_ns=quantum_ns, share_by=share_by))
+    settings = Settings(policy=policy, quantum_ns=round(quantum_s * SECOND_NS), share_by=share_by)
+    world = VirtualNode(jobs, 1, CAPACITY, settings, shared_report_ns=report_ns)
     world.segments = []
-    world.shared_report_ns = report_ns
     world.run()
     return world
 

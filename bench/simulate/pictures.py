@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
-from nvshare.bench.simulate.records import BEGIN_NS, FIRST_REPORT_NS
-from nvshare.bench.simulate.world import Segment, World
-from nvshare.coordinator.model.settings import Settings
+from nvshare.bench.simulate.jobs import GIB
+from nvshare.bench.virtual_node.node import BEGIN_NS, FIRST_REPORT_NS, Job, Segment, VirtualNode
+from nvshare.coordinator.model.settings import SECOND_NS, Settings
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN
 
@@ -46,10 +45,9 @@ def write_pictures(folder: Path) -> list[Path]:
 
 def picture(policy: str) -> str:
     """The time line of one policy."""
-    quantum_ns = QUANTUM_S * SECOND_NS
-    world = World(four_jobs(), 1, 80 * GIB, Settings(policy=policy, quantum_ns=quantum_ns))
+    settings = Settings(policy=policy, quantum_ns=QUANTUM_S * SECOND_NS)
+    world = VirtualNode(four_jobs(), 1, 80 * GIB, settings, shared_report_ns=FIRST_REPORT_NS)
     world.segments = []
-    world.shared_report_ns = FIRST_REPORT_NS
     world.run()
     width, height = LEFT + SHOWN_S * SECOND_WIDTH + 10, TOP + 4 * (LANE + GAP) + 18
     parts = [

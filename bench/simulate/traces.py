@@ -25,7 +25,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
+from nvshare.bench.simulate.jobs import GIB
+from nvshare.bench.virtual_node.node import Job
+from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.scheduler_policies.api import JobClass
 
 CARD_BYTES: Final = 80 * GIB

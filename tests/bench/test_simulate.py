@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from nvshare.bench.simulate.card import shares
 from nvshare.bench.simulate.figures import figures, jain, jct_s
-from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job, fitted, scaled, synthetic
+from nvshare.bench.simulate.jobs import GIB, fitted, scaled, synthetic
 from nvshare.bench.simulate.orderings import ORDERINGS
 from nvshare.bench.simulate.pictures import picture
 from nvshare.bench.simulate.plot import draw
 from nvshare.bench.simulate.traces import read_trace
-from nvshare.bench.simulate.world import World
-from nvshare.coordinator.model.settings import Settings
+from nvshare.bench.virtual_node.card import shares
+from nvshare.bench.virtual_node.node import Job, VirtualNode
+from nvshare.coordinator.model.settings import SECOND_NS, Settings
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN
 from tests.daemon.processes import ROOT, environment
@@ -54,7 +54,7 @@ def test_leases_are_not_taken_back_at_once(policy: str) -> None:
     """Broken: two rules of the core or of a policy undo each other's decision, and programs interrupt one another with
     every drain, although each wait ends."""
     jobs = fitted(synthetic(200, 2, 3.0, 0.9, 2), 2, 80 * GIB)
-    world = World(jobs, 2, 80 * GIB, Settings(policy=policy, quantum_ns=5 * SECOND_NS))
+    world = VirtualNode(jobs, 2, 80 * GIB, Settings(policy=policy, quantum_ns=5 * SECOND_NS))
     world.run()
     found = figures(world)
     assert found["interrupted"] <= found["handovers"] // 50
@@ -75,10 +75,10 @@ def small_mix() -> list[Job]:
     ]  # fmt: skip
 
 
-def world(policy: str, jobs: list[Job], gpus: int = 1, quantum_ns: int | None = SECOND_NS) -> World:
+def world(policy: str, jobs: list[Job], gpus: int = 1, quantum_ns: int | None = SECOND_NS) -> VirtualNode:
     """A finished run in which the core has checked all invariants after each event."""
     settings = Settings(policy=policy, quantum_ns=quantum_ns, check_invariants=True)
-    made = World(jobs, gpus, 80 * GIB, settings)
+    made = VirtualNode(jobs, gpus, 80 * GIB, settings)
     made.run()
     return made
 
@@ -91,6 +91,7 @@ def world(policy: str, jobs: list[Job], gpus: int = 1, quantum_ns: int | None = 
         ([0.3, 0.4], [0.3, 0.4]),
         ([1.0, 1.0], [0.475, 0.475]),
         ([1.0, 0.1, 1.0], [0.425, 0.1, 0.425]),
+        ([1.0, 0.2], [0.8, 0.2]),
     ],
 )
 def test_a_card_divides_its_time(wanted: list[float], got: list[float]) -> None:

@@ -1,8 +1,7 @@
 """A card that several programs share, for policies that measure: progress follows a small model of time slicing.
 
-GPU time is divided max-min fairly among what the programs want.  `LOSS` is lost when more than one wants more than it
-gets.  A program that is bound by launching does nothing for `refill_ms` of each lease.  Reports come every 100 ms
-and with each release, as the hook sends them.
+GPU time is divided as on the card of the virtual node.  A program that is bound by launching does nothing for
+`refill_ms` of each lease.  Reports come every 100 ms and with each release, as the hook sends them.
 """
 
 from __future__ import annotations
@@ -13,23 +12,12 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from nvshare.bench.virtual_node.card import shares
 from nvshare.scheduler_policies.api import Measured, Policy
 from nvshare.scheduler_policies.parts.packing import SATURATING
 from tests.policies.virtual_gpu import GPU, MS, SECOND, Job, VirtualGpu
 
-LOSS = 0.05
 REPORT_NS = 100 * MS
-
-
-def divide(wants: dict[int, float]) -> dict[int, float]:
-    """GPU time of each, max-min fair."""
-    gets: dict[int, float] = {}
-    left, rest = 1.0, sorted(wants, key=wants.__getitem__)
-    for place, client in enumerate(rest):
-        gets[client] = min(wants[client], left / (len(rest) - place))
-        left -= gets[client]
-    short = [client for client in wants if gets[client] < wants[client] - 1e-9]
-    return {client: part * (1.0 - LOSS) for client, part in gets.items()} if len(short) > 1 else gets
 
 
 class Card(VirtualGpu):
@@ -99,7 +87,7 @@ class Card(VirtualGpu):
         for client in wants.keys() & self.stalls:
             if saturating - {client}:
                 wants[client] = min(wants[client], self.stalls[client])
-        return divide(wants)
+        return dict(zip(wants, shares(list(wants.values())), strict=True))
 
     def _pass(self, to_ns: int) -> None:
         self._note_setting()

@@ -14,8 +14,8 @@ import pytest
 
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import BUILT_IN, create
+from tests.harness import Harness, ScriptedClient
 
 SEEDS, STEPS, PEACE = 6, 600, 10_000
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
+from tests.harness import Harness, ScriptedClient
 
 TICK_NS = MILLISECOND_NS // 10
 QUANTUM_MS = 100
@@ -123,7 +123,7 @@ class Outcome:
 
 def pass_tick(harness: Harness, chance: random.Random) -> None:
     """Time passes, and a timer that is due fires somewhat late, as it does on a machine."""
-    harness.clock.advance(chance.randint(TICK_NS // 2, TICK_NS * 3 // 2))
+    harness.clock.now_ns += chance.randint(TICK_NS // 2, TICK_NS * 3 // 2)
     if harness.timer_ns is not None and harness.timer_ns <= harness.clock.now_ns:
         harness.timer_ns = None
         harness.handle(events.TimerFired())

@@ -11,26 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.bench.virtual_node.world import Plan, core_settings
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol.messages import Sharing
-from nvshare.coordinator.simulation.harness import core_settings
-from nvshare.coordinator.simulation.plan import Plan
-from nvshare.coordinator.simulation.world import World
-from nvshare.scheduler_policies.registry import BUILT_IN, create
+from nvshare.scheduler_policies.registry import BUILT_IN
+from tests.harness import live
 
 PLAN = Plan(gpus=3, processes=12, gangs=2, duration_ns=6 * SECOND_NS)
-
-
-def live(seed: int, plan: Plan, core: Settings) -> World:
-    """Run a world.  A failure begins with what runs it again."""
-    world = World(seed, plan, create, replace(core))
-    try:
-        world.run()
-    except Exception as error:
-        error.add_note(f"seed {seed}, {plan}, {core}")
-        raise
-    return world
 
 
 def share_together(plan: Plan, policy: str) -> float:

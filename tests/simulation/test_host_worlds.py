@@ -11,26 +11,13 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.bench.virtual_node.world import Plan, core_settings
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
-from nvshare.coordinator.simulation.harness import core_settings
-from nvshare.coordinator.simulation.plan import Plan
-from nvshare.coordinator.simulation.world import World
-from nvshare.scheduler_policies.registry import BUILT_IN, create
+from nvshare.scheduler_policies.registry import BUILT_IN
+from tests.harness import live
 
 PLAN = Plan(memory_bytes=600, swap_share=1.0, users=3, duration_ns=6 * SECOND_NS)
 core = partial(core_settings, drain_deadline_ns=SECOND_NS)
-
-
-def live(seed: int, plan: Plan, settings: Settings) -> World:
-    """Run a world.  A failure begins with what runs it again."""
-    world = World(seed, plan, create, settings)
-    try:
-        world.run()
-    except Exception as error:
-        error.add_note(f"seed {seed}, {plan}, {core}")
-        raise
-    return world
 
 
 @settings(max_examples=15, deadline=None)

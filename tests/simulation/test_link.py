@@ -1,5 +1,5 @@
-"""Cost of switching under the memory plan, and accounting across deaths and restarts: simulated time, a link
-of 50 GiB/s each way and 85 together, the real core.
+"""Cost of switching under the memory plan, and accounting across deaths and restarts: virtual time, a link of 50 GiB/s
+each way and 85 together, the real engine.
 
 The bounds here are of the plan, in time that no machine's load changes.
 """
@@ -7,33 +7,135 @@ The bounds here are of the plan, in time that no machine's load changes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pytest
 
+from nvshare.bench.virtual_node.link import Link, Move
+from nvshare.bench.virtual_node.node import FOREVER_NS, Job, Program, VirtualNode
+from nvshare.bench.virtual_node.world import core_settings
+from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
+from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
-from nvshare.coordinator.simulation.harness import core_settings
-from nvshare.coordinator.simulation.link import GIB, Job, Link, LinkWorld, Makespan, Meter, Outcome, train
+from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies.registry import create
 
+GIB = 1 << 30
 CAPACITY = 4 * GIB
+UUID = "GPU-0"
+PIECE_BYTES = 64 << 20
 
 
-def world(*shares: float, quantum_ns: int | None = SECOND_NS, switch_share: float = 0.05) -> LinkWorld:
-    """Jobs with these shares of the capacity."""
-    sizes = tuple(int(share * CAPACITY) for share in shares)
+class Jobs(VirtualNode):
+    """Jobs on one GPU, whose coordinator may be killed."""
+
+    away = False
+    """No program is connected."""
+
+    def sight(self) -> GpuSnapshot:
+        """The GPU as the engine sees it."""
+        (gpu,) = self.scheduler.snapshot(self.now_ns).gpus
+        return gpu
+
+    def living(self) -> list[Program]:
+        """Programs that have not ended."""
+        return [program for program in self.programs.values() if not program.task.ends_ns]
+
+    def turns(self) -> list[int]:
+        """Leases of each living program."""
+        clients = {client.client: client for client in self.scheduler.snapshot(self.now_ns).clients}
+        return [clients[program.client].seats[0].statistics.leases for program in self.living()]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Lets time pass event by event until the condition holds, within a minute."""
+        end_ns = self.now_ns + 60 * SECOND_NS
+        while not condition():
+            assert self.step(end_ns), "the condition did not become true in time"
+
+    def seconds(self, count: float) -> None:
+        """Lets time pass."""
+        self.run_until(self.now_ns + int(count * SECOND_NS))
+
+    def handle(self, event: events.Event) -> list[Any]:
+        return [] if self.away else super().handle(event)
+
+    def receive(self, program: Program, message: messages.Message) -> None:
+        confirmed = isinstance(message, messages.Grant) and message.lease_id == program.lease_id
+        if not confirmed:  # a claim
+            super().receive(program, message)
+
+    def restart(self) -> None:
+        """Kills the coordinator and starts another, to which all programs reconnect.  Orders are lost."""
+        holder = next((program.client for program in self.living() if program.lease_id), None)
+        number, until_ns = 1 + max(program.lease_id for program in self.living()), self.now_ns + 2 * SECOND_NS
+        self.scheduler = Scheduler(create, self.settings)
+        self.give(events.GpuAdded(UUID, "model", CAPACITY, CAPACITY, number, holder, until_ns))
+        for program in self.living():
+            self.cards[UUID].link.forget(program)
+        self.away = True
+        self.after(5 * MILLISECOND_NS, self._reconnect)
+
+    def _reconnect(self) -> None:
+        self.away = False
+        for program in self.living():
+            self.connect(program, wanted=not program.lease_id)
+
+
+def world(*shares: float, quantum_ns: int | None = SECOND_NS, switch_share: float = 0.05) -> Jobs:
+    """Saturating jobs with these shares of the capacity."""
+    jobs = [Job(f"j{n}", 0, FOREVER_NS, memory_bytes=int(share * CAPACITY)) for n, share in enumerate(shares)]
     settings = core_settings(quantum_ns=quantum_ns, switch_share=switch_share)
-    return LinkWorld(create, sizes, CAPACITY, settings)
+    return Jobs(jobs, 1, CAPACITY, settings, link=partial(Link, piece_bytes=PIECE_BYTES), restart_ns=0)
 
 
-def measured(jobs: LinkWorld, *, warm_s: int = 8, for_s: int = 30) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Differences of the engine's counters."""
+
+    elapsed_ns: int
+    switches: int
+    held_ns: int
+    out_bytes: int
+    in_bytes: int
+    exposed_ns: int
+    hidden_ns: int
+    waited_ns: int
+    quantum_ns: int
+
+    @property
+    def exposed_share(self) -> float:
+        """Exposed share of the time of memory orders."""
+        moved_ns = self.exposed_ns + self.hidden_ns
+        return self.exposed_ns / moved_ns if moved_ns else 0.0
+
+    @property
+    def lost_share(self) -> float:
+        """Share of the time without computation."""
+        return 1.0 - self.held_ns / self.elapsed_ns
+
+
+def measured(jobs: Jobs, *, warm_s: int = 8, for_s: int = 30) -> Outcome:
     """When it has settled."""
-    jobs.run(warm_s * SECOND_NS)
-    meter = Meter(jobs)
-    jobs.run(for_s * SECOND_NS)
-    outcome = meter.read()
-    gpu = jobs.sight()
+    jobs.seconds(warm_s)
+    start = jobs.sight()
+    jobs.seconds(for_s)
+    end = jobs.sight()
+    assert (end.moves.failed_orders, end.moves.late_switches) == (0, 0)
+    outcome = Outcome(
+        elapsed_ns=for_s * SECOND_NS,
+        switches=end.statistics.handovers - start.statistics.handovers,
+        held_ns=end.statistics.held_ns - start.statistics.held_ns,
+        out_bytes=end.moves.evicted_bytes - start.moves.evicted_bytes,
+        in_bytes=end.moves.restored_bytes - start.moves.restored_bytes,
+        exposed_ns=end.moves.exposed_move_ns - start.moves.exposed_move_ns,
+        hidden_ns=end.moves.hidden_move_ns - start.moves.hidden_move_ns,
+        waited_ns=end.moves.moved_ns - start.moves.moved_ns,
+        quantum_ns=end.rules.quantum_ns,
+    )
     assert outcome.switches > 5
-    assert (gpu.moves.failed_orders, gpu.moves.late_switches) == (0, 0)
     return outcome
 
 
@@ -88,20 +190,62 @@ def test_hidden_moves_do_not_lengthen_the_quantum() -> None:
     assert outcome.quantum_ns < 200 * MILLISECOND_NS, "5 % of it would not pay for moving 1.4 GiB"
 
 
+class FirstLink(Link):
+    """Evictions are slow while host memory is allocated, and memory that was never evicted needs no copy."""
+
+    def __init__(self, node: VirtualNode, first_out: float) -> None:
+        super().__init__(node, PIECE_BYTES)
+        self.first_out = first_out
+        self.host: dict[int, int] = {}
+        self.ready: dict[int, int] = {}
+
+    def rate(self, program: Program, move: Move, *, opposite: bool) -> float:
+        rate, client = super().rate(program, move, opposite=opposite), program.client
+        before = self.host.get(client, 0)
+        self.host[client] = max(0, before + (move.piece if move.evict else -move.piece))
+        if not move.evict:
+            return rate if before else 700 * GIB / SECOND_NS
+        if self.host[client] <= self.ready.get(client, 0):
+            return rate
+        self.ready[client] = self.host[client]
+        return min(rate, self.first_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Makespan:
+    """Result of jobs that began together, with equal computation."""
+
+    over_sum: float
+    """Time to the end of the last job, over the sum of the jobs' times alone."""
+    quanta_ns: tuple[int, ...]
+    """The quantum of each turn while all were there."""
+    between_ends_ns: int
+
+
 def trained(
     share: float, first_gib_s: float, *, seconds: float = 12.5, jobs: tuple[float, ...] = (0.9, 0.9)
 ) -> Makespan:
-    """Jobs of the benchmark `oversubscribe` on a link as it was measured; only the first evictions differ."""
-    second = float(SECOND_NS)
-    link = Link(both_ways=84 * GIB / second, first_out=first_gib_s * GIB / second, fresh=700 * GIB / second)
+    """Jobs on a link as it was measured; only the first evictions differ.  Each is alone for a moment before."""
     # Turns are as long as the share asks for, whatever others wait.
     settings = core_settings(quantum_ns=None, switch_share=share, longest_wait_ns=60 * SECOND_NS)
-    sizes = tuple(int(size * CAPACITY) for size in jobs)
-    beginning = LinkWorld(
-        create, sizes, CAPACITY, settings, link=link,
-        drain_ns=10 * MILLISECOND_NS, open_ns=2 * MILLISECOND_NS, asks=False,
-    )  # fmt: skip
-    return train(beginning, int(seconds * SECOND_NS))
+    half_ns = SECOND_NS // 2
+    works = [int(seconds * SECOND_NS) + half_ns * (len(jobs) - 1 - n) for n in range(len(jobs))]
+    made = [Job(f"j{n}", n * half_ns, works[n], memory_bytes=int(size * CAPACITY)) for n, size in enumerate(jobs)]
+    link = partial(FirstLink, first_out=first_gib_s * GIB / SECOND_NS)
+    node = Jobs(made, 1, CAPACITY, settings, link=link, drain_ns=10 * MILLISECOND_NS, restart_ns=2 * MILLISECOND_NS)
+    node.until(lambda: len(node.programs) == len(jobs) and all(node.turns()))
+    for task in node.tasks:
+        node.work(task)
+    start_ns, left_ns = node.now_ns, sum(task.left_ns for task in node.tasks)
+    quanta: list[int] = []
+    grants = 0
+    while node.left:
+        assert node.step(FOREVER_NS)
+        if node.handovers != grants and node.left == len(jobs):
+            quanta.append(node.sight().rules.quantum_ns)
+        grants = node.handovers
+    ends = [task.ends_ns for task in node.tasks]
+    return Makespan((max(ends) - start_ns) / left_ns, tuple(quanta), max(ends) - min(ends))
 
 
 @pytest.mark.parametrize("share", [0.05, 0.02])
@@ -125,34 +269,38 @@ def test_what_was_dear_once_is_forgotten() -> None:
 
 def test_quanta_are_equal_for_unequal_jobs() -> None:
     """Broken: whoever runs before a large job would get a longer quantum than the others."""
-    last = trained(0.05, 45.0, seconds=40, jobs=(0.3, 0.9, 0.6)).quanta_ns[-9:-3]
+    last = trained(0.05, 45.0, seconds=40, jobs=(0.3, 0.9, 0.6)).quanta_ns[-6:]
     assert max(last) < 1.15 * min(last)
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
-def right(jobs: LinkWorld) -> bool:
-    """The core's figures are the truth."""
-    gpu = jobs.sight()
-    real = [job for job in jobs.jobs if job.alive]
-    return gpu.memory.resident_bytes == sum(job.memory.resident_bytes for job in real) and gpu.clients == len(real)
+def right(jobs: Jobs) -> bool:
+    """The engine's figures are the truth."""
+    gpu, living = jobs.sight(), jobs.living()
+    return gpu.memory.resident_bytes == sum(program.resident_bytes for program in living) and gpu.clients == len(living)
 
 
-def moving(jobs: LinkWorld, *, evict: bool, exposed: bool) -> Callable[[], bool]:
-    """Somebody is in the middle of such an order; exposed: a grant waits for it."""
-
-    def there() -> bool:
-        waits = jobs.sight().leases.preparing is not None
-        orders = [job.order for job in jobs.jobs if job.order is not None]
-        return waits is exposed and any(o.evict is evict and 0 < o.moved < o.size for o in orders)
-
-    return there
+def victim(jobs: Jobs, *, evict: bool) -> Program | None:
+    """A program in the middle of such an order."""
+    for program in jobs.living():
+        move = program.move
+        if move is not None and move.evict is evict and 0 < move.moved < move.size:
+            return program
+    return None
 
 
-def victim(jobs: LinkWorld, *, evict: bool) -> Job:
-    """A job in the middle of such an order."""
-    return next(job for job in jobs.jobs if job.order is not None and job.order.evict is evict and job.order.moved)
+def moving(jobs: Jobs, *, evict: bool, exposed: bool) -> Callable[[], bool]:
+    """A program is in the middle of such an order; exposed: a grant waits for it."""
+    return lambda: (jobs.sight().leases.preparing is not None) is exposed and victim(jobs, evict=evict) is not None
+
+
+def kill(jobs: Jobs, *, evict: bool) -> None:
+    """Kills the program in the middle of such an order."""
+    program = victim(jobs, evict=evict)
+    assert program is not None
+    jobs.end(program.task)
 
 
 @pytest.mark.parametrize("evict", [True, False])
@@ -160,16 +308,15 @@ def victim(jobs: LinkWorld, *, evict: bool) -> Job:
 def test_a_client_dies_while_its_memory_moves(evict: bool, exposed: bool) -> None:
     """Broken: invariant 6: bytes or credits of the dead stay counted, or those who are left stop."""
     jobs = world(0.9, 0.9, 0.3) if exposed else world(0.45, 0.45, 0.45, 0.45)
-    jobs.run(3 * SECOND_NS)
+    jobs.seconds(3)
     jobs.until(moving(jobs, evict=evict, exposed=exposed))
-    jobs.kill(victim(jobs, evict=evict))
-    jobs.run(100 * MILLISECOND_NS)
-    living = [job for job in jobs.jobs if job.alive]
-    assert jobs.sight().clients == len(living)
+    kill(jobs, evict=evict)
+    jobs.seconds(0.1)
+    assert jobs.sight().clients == len(jobs.living())
     assert all(seat.memory.allocated_bytes for c in jobs.scheduler.snapshot(jobs.now_ns).clients for seat in c.seats)
-    before = [job.turns for job in living]
-    jobs.run(8 * SECOND_NS)
-    assert all(job.turns > turns for job, turns in zip(living, before, strict=True)), "everybody else goes on"
+    before = jobs.turns()
+    jobs.seconds(8)
+    assert all(now > then for now, then in zip(jobs.turns(), before, strict=True)), "everybody else goes on"
     jobs.until(lambda: jobs.sight().memory.moving == 0)
     assert right(jobs)
 
@@ -179,25 +326,24 @@ def test_a_client_dies_while_its_memory_moves(evict: bool, exposed: bool) -> Non
 def test_the_coordinator_dies_while_memory_moves(evict: bool, exposed: bool) -> None:
     """Broken: invariant 7: bytes of an unfinished order are counted twice or not at all, or somebody is lost."""
     jobs = world(0.9, 0.9) if exposed else world(0.45, 0.45, 0.45)
-    jobs.run(3 * SECOND_NS)
+    jobs.seconds(3)
     jobs.until(moving(jobs, evict=evict, exposed=exposed))
     jobs.restart()
-    jobs.run(100 * MILLISECOND_NS)
+    jobs.seconds(0.1)
     assert right(jobs)
-    before = [job.turns for job in jobs.jobs]
-    jobs.run(12 * SECOND_NS)
-    assert all(job.turns > turns for job, turns in zip(jobs.jobs, before, strict=True))
+    before = jobs.turns()
+    jobs.seconds(12)
+    assert all(now > then for now, then in zip(jobs.turns(), before, strict=True))
     assert jobs.sight().moves.failed_orders == 0
 
 
-def test_figures_are_right_100_ms_after_a_death() -> None:
+def test_figures_are_right_after_a_death() -> None:
     """Broken: invariant 6: memory of the dead is free only when something else happens."""
     jobs = world(0.6, 0.6)
-    jobs.run(3 * SECOND_NS)
+    jobs.seconds(3)
     jobs.until(moving(jobs, evict=True, exposed=True))
-    dead = victim(jobs, evict=True)
-    jobs.kill(dead)
-    jobs.run(100 * MILLISECOND_NS)
-    left = next(job for job in jobs.jobs if job is not dead)
-    assert left.open, "it runs already, with all that it has"
-    assert left.memory.resident_bytes == left.memory.size_bytes == jobs.sight().memory.resident_bytes
+    kill(jobs, evict=True)
+    jobs.seconds(0.1)
+    (left,) = jobs.living()
+    assert left.lease_id, "it runs already, with all that it has"
+    assert left.resident_bytes == left.task.job.memory_bytes == jobs.sight().memory.resident_bytes

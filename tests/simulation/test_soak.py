@@ -14,6 +14,11 @@ from typing import Any
 import pytest
 
 from nvshare.bench import soak
+from nvshare.bench.virtual_node import checks
+from nvshare.bench.virtual_node.coordinator import Shell
+from nvshare.bench.virtual_node.hostile import HostileClient
+from nvshare.bench.virtual_node.nonsense import NONSENSE, with_nonsense
+from nvshare.bench.virtual_node.world import Plan, World, core_settings
 from nvshare.coordinator.daemon import dispatch
 from nvshare.coordinator.engine import reconcile
 from nvshare.coordinator.memory import switch_credit
@@ -21,13 +26,6 @@ from nvshare.coordinator.model.commands import MANY_HOLDERS
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.codec import LIMITS, NAMES
-from nvshare.coordinator.simulation import bounds
-from nvshare.coordinator.simulation.harness import core_settings
-from nvshare.coordinator.simulation.plan import Plan
-from nvshare.coordinator.simulation.policies import NONSENSE, with_nonsense
-from nvshare.coordinator.simulation.programs.hostile import HostileClient
-from nvshare.coordinator.simulation.shell import Shell
-from nvshare.coordinator.simulation.world import World
 from nvshare.coordinator.system.journal import Journal
 from nvshare.scheduler_policies.registry import create
 
@@ -229,7 +227,7 @@ def test_each_running_client_has_turns_of_its_own() -> None:
 
 def test_too_many_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: an event could make the coordinator write to everybody again and again."""
-    monkeypatch.setattr(bounds, "MESSAGES_PER_SEAT", 0)
+    monkeypatch.setattr(checks, "MESSAGES_PER_SEAT", 0)
     with pytest.raises(Exception, match="messages for one event"):
         world(Plan(gpus=1, processes=3)).run()
 
@@ -261,7 +259,7 @@ def test_memory_that_moves_most_of_the_time_is_found(monkeypatch: pytest.MonkeyP
 
 def test_a_long_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: time in which memory moves would not count as waiting."""
-    monkeypatch.setattr(bounds, "TURN_COST_NS", -90 * MILLISECOND_NS)
+    monkeypatch.setattr(checks, "TURN_COST_NS", -90 * MILLISECOND_NS)
     with pytest.raises(AssertionError, match="at most"):
         world(SWAPPING).run()
 

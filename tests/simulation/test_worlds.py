@@ -11,13 +11,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nvshare.coordinator.engine.scheduler import OverdueAction, Settings
+from nvshare.bench.virtual_node.world import Plan, core_settings
+from nvshare.coordinator.engine.scheduler import OverdueAction
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol.messages import Sharing
-from nvshare.coordinator.simulation.harness import core_settings
-from nvshare.coordinator.simulation.plan import Plan
-from nvshare.coordinator.simulation.world import World
-from nvshare.scheduler_policies.registry import BUILT_IN, create
+from nvshare.scheduler_policies.registry import BUILT_IN
+from tests.harness import live
 
 SETTINGS = core_settings(drain_deadline_ns=SECOND_NS)
 PLANS = {
@@ -92,17 +91,6 @@ EVERYTHING = Plan(
     death_chance=0.02,
     drop_chance=0.02,
 )
-
-
-def live(seed: int, plan: Plan, core: Settings) -> World:
-    """Run a world.  A failure begins with what runs it again."""
-    world = World(seed, plan, create, core)
-    try:
-        world.run()
-    except Exception as error:
-        error.add_note(f"seed {seed}, {plan}, {core}")
-        raise
-    return world
 
 
 @pytest.mark.parametrize("policy", sorted(BUILT_IN))

@@ -6,8 +6,7 @@ from typing import Any
 
 from nvshare.coordinator.daemon.control.server import plain
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import Harness
-from tests.harness import one_gpu
+from tests.harness import Harness, one_gpu
 
 GIB = 1 << 30
 LONG = "package.with_a_long_name.experiments.train_everything"

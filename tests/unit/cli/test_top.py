@@ -9,8 +9,7 @@ from nvshare.coordinator.cli.top.choice import Choice, answer, press, rows
 from nvshare.coordinator.cli.top.frame import Screen, bar, frame
 from nvshare.coordinator.cli.top.keyboard import keys
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.simulation.harness import Harness
-from tests.harness import play_turn
+from tests.harness import Harness, play_turn
 from tests.unit.cli import replies
 
 

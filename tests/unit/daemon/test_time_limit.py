@@ -12,9 +12,9 @@ import pytest
 
 from nvshare.coordinator.daemon import time_limit
 from nvshare.coordinator.engine.policy_guard import PolicyGuard
-from nvshare.coordinator.simulation.harness import Harness
 from nvshare.scheduler_policies.api import Allotment, GpuView, Happened, JobView, Plan, PolicyBase
 from nvshare.scheduler_policies.registry import create
+from tests.harness import Harness
 
 
 class _Loops(PolicyBase):

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nvshare.bench.virtual_node.world import core_settings
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, RemoteProtocolError
-from nvshare.coordinator.simulation.harness import GPU, core_settings
 from nvshare.scheduler_policies.registry import create
-from tests.harness import one_gpu
+from tests.harness import GPU, one_gpu
 
 make_harness = partial(one_gpu, capacity=1000)
 Values = st.SearchStrategy[Any]

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from nvshare.bench.virtual_node.world import Plan as Work
+from nvshare.bench.virtual_node.world import World, core_settings
 from nvshare.coordinator.engine.event_log import STATE_MODULES, EventLog, read, replay
 from nvshare.coordinator.engine.scheduler import InvariantError, Scheduler
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import Revoke
-from nvshare.coordinator.simulation.harness import GPU, Harness, core_settings
-from nvshare.coordinator.simulation.plan import Plan as Work
-from nvshare.coordinator.simulation.world import World
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobView, Plan, Policy
 from nvshare.scheduler_policies.registry import BUILT_IN, create
+from tests.harness import GPU, Harness
 
 SETTINGS = core_settings(event_log_length=1_000_000)
 

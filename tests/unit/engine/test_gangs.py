@@ -11,9 +11,8 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import BUILT_IN, create
-from tests.harness import steps
+from tests.harness import Harness, ScriptedClient, steps
 
 QUANTUM_MS = 100
 A, B, C = "GPU-0", "GPU-1", "GPU-2"

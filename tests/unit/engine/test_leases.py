@@ -8,8 +8,7 @@ from nvshare.coordinator.engine.scheduler import OverdueAction
 from nvshare.coordinator.model.commands import Kill, RecordLease
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import GPU
-from tests.harness import one_gpu, play_turn
+from tests.harness import GPU, one_gpu, play_turn
 
 QUANTUM_MS = 100
 

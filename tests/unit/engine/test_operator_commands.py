@@ -12,10 +12,9 @@ from nvshare.coordinator.model.commands import Log, RecordLease
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import Sharing
-from nvshare.coordinator.simulation.harness import GPU, Harness
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobView, Plan, PolicyBase
 from nvshare.scheduler_policies.registry import create
-from tests.harness import one_gpu
+from tests.harness import GPU, Harness, one_gpu
 
 
 def test_a_new_quantum_holds_for_the_lease_at_hand() -> None:

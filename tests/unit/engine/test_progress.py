@@ -9,9 +9,8 @@ import pytest
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol.messages import Sharing
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.api import Progress
-from tests.harness import one_gpu
+from tests.harness import Harness, ScriptedClient, one_gpu
 
 STEP_MS = 100
 

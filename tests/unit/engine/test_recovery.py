@@ -9,8 +9,8 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import MANY_HOLDERS, RecordLease
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import GPU, Harness
 from nvshare.scheduler_policies.registry import create
+from tests.harness import GPU, Harness
 
 HOLDER = 77
 

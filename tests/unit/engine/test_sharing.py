@@ -8,11 +8,10 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobClass, JobView, Plan, PolicyBase, Rank, State
 from nvshare.scheduler_policies.registry import create
 from nvshare.scheduler_policies.round_robin import RoundRobin
-from tests.harness import one_gpu, steps
+from tests.harness import Harness, ScriptedClient, one_gpu, steps
 
 
 def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Harness, ScriptedClient, ScriptedClient]:

@@ -12,9 +12,9 @@ from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobView, Plan, PolicyBase
 from nvshare.scheduler_policies.registry import create
+from tests.harness import Harness, ScriptedClient
 
 CAPACITY, RATE = 8000, 40
 """Capacity, and what moves in each direction in a millisecond: all of it takes 200 ms."""

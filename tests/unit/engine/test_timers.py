@@ -8,7 +8,6 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import SetTimer
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies import registry
 from nvshare.scheduler_policies.api import (
     Allotment,
@@ -21,7 +20,7 @@ from nvshare.scheduler_policies.api import (
     State,
     TurnEnded,
 )
-from tests.harness import one_gpu
+from tests.harness import Harness, ScriptedClient, one_gpu
 
 SWAP = messages.MemoryMode.SWAP
 DRAIN_NS = 20 * MILLISECOND_NS

@@ -7,8 +7,7 @@ from functools import partial
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import ScriptedClient
-from tests.harness import one_gpu
+from tests.harness import ScriptedClient, one_gpu
 
 make_harness = partial(one_gpu, capacity=100)
 

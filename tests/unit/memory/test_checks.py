@@ -11,8 +11,7 @@ from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import GPU, Harness, ScriptedClient
-from tests.harness import one_gpu
+from tests.harness import GPU, Harness, ScriptedClient, one_gpu
 
 make_harness = partial(one_gpu, capacity=1000)
 

@@ -7,8 +7,8 @@ import pytest
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
+from tests.harness import Harness, ScriptedClient
 
 
 def crowded() -> tuple[Harness, ScriptedClient, ScriptedClient]:

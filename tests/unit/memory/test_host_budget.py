@@ -9,9 +9,9 @@ import pytest
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.coordinator.system.host_memory import LEAST_BYTES, default_budget_bytes
 from nvshare.scheduler_policies.registry import create
+from tests.harness import Harness, ScriptedClient
 
 
 def make_harness(budget: int = 100, times: int = 8) -> Harness:

@@ -14,9 +14,8 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import RECONNECT_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
-from tests.harness import one_gpu
+from tests.harness import Harness, ScriptedClient, one_gpu
 
 make_harness = partial(one_gpu, capacity=100)
 

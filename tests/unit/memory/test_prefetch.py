@@ -9,9 +9,8 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import GPU, Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
-from tests.harness import one_gpu
+from tests.harness import GPU, Harness, ScriptedClient, one_gpu
 
 QUANTUM_MS = 100
 MIB = 1 << 20

@@ -12,8 +12,7 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
-from tests.harness import one_gpu
+from tests.harness import Harness, ScriptedClient, one_gpu
 
 PATIENCE_NS = 200 * MILLISECOND_NS
 """How long a hook keeps a lease that it can do nothing with, after the first attempts."""

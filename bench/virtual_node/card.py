@@ -1,9 +1,9 @@
 """Speed of programs side by side on one card that slices its time, as the driver does by default.
 
 Model: a program alone keeps the card busy for the part `busy` of the time.  Programs that hold the card together divide
-its time max-min fairly among what each wants, which is `busy`, or less under a rate.  If they want more than there is,
-switches of context take `SWITCHING` of it.  The speed of a program is the time that it gets over `busy`: 1 is as fast
-as alone.
+its time max-min fairly among what each wants, which is `busy`, or less under a rate.  If several get less than they
+want, switches of context take `SWITCHING` of the time.  The speed of a program is the time that it gets over `busy`: 1
+is as fast as alone.
 
 Non-goals: spatial sharing (MPS), the memory's bandwidth, programs that slow each other although the card has time left.
 """
@@ -19,9 +19,13 @@ SWITCHING: Final = 0.05
 
 def shares(wanted: Sequence[float]) -> list[float]:
     """The part of the card's time that each program gets."""
-    if sum(wanted) <= 1.0:
-        return list(wanted)
-    left, got = 1.0 if len(wanted) == 1 else 1.0 - SWITCHING, [0.0] * len(wanted)
+    got = _divided(wanted, 1.0)
+    short = sum(part < want - 1e-9 for part, want in zip(got, wanted, strict=True))
+    return got if short < 2 else _divided(wanted, 1.0 - SWITCHING)
+
+
+def _divided(wanted: Sequence[float], left: float) -> list[float]:
+    got = [0.0] * len(wanted)
     ascending = sorted(range(len(wanted)), key=wanted.__getitem__)
     for place, number in enumerate(ascending):
         got[number] = min(wanted[number], left / (len(ascending) - place))

@@ -18,7 +18,7 @@ from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.codec import LIMITS, MAX_FRAME_BYTES, NAMES
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.simulation.world import World
+    from nvshare.bench.virtual_node.world import World
 
 BURST: Final = 12
 _TYPES: Final = tuple(messages.TO_COORDINATOR.values())

@@ -1,51 +1,174 @@
 """A seeded world: simulated processes, network, operator and crashes around the real coordinator without its sockets.
 
-The processes (programs/) work, hang, die and send encoded messages through the real decoder and dispatcher (shell.py).
-Hostile clients send anything.  Checks compare the models with the engine's commands after each event (checks.py,
-bounds.py); `bring_in` checks invariant 4.
+The processes (process.py) work, hang, die and send encoded messages through the real decoder and dispatcher
+(coordinator.py).  Hostile clients send anything.  Containers have slots with one or two GPUs, whose annotations and
+allocations change.  Checks compare the models with the engine's commands after each event (checks.py); `bring_in`
+checks invariant 4.
 
 Invariants: all randomness comes from one seed.  Time is that of the event queue.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler, Settings
+from nvshare.bench.virtual_node.checks import Bounds, Checks
+from nvshare.bench.virtual_node.clock import Clock
+from nvshare.bench.virtual_node.coordinator import Network, Shell
+from nvshare.bench.virtual_node.hostile import HostileClient
+from nvshare.bench.virtual_node.process import Process, Side, draw_profile
+from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
+from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotPolicy
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Settings
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.bounds import Bounds
-from nvshare.coordinator.simulation.checks import Checks
-from nvshare.coordinator.simulation.network import Network
-from nvshare.coordinator.simulation.plan import Plan
-from nvshare.coordinator.simulation.programs.client import Process, draw_profile
-from nvshare.coordinator.simulation.programs.hostile import HostileClient
-from nvshare.coordinator.simulation.programs.side import Side
-from nvshare.coordinator.simulation.shell import Shell
-from nvshare.coordinator.simulation.slots import Slots
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN
 
+if TYPE_CHECKING:
+    from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
+
+
+SLOTS = 3
 FIRST_PID = 12_000_100
 """Above every process id of Linux, so that no id means a real process.  A multiple of 12, plus 100."""
 UNKNOWN_NS = 2 * SECOND_NS
 """After this time a process has certainly reconnected and reported its memory."""
 
 
-class World:
+def core_settings(**values: Any) -> Settings:
+    """Settings; by default turns of 100 ms, and invariants are checked."""
+    usual = {"check_invariants": True, "policy": "round_robin", "sharing": messages.Sharing.EXCLUSIVE}
+    return Settings(**{"quantum_ns": 100 * MILLISECOND_NS, **usual, **values})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Parameters of a world.  Chances are per occasion."""
+
+    gpus: int = 2
+    processes: int = 6
+    duration_ns: int = 20 * SECOND_NS
+    capacity_bytes: int = 1000
+    memory_bytes: int = 0
+    """Largest allocation of a process on a GPU; 0: no memory is simulated."""
+    device_share: float = 0.0
+    swap_share: float = 0.0
+    hang_chance: float = 0.0
+    death_chance: float = 0.0
+    exit_ns: int = 0
+    """Longest time for which a dead process's memory stays on the GPU after its connection has ended."""
+    drop_chance: float = 0.0
+    crash_every_ns: int = 0
+    admin_every_ns: int = 0
+    short_move_chance: float = 0.0
+    pin_chance: float = 0.0
+    """Chance of changing a process's pins at each work, and of allocating without a lease."""
+    old_share: float = 0.0
+    """Share of processes whose hook does not ask for pins."""
+    gangs: int = 0
+    """Number of gangs; most processes belong to one.  0: none."""
+    users: int = 1
+    """Number of users, which have the processes in turn."""
+    stop_chance: float = 0.0
+    """Chance of a stop of some seconds in a memory order, as by SIGSTOP."""
+    gangs_are_told: bool = True
+    """False: the engine does not learn of the gangs, for comparison."""
+    hostiles: int = 0
+    """Number of hostile clients."""
+    torn_journal: bool = False
+    """The coordinator dies within a turn, and its journal's last write is incomplete."""
+    damage_chance: float = 0.0
+    """Chance of damage to the journal while there is no coordinator."""
+    slot_share: float = 0.0
+    """Share of processes in slots."""
+    hidden_share: float = 0.0
+    """Share of processes in another PID namespace, whose ids the kernel does not report."""
+    profile_share: float = 0.0
+    """Share of processes that say what they are: class, shares, deadline, whether they run under MPS."""
+    pids: int = 0
+    """Number of process ids, which are reused; 0: ids are unique."""
+
+
+class Slots:
+    """The slots of the node."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._present: dict[str, Slot] = {}
+        self._allocations = 0
+        if world.plan.slot_share:
+            for number in range(SLOTS):
+                self._allocate(f"s{number}", world.uuids[number % len(world.uuids) :][:2])
+
+    def present(self) -> Collection[Slot]:
+        """All slots, for a new coordinator."""
+        return self._present.values()
+
+    def choose(self) -> Slot | None:
+        """The slot of a new process; None for a process outside of containers."""
+        chance, share = self._world.chance, self._world.plan.slot_share
+        if not share or chance.random() >= share or not self._present:
+            return None
+        return chance.choice(list(self._present.values()))
+
+    def meddle(self) -> None:
+        """Changes an annotation, or ends a container and allocates its slot anew."""
+        chance = self._world.chance
+        if not self._present or chance.random() < 0.7:
+            return
+        slot = chance.choice(list(self._present.values()))
+        if chance.random() < 0.7:
+            self._put(slot.model_copy(update={"policy": self._policy()}))
+            return
+        del self._present[slot.slot]
+        for process in list(self._world.processes.values()):
+            if process.slot == slot.slot:
+                process.ending = True
+                self._world.after(chance.randint(0, 20) * MILLISECOND_NS, process.kill)
+        self._tell(lambda book: book.remove(slot.slot))
+        delay_ns = chance.randint(1, 500) * MILLISECOND_NS
+        self._world.after(delay_ns, lambda: self._allocate(slot.slot, list(slot.gpus)))
+
+    def _policy(self) -> SlotPolicy:
+        chance = self._world.chance
+        gang = chance.choice([None, None, "train"])
+        limit = chance.choice([None, None, self._world.plan.capacity_bytes // 2])
+        return SlotPolicy(
+            priority=chance.choice([None, 0, 3]), weight=chance.choice([None, 4]), gang=gang, memory_limit_bytes=limit
+        )
+
+    def _allocate(self, name: str, gpus: list[str]) -> None:
+        self._allocations += 1
+        devices = tuple(f"{gpu}::0" for gpu in gpus)
+        allocation = str(self._allocations)
+        slot = Slot(slot=name, allocation=allocation, allocated_at_s=0, gpus=tuple(gpus), device_ids=devices)
+        self._put(slot.model_copy(update={"policy": self._policy()}))
+
+    def _put(self, slot: Slot) -> None:
+        self._present[slot.slot] = slot
+        self._tell(lambda book: self._world.give(*book.put(slot)))
+
+    def _tell(self, action: Callable[[SlotBook], object]) -> None:
+        shell = self._world.shell
+        if shell is not None and shell.dispatcher.slots is not None:
+            action(shell.dispatcher.slots)
+
+
+class World(Clock):
     """All parts of one world, and its event queue."""
 
     def __init__(self, seed: int, plan: Plan, policies: PolicyFactory, settings: Settings) -> None:
+        super().__init__()
         self.chance = random.Random(seed)
         self.plan = plan
         self.settings = settings
         self.policies = policies
-        self.now_ns = SECOND_NS
         self.calm = False
         self.shell: Shell | None = None
         self.network = Network(self)
@@ -58,8 +181,6 @@ class World:
         self.crashes = 0
         self.unknown_until_ns = 0
         """Until this time a process may have memory that the engine does not know of."""
-        self._queue: list[tuple[int, int, Callable[[], None]]] = []
-        self._sequence = 0
         self._processes_made = 0
         self._unrecorded = False
         """The journal of the last dead coordinator was damaged."""
@@ -76,11 +197,6 @@ class World:
         return None if self.shell is None else self.shell.scheduler
 
     # --- time ---------------------------------------------------------------------------------------------------
-
-    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        """Schedules an action.  Actions of the same time run in the order of their scheduling."""
-        self._sequence += 1
-        heapq.heappush(self._queue, (self.now_ns + delay_ns, self._sequence, action))
 
     def run(self) -> None:
         """Runs the whole plan, then a calm without new work in which all requests must be served."""
@@ -104,7 +220,7 @@ class World:
         if plan.admin_every_ns:
             self.after(plan.admin_every_ns, self.meddle)
         end_ns = self.now_ns + plan.duration_ns
-        self._run_until(end_ns)
+        self.run_until(end_ns)
         self.calm = True
         self.checks.calm_begins()
         for hostile in self.hostiles:
@@ -113,22 +229,18 @@ class World:
         for number, endpoint in list(self.network.connections.items()):
             if isinstance(endpoint, Process) and endpoint.alive:
                 self.give(events.Set("paused", False, client=number))
-        self._run_until(end_ns + 600 * SECOND_NS)
+        self.run_until(end_ns + 600 * SECOND_NS)
         self.checks.check_end()
         for process in list(self.processes.values()):
             self.kill(process)
-        self._run_until(self.now_ns + 600 * SECOND_NS)
+        self.run_until(self.now_ns + 600 * SECOND_NS)
         self.bounds.check_empty()
 
-    def _run_until(self, end_ns: int) -> None:
-        while self._queue and self._queue[0][0] <= end_ns:
-            at_ns, _, action = heapq.heappop(self._queue)
-            if self.plan.gangs:
-                self.checks.pass_time(at_ns - self.now_ns)
-            self.bounds.pass_time(at_ns - self.now_ns)
-            self.now_ns = at_ns
-            action()
-        self.now_ns = max(self.now_ns, end_ns if self._queue else self.now_ns)
+    def pass_time(self, elapsed_ns: int) -> None:
+        """Accounts for the time since the last change."""
+        if self.plan.gangs:
+            self.checks.pass_time(elapsed_ns)
+        self.bounds.pass_time(elapsed_ns)
 
     # --- the coordinator ----------------------------------------------------------------------------------------
 

@@ -1,105 +1,249 @@
-"""A node in virtual time: jobs as clients of the real core, and cards that run what holds a lease.
+"""Jobs in virtual time: their programs are clients of the real engine, and cards run what holds a lease.
 
 A program behaves as the hook does: it attaches, requests, reports progress, drains, gives an idle lease back while
 others wait, and moves its memory as ordered.  Between two events nothing changes its speed, so time passes from event
 to event.
 
 What is coarser than in life:
-- Messages take no time.  A hand-over costs `DRAIN_NS`, and then `RESTART_NS` of work until the queue is full again.
+- Messages take no time.  A hand-over costs `drain_ns`, and then `restart_ns` of work until the queue is full again.
 - Progress is reported every 100 ms, as in life, for 0.3 s after each change of the running set.  Each later pause is
   three times as long, up to `SHARED_REPORT_NS` beside others and `LONE_REPORT_NS` alone.  So best-effort work finds its
-  rate later than in life.  Nobody reports to a policy that does not read reports.
+  rate later than in life.  Programs do not report to a policy that does not read reports.
 - A job is placed on the cards with the fewest jobs when it arrives, and stays there.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from nvshare.bench.simulate.card import shares
-from nvshare.bench.simulate.jobs import Job
-from nvshare.bench.simulate.link import Link
-from nvshare.bench.simulate.records import BEGIN_NS, FIRST_REPORT_NS, Card, Program, Task
+from nvshare.bench.virtual_node.card import shares
+from nvshare.bench.virtual_node.client import Client
+from nvshare.bench.virtual_node.clock import Clock
+from nvshare.bench.virtual_node.link import Link, Move
 from nvshare.coordinator.engine.scheduler import Scheduler
-from nvshare.coordinator.model import events
-from nvshare.coordinator.model.commands import Send, SetTimer
+from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Settings
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import create
 
+BEGIN_NS: Final = SECOND_NS
+"""The engine's time at the first arrival."""
 DRAIN_NS: Final = 2 * MILLISECOND_NS
 RESTART_NS: Final = 10 * MILLISECOND_NS
+FIRST_REPORT_NS: Final = SECOND_NS // 10
 SHARED_REPORT_NS: Final = 5 * SECOND_NS
 LONE_REPORT_NS: Final = 60 * SECOND_NS
 SILENT_NS: Final = Settings().silent_ns
 INTERRUPTED_NS: Final = 50 * MILLISECOND_NS
 """A lease that ends sooner is hardly worth its switch."""
+FOREVER_NS: Final = 1 << 62
 
 Segment = tuple[int, int, int, float]
 """Job, from, to, speed."""
 
 
-class World:
-    """The node, its event queue, and what has happened."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job: a program, or as many programs as `gpus`, which step together."""
 
-    def __init__(self, jobs: Sequence[Job], gpus: int, capacity_bytes: int, settings: Settings) -> None:
-        self.now_ns = BEGIN_NS
+    name: str
+    arrives_ns: int
+    work_ns: int
+    """Computing time of the job alone."""
+    busy: float = 1.0
+    """The part of this time in which it keeps the card busy."""
+    memory_bytes: int = 0
+    gpus: int = 1
+    user: int = 0
+    priority: int = 0
+    job_class: JobClass = JobClass.BATCH
+    deadline_ns: int = 0
+    """After its arrival; 0: none."""
+    burst_ns: int = 0
+    think_ns: int = 0
+    """It computes for `burst_ns`, then waits for its user for `think_ns`, and so on; 0: it always computes."""
+
+    @property
+    def alone_ns(self) -> int:
+        """Time of the job alone on its cards, waits included."""
+        waits = (self.work_ns - 1) // self.burst_ns if self.burst_ns else 0
+        return self.work_ns + waits * self.think_ns
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """Time in leases during which the engine wants counts of the work."""
+
+    since_ns: int | None = None
+    total_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Program(Client):
+    """One client of the engine: a job's process on one card."""
+
+    task: Task
+    card: Card
+    lease_id: int = 0
+    """0: it holds none."""
+    granted_ns: int = 0
+    rate: float = 1.0
+    watch: Watch = field(default_factory=Watch)
+    waiters: bool = False
+    speed: float = 0.0
+    resident_bytes: int = 0
+    asked: int = 0
+    """Number of its last question for room."""
+    move: Move | None = None
+
+    @property
+    def missing_bytes(self) -> int:
+        """Its memory that is off the card."""
+        return self.task.job.memory_bytes - self.resident_bytes
+
+    @property
+    def complete(self) -> bool:
+        """All its memory is on the card."""
+        return self.missing_bytes <= 0 and (self.move is None or not self.move.piece)
+
+    @property
+    def works(self) -> bool:
+        """It computes, if it holds a lease."""
+        return not self.task.thinking and self.complete
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A job that has arrived."""
+
+    number: int
+    job: Job
+    programs: list[Program] = field(default_factory=list)
+    left_ns: float = 0.0
+    """Work that is left."""
+    burst_left_ns: float = 0.0
+    thinking: bool = False
+    speed: float = 0.0
+    at_ns: int = 0
+    """When the figures above were brought up to date."""
+    milestone_ns: int | None = None
+    """When its timer fires: at its end, or at the end of its burst, or earlier."""
+    lost_ns: int = 0
+    """Work that hand-overs have cost."""
+    crowd: float = 0.0
+    ends_ns: int = 0
+
+    @property
+    def done_ns(self) -> int:
+        """Useful work so far, as the hook counts it."""
+        return max(0, int(self.job.work_ns + self.lost_ns - self.left_ns) - self.lost_ns)
+
+
+@dataclass(slots=True, eq=False)
+class Card:
+    """One GPU."""
+
+    uuid: str
+    capacity_bytes: int
+    link: Link
+    tasks: dict[int, Task] = field(default_factory=dict)
+    holders: dict[int, Program] = field(default_factory=dict)
+    working: list[Program] = field(default_factory=list)
+    reports: int = 0
+    """Number of the next report's timer; older timers are void."""
+    pause_ns: int = FIRST_REPORT_NS
+    changed_ns: int = 0
+    """When other programs began or ceased to run."""
+    crowd: float = 0.0
+    """Jobs present, summed over time."""
+    wanted_ns: int = 0
+    """Time in which a job wanted the card."""
+    at_ns: int = BEGIN_NS
+
+    def check_room(self) -> None:
+        """Asserts that the resident memory fits on the card."""
+        resident = sum(one.resident_bytes for task in self.tasks.values() for one in task.programs if one.card is self)
+        assert resident <= self.capacity_bytes, f"{resident} bytes on {self.uuid}"
+
+    def pass_time(self, now_ns: int, entitled: dict[int, float]) -> None:
+        """Counts the time since the last call; the users present are entitled to equal parts of it."""
+        span_ns, self.at_ns = now_ns - self.at_ns, now_ns
+        if span_ns and self.tasks:
+            self.crowd += span_ns * len(self.tasks)
+            users = {task.job.user for task in self.tasks.values()}
+            for user in users:
+                entitled[user] = entitled.get(user, 0.0) + span_ns / len(users)
+            if any(not task.thinking for task in self.tasks.values()):
+                self.wanted_ns += span_ns
+
+
+class VirtualNode(Clock):
+    """The cards, their jobs, and what has happened."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        gpus: int,
+        capacity_bytes: int,
+        settings: Settings,
+        *,
+        link: Callable[[VirtualNode], Link] = Link,
+        drain_ns: int = DRAIN_NS,
+        restart_ns: int = RESTART_NS,
+        shared_report_ns: int = SHARED_REPORT_NS,
+    ) -> None:
+        super().__init__()
         silent_ns = LONE_REPORT_NS + SILENT_NS  # the model gives idle leases back after `SILENT_NS` itself
-        self.scheduler = Scheduler(create, replace(settings, silent_ns=silent_ns))
+        self.settings = replace(settings, silent_ns=silent_ns)
+        self.scheduler = Scheduler(create, self.settings)
         self._reports = getattr(create(settings.policy, ""), "reads_progress", False)
-        self.cards = {f"GPU-{number}": Card(f"GPU-{number}", capacity_bytes, Link(self)) for number in range(gpus)}
+        self.drain_ns, self.restart_ns, self._shared_report_ns = drain_ns, restart_ns, shared_report_ns
+        self.cards = {f"GPU-{number}": Card(f"GPU-{number}", capacity_bytes, link(self)) for number in range(gpus)}
         self.tasks = [Task(number, job) for number, job in enumerate(jobs)]
         self.programs: dict[int, Program] = {}
         self.entitled: dict[int, float] = {}
-        self.handled = self.handovers = self.left = 0
+        self.handled = self.handovers = 0
         self.interrupted = 0
         """Leases that were taken back within `INTERRUPTED_NS`."""
         self.segments: list[Segment] | None = None
         """Filled if it is a list."""
-        self.shared_report_ns = SHARED_REPORT_NS
-        self._queue: list[tuple[int, int, Callable[[], None]]] = []
-        self._sequence = self._timer = 0
+        self.left = len(self.tasks)
+        self._timer = 0
         for card in self.cards.values():
             self.give(events.GpuAdded(card.uuid, "model", capacity_bytes, capacity_bytes))
         for task in self.tasks:
             self.after(task.job.arrives_ns, partial(self._arrive, task))
-        self.left = len(self.tasks)
 
-    # --- time ---------------------------------------------------------------------------------------------------------
-
-    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        """Schedules an action.  Actions of the same time run in the order of their scheduling."""
-        self._sequence += 1
-        heapq.heappush(self._queue, (self.now_ns + delay_ns, self._sequence, action))
+    # --- the engine ---------------------------------------------------------------------------------------------------
 
     def run(self, tell: Callable[[int], None] = lambda left: None) -> None:
         """Runs until all jobs have ended.  `tell` gets the number of jobs that are left, now and then."""
         steps = 0
         while self.left:
-            assert self._queue, f"{self.left} jobs wait for ever"
-            self.now_ns, _, action = heapq.heappop(self._queue)
-            action()
+            assert self.step(FOREVER_NS), f"{self.left} jobs wait for ever"
             steps += 1
             if steps % 20_000 == 0:
                 tell(self.left)
 
-    def give(self, event: events.Event) -> None:
-        """Passes an event to the core and carries out its commands."""
+    def handle(self, event: events.Event) -> list[commands.Command]:
+        """Passes an event to the engine."""
         self.handled += 1
-        for command in self.scheduler.handle(event, self.now_ns):
-            if type(command) is Send:
-                self._receive(self.programs[command.client], command.message)
-            elif type(command) is SetTimer:
+        return self.scheduler.handle(event, self.now_ns)
+
+    def give(self, event: events.Event) -> None:
+        """Passes an event to the engine and carries out its commands."""
+        for command in self.handle(event):
+            if type(command) is commands.Send:
+                self.receive(self.programs[command.client], command.message)
+            elif type(command) is commands.SetTimer:
                 self._set_timer(command.deadline_ns)
 
     def replaced(self) -> int:
-        """On how many GPUs the core has replaced the policy."""
+        """On how many GPUs the engine has replaced the policy."""
         return sum(gpu.rules.policy_failures > 0 for gpu in self.scheduler.snapshot(self.now_ns).gpus)
 
     def _set_timer(self, deadline_ns: int | None) -> None:
@@ -119,29 +263,30 @@ class World:
         task.left_ns, task.burst_left_ns, task.at_ns = job.work_ns, job.burst_ns or job.work_ns, self.now_ns
         for card in cards[: job.gpus]:
             client = len(self.programs) + 1
-            program = self.programs[client] = Program(client, task, card)
+            program = self.programs[client] = Program(client, self.give, task, card)
             task.programs.append(program)
             card.pass_time(self.now_ns, self.entitled)
             card.tasks[task.number] = task
             task.crowd -= card.crowd
+        for program in task.programs:
+            self.connect(program)
+        for program in task.programs:
+            program.request()
+
+    def connect(self, program: Program, *, wanted: bool = False) -> None:
+        """A program says hello, claims the lease that it holds, and reports its memory."""
+        job = program.task.job
         gang = job.name if job.gpus > 1 else ""
-        for program in task.programs:
-            client, mode = program.client, MemoryMode.SWAP
-            self.give(
-                events.ClientRegistered(client, job.name, "job", client, job.user, job.priority, mode, 0, gang=gang)
-            )
-            if job.job_class is not JobClass.BATCH or job.deadline_ns:
-                deadline_ns = self.now_ns + job.deadline_ns if job.deadline_ns else None
-                self.give(events.Profiled(client, job.job_class, 0.0, 1.0, deadline_ns, False))
-            self.give(events.GpuAttached(client, 0, program.card.uuid, 0, False))
-            if job.memory_bytes:
-                self._report_memory(program)
-        for program in task.programs:
-            self.give(events.Requested(program.client, 0))
+        program.register(job.name, user_id=job.user, priority=job.priority, gang=gang)
+        if job.job_class is not JobClass.BATCH or job.deadline_ns:
+            program.profile(job.job_class, self.now_ns + job.deadline_ns if job.deadline_ns else None)
+        program.attach(program.card.uuid, lease_id=program.lease_id, wanted=wanted, memory=program.resident_bytes)
+        if job.memory_bytes:
+            self._report_memory(program)
 
     def _report_memory(self, program: Program) -> None:
         size, resident = program.task.job.memory_bytes, program.resident_bytes
-        self.give(events.MemoryReported(program.client, 0, size, resident, 0, 0))
+        program.report(allocated=size, resident=resident, host=size - resident)
 
     def _milestone(self, task: Task, at_ns: int) -> None:
         """A job's timer: it or its burst ends, unless it has been slower than was foreseen."""
@@ -150,9 +295,9 @@ class World:
         task.milestone_ns = None
         if task.speed == 0.0:
             return
-        self._work(task)
+        self.work(task)
         if task.left_ns < 1.0:
-            self._end(task)
+            self.end(task)
             return
         if task.job.burst_ns == 0 or task.burst_left_ns >= 1.0:
             self._await_milestone(task)
@@ -179,11 +324,12 @@ class World:
         task.thinking, task.burst_left_ns = False, task.job.burst_ns
         for program in task.programs:
             if program.lease_id == 0:
-                self.give(events.Requested(program.client, 0))
+                program.request()
             else:
                 self._changed(program.card)
 
-    def _end(self, task: Task) -> None:
+    def end(self, task: Task) -> None:
+        """A job is done: its processes end."""
         task.ends_ns, task.speed = self.now_ns, 0.0
         self.left -= 1
         for program in task.programs:
@@ -191,20 +337,22 @@ class World:
             card.pass_time(self.now_ns, self.entitled)
             task.crowd += card.crowd
             del card.tasks[task.number]
-            program.lease_id, program.move = 0, None
+            program.lease_id = 0
+            card.link.forget(program)
             if card.holders.pop(program.client, None) is not None:
                 self._changed(card)
-            self.give(events.ClientGone(program.client))
+            program.end()
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
-    def _receive(self, program: Program, message: messages.Message) -> None:
+    def receive(self, program: Program, message: messages.Message) -> None:
+        """Handles a message as the hook does."""
         kind = type(message)
         if kind is messages.Grant:
             self._granted(program, message)  # type: ignore[arg-type]
         elif kind is messages.Revoke:
             lease_id = program.lease_id
-            self.after(DRAIN_NS, lambda: self._release(program, lease_id, idle=False))
+            self.after(self.drain_ns, lambda: self._release(program, lease_id, idle=False))
         elif kind is messages.Waiters:
             program.waiters = message.waiters > 0  # type: ignore[attr-defined]
             if program.waiters and program.task.thinking:
@@ -226,10 +374,10 @@ class World:
         self.handovers += 1
         if program.watch.since_ns is not None:
             program.watch.since_ns = self.now_ns
-        self._work(task)
-        task.left_ns += RESTART_NS
-        task.burst_left_ns += RESTART_NS
-        task.lost_ns += RESTART_NS
+        self.work(task)
+        task.left_ns += self.restart_ns
+        task.burst_left_ns += self.restart_ns
+        task.lost_ns += self.restart_ns
         card.holders[program.client] = program
         self._changed(card)
         if not program.complete:
@@ -240,15 +388,14 @@ class World:
         program.card.link.end(program)
         if program.lease_id == lease_id and not program.complete:
             program.asked += 1
-            total = program.task.job.memory_bytes
-            self.give(events.ReservationAsked(program.client, 0, program.asked, total))
+            program.ask_room(program.task.job.memory_bytes, program.asked)
 
     def _reserved(self, program: Program, answer: messages.MemoryReserved) -> None:
         if answer.sequence != program.asked or program.lease_id == 0 or program.complete:
             return
         lease_id, total = program.lease_id, program.task.job.memory_bytes
         if answer.bytes < total:
-            self.after(DRAIN_NS, lambda: self._release(program, lease_id, idle=False))
+            self.after(self.drain_ns, lambda: self._release(program, lease_id, idle=False))
             return
         program.resident_bytes = total
         program.card.check_room()
@@ -267,11 +414,9 @@ class World:
         wanted = not program.task.thinking
         del program.card.holders[program.client]
         self._changed(program.card)
-        drain_ns = 0 if idle else DRAIN_NS
-        released = events.Released(
-            program.client, 0, lease_id, idle, True, wanted, drain_ns, program.granted_ns, submissions=1
-        )
-        self.give(released)
+        drain_ns = 0 if idle else self.drain_ns
+        opened_ns = program.granted_ns
+        program.release(lease_id, idle=idle, wanted=wanted, drain_ns=drain_ns, opened_at_ns=opened_ns)
 
     # --- speeds -------------------------------------------------------------------------------------------------------
 
@@ -293,12 +438,12 @@ class World:
             task = program.task
             speed = program.speed if len(task.programs) == 1 else min([member.speed for member in task.programs])
             if speed != task.speed:
-                self._work(task)
+                self.work(task)
                 task.speed = speed
                 if speed:
                     self._await_milestone(task)
 
-    def _work(self, task: Task) -> None:
+    def work(self, task: Task) -> None:
         """Does a job's work since the last call."""
         done = (self.now_ns - task.at_ns) * task.speed
         if self.segments is not None and done:
@@ -326,7 +471,7 @@ class World:
         if number != card.reports:
             return
         if self.now_ns - card.changed_ns > 2 * FIRST_REPORT_NS:
-            longest_ns = self.shared_report_ns if len(card.tasks) > 1 else LONE_REPORT_NS
+            longest_ns = self._shared_report_ns if len(card.tasks) > 1 else LONE_REPORT_NS
             card.pause_ns = min(3 * card.pause_ns, longest_ns)
         self._arm_report(card)
         for program in list(card.holders.values()):
@@ -335,11 +480,10 @@ class World:
 
     def _report(self, program: Program) -> None:
         task = program.task
-        self._work(task)
+        self.work(task)
         self._watch(program, program.watch.since_ns is not None)
         busy_ns, watched_ns = int(program.watch.total_ns * task.job.busy), program.watch.total_ns
-        report = (program.client, 0, program.lease_id, self.now_ns, task.done_ns, busy_ns, watched_ns)
-        self.give(events.Progressed(*report, steps=0))
+        program.progress(program.lease_id, self.now_ns, task.done_ns, busy_ns, watched_ns)
 
     def _watch(self, program: Program, watch: bool) -> None:
         if program.watch.since_ns is not None and program.lease_id:
