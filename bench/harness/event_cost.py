@@ -43,10 +43,10 @@ class Crowd:
         for client in range(1, clients + 1):
             mode = messages.MemoryMode.SWAP
             self._give(events.ClientRegistered(client, f"job {client}", "bench", client, client % 8, 0, mode, 0))
-            self._give(events.GpuAttached(client, 0, "GPU-0", 0, False))
+            self._give(events.Received(client, messages.AttachGpu(0, "GPU-0", 1 << 30, 0, False, 0, 0, 0)))
             here = 0 if short else self._bytes
-            self._give(events.MemoryReported(client, 0, self._bytes, here, 0, self._bytes - here))
-            self._give(events.Requested(client, 0))
+            self._give(events.Received(client, messages.MemoryReport(0, self._bytes, here, 0, self._bytes - here)))
+            self._give(events.Received(client, messages.Request(0)))
 
     def run(self, count: int) -> None:
         """Runs until `count` events have been handled."""
@@ -69,14 +69,16 @@ class Crowd:
             self._give(self._progress(client, lease))
             heapq.heappush(self._reports, (at_ns + REPORT_NS, client, lease))
 
-    def _progress(self, client: int, lease: int) -> events.Progressed:
+    def _progress(self, client: int, lease: int) -> events.Received:
         now_ns = self._now_ns
-        return events.Progressed(client, 0, lease, now_ns, now_ns // 1000, now_ns // 2, now_ns, 0)
+        return events.Received(client, messages.Progress(0, lease, now_ns, now_ns // 1000, now_ns // 2, now_ns, 0))
 
     def _release(self, client: int, lease: int) -> None:
         if self._leases.pop(client, None) is not None:
             self._answers.append(self._progress(client, lease))
-            self._answers.append(events.Released(client, 0, lease, False, True, True, 0, 0, 1))
+            self._answers.append(
+                events.Received(client, messages.Release(0, lease, messages.ReleaseReason.REVOKED, True, True, 0, 0, 1))
+            )
 
     def _give(self, event: events.Event) -> None:
         before_ns = time.thread_time_ns()
@@ -97,8 +99,10 @@ class Crowd:
         elif isinstance(message, messages.Evict | messages.Restore):
             here = self._bytes - message.bytes if isinstance(message, messages.Evict) else self._bytes
             moved, order = message.bytes, message.order_id
-            self._answers.append(events.MoveProgressed(client, 0, order, moved, 1000, True, 0))
-            self._answers.append(events.MemoryReported(client, 0, self._bytes, here, 0, self._bytes - here))
+            self._answers.append(events.Received(client, messages.MoveProgress(0, order, moved, 1000, True, 0)))
+            self._answers.append(
+                events.Received(client, messages.MemoryReport(0, self._bytes, here, 0, self._bytes - here))
+            )
 
 
 def measure(create: PolicyFactory, policy: str, clients: int, count: int, *, short: bool) -> dict[str, Any]:

@@ -85,5 +85,7 @@ class Link:
             program.move = None
         elapsed_ns = self._world.now_ns - move.begun_ns
         self._world.give(
-            events.MoveProgressed(program.client, 0, move.order_id, move.moved_bytes, elapsed_ns, finished, error=0)
+            events.Received(
+                program.client, messages.MoveProgress(0, move.order_id, move.moved_bytes, elapsed_ns, finished, 0)
+            )
         )

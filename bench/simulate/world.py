@@ -133,15 +133,15 @@ class World:
             if job.job_class is not JobClass.BATCH or job.deadline_ns:
                 deadline_ns = self.now_ns + job.deadline_ns if job.deadline_ns else None
                 self.give(events.Profiled(client, job.job_class, 0.0, 1.0, deadline_ns, False))
-            self.give(events.GpuAttached(client, 0, program.card.uuid, 0, False))
+            self.give(events.Received(client, messages.AttachGpu(0, program.card.uuid, 1 << 30, 0, False, 0, 0, 0)))
             if job.memory_bytes:
                 self._report_memory(program)
         for program in task.programs:
-            self.give(events.Requested(program.client, 0))
+            self.give(events.Received(program.client, messages.Request(0)))
 
     def _report_memory(self, program: Program) -> None:
         size, resident = program.task.job.memory_bytes, program.resident_bytes
-        self.give(events.MemoryReported(program.client, 0, size, resident, 0, 0))
+        self.give(events.Received(program.client, messages.MemoryReport(0, size, resident, 0, 0)))
 
     def _milestone(self, task: Task, at_ns: int) -> None:
         """A job's timer: it or its burst ends, unless it has been slower than was foreseen."""
@@ -179,7 +179,7 @@ class World:
         task.thinking, task.burst_left_ns = False, task.job.burst_ns
         for program in task.programs:
             if program.lease_id == 0:
-                self.give(events.Requested(program.client, 0))
+                self.give(events.Received(program.client, messages.Request(0)))
             else:
                 self._changed(program.card)
 
@@ -241,7 +241,7 @@ class World:
         if program.lease_id == lease_id and not program.complete:
             program.asked += 1
             total = program.task.job.memory_bytes
-            self.give(events.ReservationAsked(program.client, 0, program.asked, total))
+            self.give(events.Received(program.client, messages.ReserveMemory(0, program.asked, total)))
 
     def _reserved(self, program: Program, answer: messages.MemoryReserved) -> None:
         if answer.sequence != program.asked or program.lease_id == 0 or program.complete:
@@ -268,8 +268,18 @@ class World:
         del program.card.holders[program.client]
         self._changed(program.card)
         drain_ns = 0 if idle else DRAIN_NS
-        released = events.Released(
-            program.client, 0, lease_id, idle, True, wanted, drain_ns, program.granted_ns, submissions=1
+        released = events.Received(
+            program.client,
+            messages.Release(
+                0,
+                lease_id,
+                messages.ReleaseReason.IDLE if idle else messages.ReleaseReason.REVOKED,
+                True,
+                wanted,
+                drain_ns,
+                program.granted_ns,
+                1,
+            ),
         )
         self.give(released)
 
@@ -338,8 +348,8 @@ class World:
         self._work(task)
         self._watch(program, program.watch.since_ns is not None)
         busy_ns, watched_ns = int(program.watch.total_ns * task.job.busy), program.watch.total_ns
-        report = (program.client, 0, program.lease_id, self.now_ns, task.done_ns, busy_ns, watched_ns)
-        self.give(events.Progressed(*report, steps=0))
+        report = (0, program.lease_id, self.now_ns, task.done_ns, busy_ns, watched_ns)
+        self.give(events.Received(program.client, messages.Progress(*report, steps=0)))
 
     def _watch(self, program: Program, watch: bool) -> None:
         if program.watch.since_ns is not None and program.lease_id:

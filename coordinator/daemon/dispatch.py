@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import explanations
 from nvshare.coordinator.engine.event_log import InvariantError
+from nvshare.coordinator.engine.scheduler import AS_THEY_COME
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import I32_MAX
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason, RemoteProtocolError
+from nvshare.coordinator.protocol.messages import MemoryMode, RemoteProtocolError
 from nvshare.coordinator.system.users import known_name
 from nvshare.scheduler_policies.api import JobClass
 
@@ -88,9 +89,8 @@ class Dispatcher:
         """One frame from a peer."""
         try:
             message = messages.decode(frame, messages.TO_COORDINATOR)
-            translate = _TRANSLATE.get(type(message))  # type: ignore[arg-type]  # an int is in no table
-            if translate is not None and connection in self._clients:
-                self.event(translate(connection, message), now_ns)
+            if isinstance(message, AS_THEY_COME) and connection in self._clients:
+                self.event(events.Received(connection, message), now_ns)
             else:
                 self._handle_other(connection, message, now_ns)
         except RemoteProtocolError as error:
@@ -112,7 +112,7 @@ class Dispatcher:
             self._reject(connection, messages.Rejection.UNKNOWN_MESSAGE, text)
         elif isinstance(message, messages.Hello) and not known:
             self._hello(connection, message, now_ns)
-        elif isinstance(message, messages.AttachGpu) and known:
+        elif known and isinstance(message, messages.AttachGpu):
             self._attach(connection, message, now_ns)
         elif known and isinstance(message, messages.Profile):
             profile = self._own_profile(connection, _profile(connection, message, now_ns))
@@ -233,7 +233,7 @@ class Dispatcher:
         if why is not None:  # the slot lacks that GPU
             self._reject(connection, messages.Rejection.FORBIDDEN_GPU, why)
             return
-        self.event(_attached(connection, message), now_ns)
+        self.event(events.Received(connection, message), now_ns)
         for event in () if self.live is None else self.live.attached(connection, message.uuid):
             self.event(event, now_ns)
 
@@ -333,61 +333,6 @@ def _end_process(process_id: int) -> None:
             os.close(descriptor)
 
 
-def _attached(client: int, m: messages.AttachGpu) -> events.Event:
-    return events.GpuAttached(
-        client=client,
-        gpu=m.gpu,
-        uuid=m.uuid,
-        lease_id=m.lease_id,
-        wanted=m.wanted,
-        allocated_bytes=m.allocated_bytes,
-        resident_bytes=m.resident_bytes,
-        pinned_bytes=m.pinned_bytes,
-    )
-
-
-def _request(client: int, m: messages.Request) -> events.Event:
-    return events.Requested(client, m.gpu)
-
-
-def _release(client: int, m: messages.Release) -> events.Event:
-    return events.Released(
-        client,
-        m.gpu,
-        m.lease_id,
-        m.reason == ReleaseReason.IDLE,
-        m.drained,
-        m.wanted,
-        m.drain_ns,
-        m.opened_at_ns,
-        m.submissions,
-    )
-
-
-def _memory(client: int, m: messages.MemoryReport) -> events.Event:
-    return events.MemoryReported(client, m.gpu, m.allocated_bytes, m.resident_bytes, m.pinned_bytes, m.host_bytes)
-
-
-def _reserve(client: int, m: messages.ReserveMemory) -> events.Event:
-    return events.ReservationAsked(client, m.gpu, m.sequence, m.bytes)
-
-
-def _reserve_pins(client: int, m: messages.ReservePins) -> events.Event:
-    return events.PinsAsked(client, m.gpu, m.sequence, m.bytes)
-
-
-def _reserve_host(client: int, m: messages.ReserveHost) -> events.Event:
-    return events.HostAsked(client, m.sequence, m.bytes)
-
-
-def _progress(client: int, m: messages.MoveProgress) -> events.Event:
-    return events.MoveProgressed(client, m.gpu, m.order_id, m.moved_bytes, m.elapsed_ns, m.finished, m.error)
-
-
-def _work(client: int, m: messages.Progress) -> events.Event:
-    return events.Progressed(client, m.gpu, m.lease_id, m.at_ns, m.work, m.busy_ns, m.watched_ns, m.steps)
-
-
 def _profile(client: int, m: messages.Profile, now_ns: int) -> events.Profiled:
     return events.Profiled(
         client,
@@ -397,18 +342,6 @@ def _profile(client: int, m: messages.Profile, now_ns: int) -> events.Profiled:
         now_ns + m.deadline_ns if m.deadline_ns else None,
         m.spatial,
     )
-
-
-_TRANSLATE: Final[dict[type[messages.Message], Callable[[int, Any], events.Event]]] = {
-    messages.Request: _request,
-    messages.Release: _release,
-    messages.MemoryReport: _memory,
-    messages.ReserveMemory: _reserve,
-    messages.ReservePins: _reserve_pins,
-    messages.ReserveHost: _reserve_host,
-    messages.MoveProgress: _progress,
-    messages.Progress: _work,
-}
 
 
 def _is_operator(peer: Peer) -> bool:

@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, get_type_hints
 from nvshare import scheduler_policies
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Command
+from nvshare.coordinator.protocol.messages import TO_COORDINATOR
 from nvshare.scheduler_policies import parts
 
 SHOWN: Final = 40
@@ -195,6 +196,8 @@ class _Unpickler(pickle.Unpickler):
 
 def _write(now_ns: int, event: events.Event) -> str:
     values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    if isinstance(event, events.Received):
+        values["message"] = [event.message.TYPE, *dataclasses.astuple(event.message)]  # type: ignore[call-overload]
     return json.dumps([now_ns, type(event).__name__, values])
 
 
@@ -210,6 +213,9 @@ def _read(line: str) -> tuple[int, events.Event | Beginning]:
             packed = base64.b64decode(values["state"], validate=True)
             return now_ns, Beginning(zlib.decompressobj().decompress(packed, MAX_STATE_BYTES))
         cls, hints = _EVENTS[name], _HINTS[name]
+        if cls is events.Received:
+            number, *fields = values["message"]
+            values["message"] = TO_COORDINATOR[number](*fields)
         for field, value in values.items():
             kind = hints[field]
             if isinstance(kind, type) and issubclass(kind, enum.Enum):

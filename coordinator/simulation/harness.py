@@ -64,11 +64,13 @@ class ScriptedClient:
         self, uuid: str = GPU, *, gpu: int = 0, lease_id: int = 0, wanted: bool = False, memory: int = 0
     ) -> None:
         """Attaches to a GPU; `memory` bytes are allocated and resident."""
-        self.harness.handle(events.GpuAttached(self.client, gpu, uuid, lease_id, wanted, memory, memory))
+        self.harness.handle(
+            events.Received(self.client, messages.AttachGpu(gpu, uuid, 1 << 30, lease_id, wanted, memory, memory, 0))
+        )
 
     def request(self, gpu: int = 0) -> None:
         """Requests the lease."""
-        self.harness.handle(events.Requested(self.client, gpu))
+        self.harness.handle(events.Received(self.client, messages.Request(gpu)))
 
     def release(
         self,
@@ -84,23 +86,37 @@ class ScriptedClient:
         """Releases the lease; by default the one in the engine's records."""
         lease = self.seat(gpu).lease_id if lease_id is None else lease_id
         self.harness.handle(
-            events.Released(self.client, gpu, lease, idle, drained, wanted, drain_ns, opened_at_ns, submissions=1)
+            events.Received(
+                self.client,
+                messages.Release(
+                    gpu,
+                    lease,
+                    int(messages.ReleaseReason.IDLE if idle else messages.ReleaseReason.REVOKED),
+                    drained,
+                    wanted,
+                    drain_ns,
+                    opened_at_ns,
+                    1,
+                ),
+            )
         )
 
     def report(self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0) -> None:
         """Reports memory."""
-        self.harness.handle(events.MemoryReported(self.client, 0, allocated, resident, pinned, host))
+        self.harness.handle(events.Received(self.client, messages.MemoryReport(0, allocated, resident, pinned, host)))
 
     def reserve(self, total: int, *, sequence: int = 1) -> int:
         """Asks for room and returns the resulting reservation."""
-        self.harness.handle(events.ReservationAsked(self.client, 0, sequence, total))
+        self.harness.handle(events.Received(self.client, messages.ReserveMemory(0, sequence, total)))
         (answer,) = self.take(messages.MemoryReserved)
         assert answer.sequence == sequence
         return answer.bytes
 
     def moved(self, order_id: int, size: int, *, finished: bool = True, error: int = 0, gpu: int = 0) -> None:
         """Reports progress of a memory order."""
-        self.harness.handle(events.MoveProgressed(self.client, gpu, order_id, size, 1000, finished, error))
+        self.harness.handle(
+            events.Received(self.client, messages.MoveProgress(gpu, order_id, size, 1000, finished, error))
+        )
 
     def die(self, *, process_lives: bool = False) -> None:
         """Ends the connection; `process_lives`: the driver has not freed its memory yet."""

@@ -207,8 +207,18 @@ class LinkWorld:
         self._give(events.ClientRegistered(number, f"j{job.number}", "job", pid, 0, 0, messages.MemoryMode.SWAP, 0))
         lease = job.lease_id if job.open else 0
         self._give(
-            events.GpuAttached(
-                number, 0, UUID, lease, job.asks and not job.open, job.memory.size_bytes, job.memory.resident_bytes
+            events.Received(
+                number,
+                messages.AttachGpu(
+                    0,
+                    UUID,
+                    1 << 30,
+                    lease,
+                    job.asks and not job.open,
+                    job.memory.size_bytes,
+                    job.memory.resident_bytes,
+                    0,
+                ),
             )
         )
         self._report(job)
@@ -216,7 +226,9 @@ class LinkWorld:
     def _report(self, job: Job) -> None:
         memory = job.memory
         off = memory.size_bytes - memory.resident_bytes  # a hook also reports memory that was never resident
-        self._give(events.MemoryReported(job.connection, 0, memory.size_bytes, memory.resident_bytes, 0, off))
+        self._give(
+            events.Received(job.connection, messages.MemoryReport(0, memory.size_bytes, memory.resident_bytes, 0, off))
+        )
 
     def kill(self, job: Job) -> None:
         """Kills a job; the coordinator notices a millisecond later."""
@@ -262,13 +274,18 @@ class LinkWorld:
         if job.left_ns is not None:
             job.left_ns -= max(0, self.now_ns - job.granted_at_ns - self.open_ns)
         opened_ns, drain_ns = job.granted_at_ns, self.drain_ns
-        self._give(events.Released(job.connection, 0, lease_id, False, True, job.asks, drain_ns, opened_ns, 1))
+        self._give(
+            events.Received(
+                job.connection,
+                messages.Release(0, lease_id, messages.ReleaseReason.REVOKED, True, job.asks, drain_ns, opened_ns, 1),
+            )
+        )
 
     def ask(self, job: Job) -> None:
         """Makes a job request the GPU from now on."""
         job.asks = True
         if not job.open:
-            self._give(events.Requested(job.connection, 0))
+            self._give(events.Received(job.connection, messages.Request(0)))
 
     def begin(self, job: Job, work_ns: int) -> None:
         """Gives a job its remaining computation, after which it ends."""
@@ -324,7 +341,9 @@ class LinkWorld:
         finished = transfer.moved >= transfer.size
         if finished:
             job.order = None
-        self._give(events.MoveProgressed(job.connection, 0, transfer.order_id, transfer.moved, 1, finished, 0))
+        self._give(
+            events.Received(job.connection, messages.MoveProgress(0, transfer.order_id, transfer.moved, 1, finished, 0))
+        )
         if finished:
             self._report(job)
         else:

@@ -237,7 +237,7 @@ def test_figures_outlive_processes_but_not_the_allocation() -> None:
     adopted = book.register("GPU-a--0", hello(1))
     assert adopted is not None
     scheduler.handle(adopted, 0)
-    scheduler.handle(events.GpuAttached(1, 0, A, 0, wanted=True), 10)
+    scheduler.handle(events.Received(1, messages.AttachGpu(0, A, 1 << 30, 0, True, 0, 0, 0)), 10)
     before = book.snapshots(scheduler.snapshot(1010).clients)[0]
     assert before.registered
     assert (before.figures.clients, before.figures.leases, before.figures.used_ns) == (1, 1, 1000)
@@ -264,12 +264,12 @@ def test_processes_of_one_slot_share_its_limit() -> None:
             adopted = book.register("GPU-a--0", hello(client, mode=mode))
             assert adopted is not None
             scheduler.handle(adopted, 0)
-            told += scheduler.handle(events.GpuAttached(client, 0, A, 0, wanted=False), 0)
+            told += scheduler.handle(events.Received(client, messages.AttachGpu(0, A, 1 << 30, 0, False, 0, 0, 0)), 0)
         found = [c.message for c in told if isinstance(c, Send) and isinstance(c.message, messages.GpuSettings)]
         assert all(each.reserve and each.memory_limit_bytes == GIB for each in found)
 
         def reserved(scheduler: Scheduler, client: int, size: int) -> int:
-            sent = scheduler.handle(events.ReservationAsked(client, 0, 1, size), 1)
+            sent = scheduler.handle(events.Received(client, messages.ReserveMemory(0, 1, size)), 1)
             answers = (c.message for c in sent if isinstance(c, Send))
             return next(answer.bytes for answer in answers if isinstance(answer, messages.MemoryReserved))
 

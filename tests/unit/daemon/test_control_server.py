@@ -17,6 +17,7 @@ from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.engine.snapshot.node import Snapshot
 from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies import registry
 from nvshare.scheduler_policies.api import Progress
@@ -29,7 +30,7 @@ def picture() -> Snapshot:
     scheduler = Scheduler(registry.create)
     scheduler.handle(events.GpuAdded(GPU, "card", 8 << 30, 6 << 30), 1)
     scheduler.handle(events.ClientRegistered(1, "a", "b", 7, 0, 3, MemoryMode.SWAP, 0), 2)
-    scheduler.handle(events.GpuAttached(1, 0, GPU, 0, True), 3)
+    scheduler.handle(events.Received(1, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)), 3)
     return scheduler.snapshot(4)
 
 

@@ -18,6 +18,7 @@ from nvshare.coordinator.daemon.control.server import Administration
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.system.devices import Device
 from nvshare.scheduler_policies import registry
@@ -42,7 +43,7 @@ class Node:
             )
             scheduler.handle(made, 2)
             live.registered(made)
-            scheduler.handle(events.GpuAttached(number, 0, GPU, 0, True), 3)
+            scheduler.handle(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)), 3)
         self._administration = Administration(dispatcher, [device], registry.create, {}, live, dict, list, rights)
 
     def ask(self, user: int, request: api.Request) -> Any:
