@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
@@ -72,7 +73,7 @@ class Node:
     def __init__(self, policy: str = "auto", sharing: Sharing = Sharing.AUTO) -> None:
         self.shell = _Shell()
         scheduler = Scheduler(registry.create, Settings(policy=policy, sharing=sharing))
-        self.dispatcher = Dispatcher(scheduler, self.shell, self.shell, max_clients=8)
+        self.dispatcher = Dispatcher(scheduler, self.shell, self.shell, Rights(own_user=0), max_clients=8)
         self.now_ns = 1_000_000_000
         self.dispatcher.event(events.GpuAdded(GPU, GPU, 80 * GIB, 80 * GIB), self.now_ns)
 

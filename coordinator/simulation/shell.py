@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.dispatch import Dispatcher
-from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.engine.scheduler import InvariantError, Scheduler
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import SECOND_NS
@@ -48,7 +49,10 @@ class _WatchedScheduler(Scheduler):
 
     def handle(self, event: events.Event, now_ns: int) -> list[commands.Command]:
         out = super().handle(event, now_ns)
-        self._world.watch(event, out)
+        try:
+            self._world.watch(event, out)
+        except Exception as error:  # the dispatcher cuts a peer for other exceptions
+            raise InvariantError(f"{type(error).__name__}: {error}", self.event_log) from error
         return out
 
 
@@ -70,11 +74,12 @@ class Shell:
             self.scheduler,
             self,
             self,
+            Rights(own_user=0),
             max_clients=world.settings.max_clients,
+            slots=SlotBook() if world.plan.slot_share else None,
+            watch_end=world.watch_end,
             end_process=world.end_process,
         )
-        self.dispatcher.watch_end = world.watch_end
-        self.dispatcher.slots = SlotBook() if world.plan.slot_share else None
 
     def begin(self) -> None:
         """Adds the GPUs with their journal records, and the slots, as daemon/coordinator.py does."""
@@ -158,7 +163,7 @@ class Shell:
 
     def _fire(self, number: int) -> None:
         if number == self._timer and self._world.shell is self:
-            self._armed_ns = self.dispatcher.deadline_ns = None
+            self._armed_ns = None
             self.give(events.TimerFired())
 
     def _step(self) -> None:

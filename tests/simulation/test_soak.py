@@ -15,7 +15,8 @@ import pytest
 
 from nvshare.bench import soak
 from nvshare.coordinator.daemon.dispatch import Dispatcher
-from nvshare.coordinator.engine import reconcile
+from nvshare.coordinator.engine import reconcile, scheduler
+from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.memory import switch_credit
 from nvshare.coordinator.model.commands import MANY_HOLDERS
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
@@ -63,17 +64,17 @@ def test_a_wait_beside_a_hung_drain() -> None:
 def test_a_failure_names_the_command_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a failure of a soak could not be run again, or would not fail the soak."""
 
-    def broken(_: Dispatcher, connection: int, message: messages.AttachGpu, now_ns: int) -> None:
-        raise KeyError(connection)
+    def broken(node: Any, seat: Any, message: messages.Request, now_ns: int) -> None:
+        raise KeyError(seat.ordinal)
 
-    monkeypatch.setattr(Dispatcher, "_attach", broken)
+    monkeypatch.setitem(scheduler._OF_SEAT, messages.Request, broken)
     report = soak.Report()
     report.run(3)
     (failure,) = report.failures
     assert failure["seed"] == 3
     assert failure["command"] == "python -m nvshare.bench.soak --replay 3"
     assert failure["message"].startswith("KeyError")
-    with pytest.raises(KeyError):
+    with pytest.raises(InvariantError, match="KeyError"):
         soak.replay(3, 5)
 
 

@@ -64,9 +64,11 @@ class Administration:
         configured: Callable[[], dict[Key, Value]],
         problems: Callable[[], list[str]],
         rights: Rights,
+        *,
+        mps: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """`facts` are added to the results of `ping` and `status`.  `configured` gives the configured values.
-        `problems` are present faults, for the operator."""
+        `problems` are present faults, for the operator.  `mps`: its state; None: it is off."""
         self._dispatcher = dispatcher
         self._devices = {device.uuid: device for device in devices}
         self._make_policy = make_policy
@@ -76,8 +78,7 @@ class Administration:
         self._rights = rights
         self.changes = 0
         """Requests that have changed something; each is logged."""
-        self.mps: Callable[[], dict[str, Any]] = lambda: {"mode": "off"}
-        """State of MPS, for `status`."""
+        self._mps = mps or (lambda: {"mode": "off"})
         self._facts = {"pid": os.getpid(), **facts}
 
     def answer(self, frame: bytes, user_id: int, now_ns: int) -> bytes:
@@ -118,7 +119,7 @@ class Administration:
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
         owners = [plain(owner) for owner in snapshot.host_owners]
         more: dict[str, Any] = {"problems": self._problems(), "live": [live.plain() for live in self._live.all()]}
-        more["mps"] = self.mps()
+        more["mps"] = self._mps()
         more["hides_names"] = self._rights.hide_other_users
         more |= {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
         found = {**self._facts, "now_ns": call.now_ns, **host, "gpus": gpus, "clients": clients, **more}

@@ -97,9 +97,9 @@ class _Record:
 class SlotBook:
     """All slots, by name.  Belongs to the loop's thread."""
 
-    def __init__(self) -> None:
-        self.first_registration: Callable[[Slot], None] | None = None
-        """Called when the first hook of an allocation registers."""
+    def __init__(self, first_registration: Callable[[Slot], None] = lambda _: None) -> None:
+        """`first_registration` is called when the first hook of an allocation registers."""
+        self._first_registration = first_registration
         self._slots: dict[str, _Record] = {}
         self._slot_of: dict[int, str] = {}  # client -> slot, or _REMOVED
 
@@ -163,8 +163,7 @@ class SlotBook:
         slot = record.slot
         if not record.registered:
             record.registered = True
-            if self.first_registration is not None:
-                self.first_registration(slot)
+            self._first_registration(slot)
         record.clients[wish.client] = wish
         record.profiles[wish.client] = events.Profiled(wish.client, JobClass.BATCH, 0.0, 1.0, None, spatial=False)
         self._slot_of[wish.client] = name

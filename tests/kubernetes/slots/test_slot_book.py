@@ -8,6 +8,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +322,7 @@ def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: 
     slots.prepare(directory)
     slots.write(directory, a_slot("early"))
     hooks = PeerListener(short / "hooks.sock", 0o600, Limits())
-    book = SlotBook()
+    book = SlotBook(partial(slots.note_hook_registered, directory))
     watch = SlotWatch(directory, hooks, book)
     now_ns = [0]
 

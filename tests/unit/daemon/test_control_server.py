@@ -82,7 +82,7 @@ class Unreadable(Scheduler):
 
 def test_a_request_that_only_reads_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Broken: whatever is wrong with a picture ends the coordinator, with all leases."""
-    dispatcher = Dispatcher(Unreadable(registry.create), None, None, max_clients=1)  # type: ignore[arg-type]
+    dispatcher = Dispatcher(Unreadable(registry.create), None, None, RIGHTS, max_clients=1)  # type: ignore[arg-type]
     administration = Administration(dispatcher, [], registry.create, {}, None, dict, list, RIGHTS)  # type: ignore[arg-type]
     with pytest.raises(api.ControlError, match="log"):
         api.decode_reply(administration.answer(api.encode_request(api.Status()), 0, 5))

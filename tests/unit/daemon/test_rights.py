@@ -32,8 +32,8 @@ class Node:
 
     def __init__(self, path: Path, processes: list[int], rights: Rights) -> None:
         scheduler = self.scheduler = Scheduler(registry.create)
-        dispatcher = Dispatcher(scheduler, _Nowhere(), _Nowhere(), max_clients=9)
-        live = dispatcher.live = LiveSettings(path)
+        live = LiveSettings(path)
+        dispatcher = Dispatcher(scheduler, _Nowhere(), _Nowhere(), rights, max_clients=9, live=live)
         device = Device(uuid=GPU, index=0, name="card", total_bytes=8 << 30)
         scheduler.handle(events.GpuAdded(GPU, "card", 8 << 30, 8 << 30), 1)
         for number, (user, name) in enumerate(((ALICE, "train"), (BOB, "secret")), start=1):

@@ -113,7 +113,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
     mode = st.sampled_from(MemoryMode)
     name = st.just("n")
     gang = st.sampled_from(["", "g", "h"])
-    uuid, number = st.sampled_from("AB"), st.integers(0, 9)
+    card, number = st.sampled_from("AB"), st.integers(0, 9)
     reason = st.sampled_from(messages.ReleaseReason)
 
     def message(kind: type[messages.Message], *fields: st.SearchStrategy[object]) -> st.SearchStrategy[events.Event]:
@@ -140,7 +140,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
             st.integers(1, 3),
             gang,
         ),
-        message(messages.AttachGpu, gpu, uuid, small, number, flag, small, small, small),
+        message(messages.AttachGpu, gpu, card, small, number, flag, small, small, small),
         message(messages.Request, gpu),
         message(messages.Release, gpu, number, reason, flag, flag, small, small, small),
         st.builds(events.ClientGone, client, flag),
