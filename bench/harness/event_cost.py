@@ -42,7 +42,11 @@ class Crowd:
         self._give(events.GpuAdded("GPU-0", "made-up GPU", CAPACITY, CAPACITY))
         for client in range(1, clients + 1):
             mode = messages.MemoryMode.SWAP
-            self._give(events.ClientRegistered(client, f"job {client}", "bench", client, client % 8, 0, mode, 0))
+            self._give(
+                events.ClientRegistered(
+                    client, messages.Hello(1, f"job {client}", "bench", 0, 0, mode, 0, ""), client, client % 8
+                )
+            )
             self._give(events.Received(client, messages.AttachGpu(0, "GPU-0", 1 << 30, 0, False, 0, 0, 0)))
             here = 0 if short else self._bytes
             self._give(events.Received(client, messages.MemoryReport(0, self._bytes, here, 0, self._bytes - here)))

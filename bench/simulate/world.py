@@ -128,7 +128,12 @@ class World:
         for program in task.programs:
             client, mode = program.client, MemoryMode.SWAP
             self.give(
-                events.ClientRegistered(client, job.name, "job", client, job.user, job.priority, mode, 0, gang=gang)
+                events.ClientRegistered(
+                    client,
+                    messages.Hello(1, job.name, "job", 0, job.priority, mode, 0, "", gang=gang),
+                    client,
+                    job.user,
+                )
             )
             if job.job_class is not JobClass.BATCH or job.deadline_ns:
                 deadline_ns = self.now_ns + job.deadline_ns if job.deadline_ns else None

@@ -169,19 +169,20 @@ class Dispatcher:
             return
         priority, weight = self._own_rank(peer, hello)
         registered = events.ClientRegistered(
-            client=connection,
-            name=_printable(hello.name or hello.program),
-            program=_printable(hello.program),
+            connection,
+            replace(
+                hello,
+                name=_printable(hello.name or hello.program),
+                program=_printable(hello.program),
+                priority=priority,
+                weight=weight,
+                # Gangs of different users are different, even with equal names.  For slots, see slot_book.py.
+                gang=f"user:{peer.user_id}/{_printable(hello.gang)}" if hello.gang else "",
+            ),
             # The kernel reports 0 for a process in a foreign PID namespace.  The journal's 0 means no process, and
             # two such processes must stay distinct: each gets a negative id of its own.
-            process_id=peer.process_id or -1 - connection,
-            user_id=peer.user_id,
-            priority=priority,
-            memory_mode=MemoryMode(hello.memory_mode),
-            memory_limit_bytes=hello.memory_limit_bytes,
-            weight=weight,
-            # Gangs of different users are different, even with equal names.  For slots, see slot_book.py.
-            gang=f"user:{peer.user_id}/{_printable(hello.gang)}" if hello.gang else "",
+            peer.process_id or -1 - connection,
+            peer.user_id,
         )
         if peer.slot:
             adopted = None if self.slots is None else self.slots.register(peer.slot, registered)

@@ -41,6 +41,7 @@ from nvshare.coordinator.model.settings import RECONNECT_NS, OverdueAction, Sett
 from nvshare.coordinator.protocol.messages import (
     PROTOCOL_VERSION,
     AttachGpu,
+    MemoryMode,
     MemoryReport,
     Message,
     MoveProgress,
@@ -272,22 +273,23 @@ class Scheduler:
             text = f"{len(node.clients)} clients are connected, and no more are allowed (max_clients)"
             node.out.append(Send(event.client, Rejected(int(Rejection.TOO_MANY_CLIENTS), True, text)))
             return ()
+        hello = event.hello
         client = node.clients[event.client] = Client(
             client_id=event.client,
-            identity=Identity(event.name, event.program, event.process_id, event.user_id, event.group),
-            memory_mode=event.memory_mode,
-            memory_limit_bytes=event.memory_limit_bytes,
+            identity=Identity(hello.name, hello.program, event.process_id, event.user_id, event.group),
+            memory_mode=MemoryMode(hello.memory_mode),
+            memory_limit_bytes=hello.memory_limit_bytes,
             registered_at_ns=now_ns,
-            rank=Rank(event.priority, event.weight),
-            gang=event.gang,
+            rank=Rank(hello.priority, hello.weight),
+            gang=hello.gang,
             time_owner="",
         )
         client.time_owner = client.owner if node.settings.users_first else ""
         node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))
         values: dict[str, int | str | bool | float | None] = {
             "client": event.client,
-            "name": event.name,
-            "program": event.program,
+            "name": hello.name,
+            "program": hello.program,
             "process": event.process_id,
             "user": event.user_id,
         }

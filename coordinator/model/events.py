@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nvshare.coordinator.model.settings import Value
-from nvshare.coordinator.protocol.messages import MemoryMode, Message
+from nvshare.coordinator.protocol.messages import Hello, Message
 from nvshare.scheduler_policies.api import JobClass
 
 
@@ -54,23 +54,17 @@ class HolderStopped:
 
 @dataclass(frozen=True, slots=True)
 class ClientRegistered:
-    """A hook said hello.  The kernel reports `process_id` and `user_id`.
+    """A hook said hello.  The kernel reports `process_id` and `user_id`; `hello` asks for no more than it may have.
 
-    Clients of one `group` (other than "") share their memory limit and count as one for time.  Clients of one `gang`
-    (other than "") run at the same time on their GPUs.
+    Clients of one `group` (other than "") share their memory limit and count as one for time.  Clients of one
+    `hello.gang` (other than "") run at the same time on their GPUs.
     """
 
     client: int
-    name: str
-    program: str
+    hello: Hello
     process_id: int
     user_id: int
-    priority: int
-    memory_mode: MemoryMode
-    memory_limit_bytes: int
     group: str = ""
-    weight: int = 1
-    gang: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,13 @@ class Harness:
         client = self.clients[number] = ScriptedClient(self, number, pid)
         named = name or f"c{number}"
         self.handle(
-            events.ClientRegistered(number, named, "test", pid, user_id, priority, mode, limit, group, weight, gang)
+            events.ClientRegistered(
+                number,
+                messages.Hello(1, named, "test", 0, priority, mode, limit, "", weight, gang),
+                pid,
+                user_id,
+                group,
+            )
         )
         if attach:
             client.attach(wanted=wanted, memory=memory)

@@ -204,7 +204,11 @@ class LinkWorld:
         job.connection = number = self._sequence
         self.connections[number] = job
         pid = 100 + job.number
-        self._give(events.ClientRegistered(number, f"j{job.number}", "job", pid, 0, 0, messages.MemoryMode.SWAP, 0))
+        self._give(
+            events.ClientRegistered(
+                number, messages.Hello(1, f"j{job.number}", "job", 0, 0, messages.MemoryMode.SWAP, 0, ""), pid, 0
+            )
+        )
         lease = job.lease_id if job.open else 0
         self._give(
             events.Received(

@@ -45,7 +45,10 @@ def scrape(gpus: int, pods_per_gpu: int) -> str:
         for pod in range(pods_per_gpu):
             client = gpu * pods_per_gpu + pod + 1
             tell(
-                events.ClientRegistered(client, "python", "python", 1000 + client, 0, 0, MemoryMode.MANAGED, 0), SECOND
+                events.ClientRegistered(
+                    client, messages.Hello(1, "python", "python", 0, 0, MemoryMode.MANAGED, 0, ""), 1000 + client, 0
+                ),
+                SECOND,
             )
             tell(events.Received(client, messages.AttachGpu(0, _uuid(gpu), 1 << 30, 0, True, 0, 0, 0)), SECOND)
             slot = Slot(

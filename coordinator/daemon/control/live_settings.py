@@ -173,10 +173,10 @@ class LiveSettings:
         owner = self._identify(client)
         values: dict[str, Any] = {
             **{name: setting.default for name, setting in SETTINGS.items() if setting.of_client},
-            "priority": client.priority,
-            "weight": client.weight,
-            "limit": client.memory_limit_bytes,
-            "gang": client.gang,
+            "priority": client.hello.priority,
+            "weight": client.hello.weight,
+            "limit": client.hello.memory_limit_bytes,
+            "gang": client.hello.gang,
         }
         self._clients[client.client] = _Client(owner, values)
         names = dict.fromkeys(setting for setting, _ in self._of(owner))

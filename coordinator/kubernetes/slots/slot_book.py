@@ -167,19 +167,14 @@ class SlotBook:
         record.clients[wish.client] = wish
         record.profiles[wish.client] = events.Profiled(wish.client, JobClass.BATCH, 0.0, 1.0, None, spatial=False)
         self._slot_of[wish.client] = name
-        return events.ClientRegistered(
-            client=wish.client,
-            name=wish.name,
-            program=wish.program,
-            process_id=wish.process_id,
-            user_id=wish.user_id,
+        hello = replace(
+            wish.hello,
             priority=slot.policy.priority or 0,
-            memory_mode=wish.memory_mode,
-            memory_limit_bytes=slot.limit_bytes or wish.memory_limit_bytes,
-            group=name,
             weight=slot.policy.weight or 1,
             gang=_gang(slot, wish),
+            memory_limit_bytes=slot.limit_bytes or wish.hello.memory_limit_bytes,
         )
+        return replace(wish, hello=hello, group=name)
 
     def first_profile(self, client: int) -> events.Profiled | None:
         """The profile by the slot alone; None if the slot sets nothing, or for a client without a slot."""
@@ -253,7 +248,7 @@ class SlotBook:
 
 def _gang(slot: Slot, wish: events.ClientRegistered) -> str:
     """The annotation's gang; else the hook's, limited to this slot, because users of different pods share user ids."""
-    registration = wish.gang.partition("/")[2]
+    registration = wish.hello.gang.partition("/")[2]
     return slot.policy.gang or (f"slot:{slot.slot}/{registration}" if registration else "")
 
 

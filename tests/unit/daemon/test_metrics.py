@@ -38,7 +38,11 @@ class Node:
                 self.observations.observe(command.kind, command.values)
 
     def client(self, number: int) -> None:
-        self.do(events.ClientRegistered(number, "twin", "twin", 100 + number, 0, 0, MemoryMode.MANAGED, 0))
+        self.do(
+            events.ClientRegistered(
+                number, messages.Hello(1, "twin", "twin", 0, 0, MemoryMode.MANAGED, 0, ""), 100 + number, 0
+            )
+        )
         self.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)))
 
     def scrape(self, *, hide_names: bool = False) -> dict[str, Any]:
@@ -110,7 +114,11 @@ def test_the_users_label_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MAX_USERS", 2)
     node = Node()
     for number, user in enumerate((0, 0, 4_000_001, 4_000_002, 4_000_003), 1):
-        node.do(events.ClientRegistered(number, "job", "job", 100 + number, user, 0, MemoryMode.MANAGED, 0))
+        node.do(
+            events.ClientRegistered(
+                number, messages.Hello(1, "job", "job", 0, 0, MemoryMode.MANAGED, 0, ""), 100 + number, user
+            )
+        )
         node.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)))
     found = node.scrape()
     for name in ("nvshare_client_leases", "nvshare_client_host_share_bytes"):
@@ -126,7 +134,11 @@ def test_new_series_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     for number in range(1, 60, 2):
         for client, user in ((number, 7), (number + 1, 8)):
             if user == 7 or number == 1:
-                node.do(events.ClientRegistered(client, "job", "job", 100, user, 0, MemoryMode.MANAGED, 0))
+                node.do(
+                    events.ClientRegistered(
+                        client, messages.Hello(1, "job", "job", 0, 0, MemoryMode.MANAGED, 0, ""), 100, user
+                    )
+                )
                 node.do(events.Received(client, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)))
         found = node.scrape()
         samples = found["nvshare_client_leases"].samples
@@ -194,7 +206,11 @@ def test_moved_bytes_and_move_times_are_shown_for_gpu_and_client() -> None:
     """Broken if an operator could not tell moves that are waited for from those that are not."""
     node = Node()
     for number, resident in ((1, 4 << 30), (2, 1 << 30)):
-        node.do(events.ClientRegistered(number, f"c{number}", "c", 100 + number, 0, 0, MemoryMode.SWAP, 0))
+        node.do(
+            events.ClientRegistered(
+                number, messages.Hello(1, f"c{number}", "c", 0, 0, MemoryMode.SWAP, 0, ""), 100 + number, 0
+            )
+        )
         node.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, False, 4 << 30, resident, 0)))
     node.do(events.Received(1, messages.Request(0)))
     node.do(events.Received(2, messages.Request(0)))

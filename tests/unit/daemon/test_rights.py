@@ -39,7 +39,10 @@ class Node:
         for number, (user, name) in enumerate(((ALICE, "train"), (BOB, "secret")), start=1):
             gang = f"user:{user}/{name}-gang"
             made = events.ClientRegistered(
-                number, name, "python", processes[number - 1], user, 0, MemoryMode.SWAP, 0, gang=gang
+                number,
+                messages.Hello(1, name, "python", 0, 0, MemoryMode.SWAP, 0, "", gang=gang),
+                processes[number - 1],
+                user,
             )
             scheduler.handle(made, 2)
             live.registered(made)
@@ -239,7 +242,9 @@ def test_an_id_is_no_process_id(node: Node) -> None:
     ended = 1 << 23
     for name in (str(own["client"]), str(ended), "c99"):
         for number, called in enumerate((str(ended), "c99"), 3):
-            evil = events.ClientRegistered(number, called, "evil", 70 + number, BOB, 0, MemoryMode.SWAP, 0)
+            evil = events.ClientRegistered(
+                number, messages.Hello(1, called, "evil", 0, 0, MemoryMode.SWAP, 0, ""), 70 + number, BOB
+            )
             node.scheduler.handle(evil, 6)
         with pytest.raises(api.ControlError, match="no client"):
             node.ask(0, api.Pause(client=name))

@@ -32,7 +32,9 @@ NONSENSE: dict[str, Callable[[int], events.Event]] = {
     "a report for a GPU that it has not attached": lambda c: events.Received(c, messages.MemoryReport(7, 1, 1, 1, 1)),
     "a reservation on a GPU that it has not attached": lambda c: events.Received(c, messages.ReserveMemory(7, 1, 1)),
     "progress of an order that it has not": lambda c: events.Received(c, messages.MoveProgress(0, 1, 1, 1, True, 0)),
-    "a second hello": lambda c: events.ClientRegistered(c, "x", "x", 1, 1, 0, MemoryMode.DEVICE, 0),
+    "a second hello": lambda c: events.ClientRegistered(
+        c, messages.Hello(1, "x", "x", 0, 0, MemoryMode.DEVICE, 0, ""), 1, 1
+    ),
     "one ordinal for two GPUs": lambda c: events.Received(
         c, messages.AttachGpu(0, "GPU-1", 1 << 30, 0, False, 0, 0, 0)
     ),
@@ -114,6 +116,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
     name = st.just("n")
     gang = st.sampled_from(["", "g", "h"])
     card, number = st.sampled_from("AB"), st.integers(0, 9)
+    hello = st.builds(messages.Hello, small, name, name, small, gpu, mode, small, name, st.integers(1, 3), gang)
     reason = st.sampled_from(messages.ReleaseReason)
 
     def message(kind: type[messages.Message], *fields: st.SearchStrategy[object]) -> st.SearchStrategy[events.Event]:
@@ -126,20 +129,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
         return st.builds(events.Set, st.just(name), value, **of)
 
     return st.one_of(
-        st.builds(
-            events.ClientRegistered,
-            client,
-            name,
-            name,
-            st.integers(10, 13),
-            small,
-            gpu,
-            mode,
-            small,
-            st.sampled_from(["", "slot"]),
-            st.integers(1, 3),
-            gang,
-        ),
+        st.builds(events.ClientRegistered, client, hello, st.integers(10, 13), small, st.sampled_from(["", "slot"])),
         message(messages.AttachGpu, gpu, card, small, number, flag, small, small, small),
         message(messages.Request, gpu),
         message(messages.Release, gpu, number, reason, flag, flag, small, small, small),
