@@ -24,9 +24,16 @@ from typing import Any, Final
 from nvshare.coordinator.engine import invariants, leases, operator_commands, progress, reconcile, recovery
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
-from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot, take_client
-from nvshare.coordinator.engine.snapshot.node import Snapshot, take
-from nvshare.coordinator.engine.snapshot.waits import RefusalSnapshot, WaitSnapshot, take_refusal, take_wait
+from nvshare.coordinator.engine.snapshot import (
+    ClientSnapshot,
+    RefusalSnapshot,
+    Snapshot,
+    WaitSnapshot,
+    take,
+    take_client,
+    take_refusal,
+    take_wait,
+)
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import admission, checks, host_budget, orders, pinning
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
-from nvshare.coordinator.engine.snapshot.clients import SeatSnapshot
-from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
+from nvshare.coordinator.engine.snapshot import GpuSnapshot, SeatSnapshot
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, Settings
 from nvshare.coordinator.protocol import messages

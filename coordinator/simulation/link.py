@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler, Settings
-from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
+from nvshare.coordinator.engine.snapshot import GpuSnapshot
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages

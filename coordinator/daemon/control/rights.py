@@ -18,7 +18,7 @@ from nvshare.coordinator.model.settings import I32_MAX
 from nvshare.coordinator.protocol.messages import MAX_WEIGHT
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
+    from nvshare.coordinator.engine.snapshot import ClientSnapshot
     from nvshare.coordinator.model.settings import Value
 
 HIDDEN: Final = "(hidden)"

@@ -20,8 +20,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.live_settings import NODE, SHARES
 from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
 from nvshare.coordinator.engine.event_log import InvariantError
-from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
-from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
+from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import SETTINGS, Value
 from nvshare.scheduler_policies.api import Progress
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.dispatch import Dispatcher
     from nvshare.coordinator.daemon.settings_file import Key
-    from nvshare.coordinator.engine.snapshot.node import Snapshot
+    from nvshare.coordinator.engine.snapshot import Snapshot
     from nvshare.coordinator.system.devices import Device
 
 log: Final = logging.getLogger("nvshare")

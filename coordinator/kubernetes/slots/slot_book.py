@@ -20,7 +20,7 @@ from nvshare.coordinator.model import events
 from nvshare.scheduler_policies.api import JobClass
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
+    from nvshare.coordinator.engine.snapshot import ClientSnapshot
     from nvshare.coordinator.kubernetes.slots.slot import Slot
 
 

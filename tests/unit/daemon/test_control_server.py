@@ -15,7 +15,7 @@ from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.control.server import Administration, plain
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine.scheduler import Scheduler
-from nvshare.coordinator.engine.snapshot.node import Snapshot
+from nvshare.coordinator.engine.snapshot import Snapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
