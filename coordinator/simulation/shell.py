@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.dispatch import Dispatcher
-from nvshare.coordinator.engine.scheduler import InvariantError, Scheduler
+from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import SECOND_NS
@@ -49,10 +49,7 @@ class _WatchedScheduler(Scheduler):
 
     def handle(self, event: events.Event, now_ns: int) -> list[commands.Command]:
         out = super().handle(event, now_ns)
-        try:
-            self._world.watch(event, out)
-        except Exception as error:  # the dispatcher cuts a peer for other exceptions
-            raise InvariantError(f"{type(error).__name__}: {error}", self.event_log) from error
+        self._world.watch(event, out)
         return out
 
 
