@@ -53,7 +53,6 @@ STATE_MODULES: Final = {
             "seat",
             "settings",
             "statistics",
-            "wait_queue",
         )
     ),
     *(f"nvshare.coordinator.engine.{name}" for name in ("invariants", "policy_guard")),
