@@ -15,8 +15,7 @@ from nvshare.bench.virtual_node.client import Client
 from nvshare.bench.virtual_node.clock import Clock
 from nvshare.bench.virtual_node.world import Plan, World, core_settings
 from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
-from nvshare.coordinator.engine.snapshot.clients import SeatSnapshot
-from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
+from nvshare.coordinator.engine.snapshot import GpuSnapshot, SeatSnapshot
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, Settings
 from nvshare.coordinator.protocol import messages

@@ -345,13 +345,15 @@ class Bounds:
     # --- waits ------------------------------------------------------------------------------------------------------
 
     def _wait(self, event: events.Event, out: Iterable[commands.Command]) -> None:
-        if isinstance(event, events.Released):
-            self._holding.discard((event.client, event.gpu))
-        if isinstance(event, events.Requested) or (
-            isinstance(event, events.GpuAttached | events.Released) and event.wanted
+        message = event.message if isinstance(event, events.Received) else None
+        if isinstance(event, events.Received) and isinstance(
+            message, messages.Request | messages.AttachGpu | messages.Release
         ):
-            key = (event.client, event.gpu)
-            if key not in self._holding:
+            key = (event.client, message.gpu)
+            if isinstance(message, messages.Release):
+                self._holding.discard(key)
+            asks = isinstance(message, messages.Request) or message.wanted
+            if asks and key not in self._holding:
                 self._waits.setdefault(key, (self._world.now_ns, self._allowed_ns(key)))
         for command in out:
             if isinstance(command, commands.Send) and isinstance(command.message, messages.Grant):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nvshare.coordinator.model import events
-from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason
 from nvshare.scheduler_policies.api import JobClass
 
 
@@ -17,6 +18,10 @@ class Client:
     client: int
     give: Callable[[events.Event], object]
     """Passes an event to the engine."""
+
+    def say(self, message: messages.Message) -> None:
+        """Sends a message."""
+        self.give(events.Received(self.client, message))
 
     def register(
         self,
@@ -34,8 +39,8 @@ class Client:
     ) -> None:
         """Says hello."""
         pid = self.client if process_id is None else process_id
-        rank = (user_id, priority, mode, limit, group, weight, gang)
-        self.give(events.ClientRegistered(self.client, name, program, pid, *rank))
+        hello = messages.Hello(1, name, program, pid, priority, mode, limit, "", weight, gang)
+        self.give(events.ClientRegistered(self.client, hello, pid, user_id, group))
 
     def profile(self, job_class: JobClass, deadline_ns: int | None) -> None:
         """Says what the program is."""
@@ -43,11 +48,11 @@ class Client:
 
     def attach(self, uuid: str, *, gpu: int = 0, lease_id: int = 0, wanted: bool = False, memory: int = 0) -> None:
         """Attaches to a GPU; `memory` bytes are allocated and resident."""
-        self.give(events.GpuAttached(self.client, gpu, uuid, lease_id, wanted, memory, memory))
+        self.say(messages.AttachGpu(gpu, uuid, 1 << 30, lease_id, wanted, memory, memory, 0))
 
     def request(self, gpu: int = 0) -> None:
         """Requests the lease."""
-        self.give(events.Requested(self.client, gpu))
+        self.say(messages.Request(gpu))
 
     def release(
         self,
@@ -61,19 +66,20 @@ class Client:
         opened_at_ns: int = 0,
     ) -> None:
         """Returns the lease."""
-        self.give(events.Released(self.client, gpu, lease_id, idle, drained, wanted, drain_ns, opened_at_ns, 1))
+        why = ReleaseReason.IDLE if idle else ReleaseReason.REVOKED
+        self.say(messages.Release(gpu, lease_id, int(why), drained, wanted, drain_ns, opened_at_ns, 1))
 
     def progress(self, lease_id: int, at_ns: int, work: int, busy_ns: int, watched_ns: int, gpu: int = 0) -> None:
         """Reports work since the start."""
-        self.give(events.Progressed(self.client, gpu, lease_id, at_ns, work, busy_ns, watched_ns, steps=0))
+        self.say(messages.Progress(gpu, lease_id, at_ns, work, busy_ns, watched_ns, 0))
 
     def report(self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0) -> None:
         """Reports memory."""
-        self.give(events.MemoryReported(self.client, 0, allocated, resident, pinned, host))
+        self.say(messages.MemoryReport(0, allocated, resident, pinned, host))
 
     def ask_room(self, total: int, sequence: int) -> None:
         """Asks for room for all of its memory."""
-        self.give(events.ReservationAsked(self.client, 0, sequence, total))
+        self.say(messages.ReserveMemory(0, sequence, total))
 
     def moved(
         self,
@@ -86,7 +92,7 @@ class Client:
         elapsed_ns: int = 1000,
     ) -> None:
         """Reports progress of a memory order."""
-        self.give(events.MoveProgressed(self.client, gpu, order_id, size, elapsed_ns, finished, error))
+        self.say(messages.MoveProgress(gpu, order_id, size, elapsed_ns, finished, error))
 
     def end(self, *, process_lives: bool = False) -> None:
         """Ends the connection; `process_lives`: the driver has not freed its memory yet."""

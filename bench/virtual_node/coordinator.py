@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
@@ -189,11 +190,12 @@ class Shell:
             self.scheduler,
             self,
             self,
+            Rights(own_user=0),
             max_clients=world.settings.max_clients,
+            slots=SlotBook() if world.plan.slot_share else None,
+            watch_end=world.watch_end,
             end_process=world.end_process,
         )
-        self.dispatcher.watch_end = world.watch_end
-        self.dispatcher.slots = SlotBook() if world.plan.slot_share else None
 
     def begin(self) -> None:
         """Adds the GPUs with their journal records, and the slots, as daemon/coordinator.py does."""
@@ -277,7 +279,7 @@ class Shell:
 
     def _fire(self, number: int) -> None:
         if number == self._timer and self._world.shell is self:
-            self._armed_ns = self.dispatcher.deadline_ns = None
+            self._armed_ns = None
             self.give(events.TimerFired())
 
     def _step(self) -> None:

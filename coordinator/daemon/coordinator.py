@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon import settings_file, time_limit
 from nvshare.coordinator.daemon.control.live_settings import LiveSettings
@@ -21,6 +22,7 @@ from nvshare.coordinator.daemon.peers import Limits
 from nvshare.coordinator.daemon.settings_file import Key, StartError
 from nvshare.coordinator.engine.policy_guard import PolicyGuard
 from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.kubernetes.slots.slot import note_hook_registered
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
 from nvshare.coordinator.model import events
@@ -43,6 +45,9 @@ from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.web_process import WebError, WebProcess, listen
 from nvshare.coordinator.units import format_size
 from nvshare.scheduler_policies import registry
+
+if TYPE_CHECKING:
+    from nvshare.coordinator.daemon.metrics import Observations
 
 log: Final = logging.getLogger("nvshare")
 
@@ -92,33 +97,52 @@ class Coordinator:
         )
         self._rights = Rights(os.geteuid(), settings.max_priority, settings.max_weight, settings.hide_other_users)
         self._sockets = Sockets(directory, limits, self._rights, all_users=all_users)
+        book = None if options.slots_dir is None else SlotBook(partial(note_hook_registered, options.slots_dir))
+        self._live = LiveSettings(directory.live_settings, lambda slot: book.allocation(slot) if book else None)
+        self._observations: Observations | None = None
+        if settings.metrics_port is not None:
+            from nvshare.coordinator.daemon import metrics  # imports Prometheus' client
+
+            self._observations = metrics.Observations()
+        self._mps = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
+        by_process = self._mps is None and (options.simulate is not None or in_initial_pid_namespace())
+        self._card_memory = CardMemory(self._memory_checked, by_process=by_process)
         self.dispatcher = Dispatcher(
-            self.scheduler, self._sockets.hooks, self._journal, max_clients=settings.max_clients
+            self.scheduler,
+            self._sockets.hooks,
+            self._journal,
+            self._rights,
+            max_clients=settings.max_clients,
+            slots=book,
+            live=self._live,
+            watch_end=self._sockets.ends.watch,
+            check_memory=self._card_memory.ask if options.devices is None else None,
+            events_to=self._sockets.events,
+            observe=None if self._observations is None else self._observations.observe,
         )
-        self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
-        self.dispatcher.hide_names = settings.hide_other_users
-        facts = {
-            "simulated": options.simulate is not None,
-            "runtime_dir": str(directory.path),
-            "embedded": options.embedded,
-        }
-        self._live = self.dispatcher.live = LiveSettings(directory.live_settings)
-        administration = Administration(
-            self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems, self._rights
-        )
-        self.server = Server(self._sockets, self.dispatcher, administration)
-        if options.slots_dir is not None:
-            self.dispatcher.slots = SlotBook()
-            self._live.allocation = self.dispatcher.slots.allocation
+        self.server = Server(self._sockets, self.dispatcher, self._administration(devices))
         self._devices = devices
         self._metrics: Any = None
         self._web: WebProcess | None = None
         self._unhooked = UnhookedWatch(lambda: unhooked_processes(computing_processes()))
-        self._mps: Mps | None = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
-        if self._mps is not None:
-            administration.mps = self._mps.status
-        by_process = self._mps is None and (options.simulate is not None or in_initial_pid_namespace())
-        self._card_memory = CardMemory(self._memory_checked, by_process=by_process)
+
+    def _administration(self, devices: Sequence[Device]) -> Administration:
+        facts = {
+            "simulated": self.options.simulate is not None,
+            "runtime_dir": str(self.options.directory.path),
+            "embedded": self.options.embedded,
+        }
+        return Administration(
+            self.dispatcher,
+            devices,
+            registry.create,
+            facts,
+            self._live,
+            self._configured,
+            self._problems,
+            self._rights,
+            mps=None if self._mps is None else self._mps.status,
+        )
 
     def begin(self) -> None:
         """Adds the GPUs, begins the recovery, and starts metrics and signal handlers."""
@@ -127,8 +151,8 @@ class Coordinator:
             self._add(device, now_ns)
         if kept := self._apply(settings_file.live_values(replace(self.settings, gpu={}), self._devices), now_ns):
             log.info("kept live settings: %s; `nvshare-ctl unset --all` removes them", kept)
-        if self.settings.metrics_port is not None:
-            self._metrics = self._start_metrics(self.settings.metrics_port)
+        if self.settings.metrics_port is not None and self._observations is not None:
+            self._metrics = self._start_metrics(self.settings.metrics_port, self._observations)
         if self.settings.web_port is not None:
             self._web = self._start_web(self.settings.web_port)
         if self.options.slots_dir is not None and self.dispatcher.slots is not None:
@@ -139,7 +163,6 @@ class Coordinator:
             self._unhooked.start()
         if self.options.devices is None:
             self._card_memory.start()
-            self.dispatcher.check_memory = self._card_memory.ask
         if self.options.embedded:
             self.server.leave_when(self._is_unused, self.options.linger_ns)
         self.server.handle_signals(self.reload)
@@ -183,12 +206,10 @@ class Coordinator:
 
         return Mps(directory.mps_socket, daemon, publish, all_users=all_users, cause_off=off)
 
-    def _start_metrics(self, port: int) -> Any:
+    def _start_metrics(self, port: int, observations: Observations) -> Any:
         from nvshare.coordinator.daemon import metrics
         from nvshare.coordinator.system.http.metrics import AccessError, MetricsServer
 
-        observations = metrics.Observations()
-        self.dispatcher.observe = observations.observe
         sys.setswitchinterval(0.0005)  # a scrape's thread must not block the loop for the default 5 ms
 
         def picture() -> metrics.Picture:
@@ -242,8 +263,6 @@ class Coordinator:
             log.error("settings are unchanged: %s", error)  # noqa: TRY400 (the operator's mistake)
             return
         self.settings = settings_file.with_machine(settings, several=self._several)
-        self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
-        self.dispatcher.hide_names = settings.hide_other_users
         self._rights.set_bounds(settings.max_priority, settings.max_weight, hide=settings.hide_other_users)
         kept = self._apply({}, time.monotonic_ns())
         but = f"; live settings stay in force: {kept} (`nvshare-ctl unset` removes them)" if kept else ""

@@ -17,23 +17,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import explanations
 from nvshare.coordinator.engine.event_log import InvariantError
+from nvshare.coordinator.engine.scheduler import AS_THEY_COME
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import I32_MAX
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason, RemoteProtocolError
+from nvshare.coordinator.protocol.messages import MemoryMode, RemoteProtocolError
 from nvshare.coordinator.system.users import known_name
 from nvshare.scheduler_policies.api import JobClass
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.live_settings import LiveSettings
-    from nvshare.coordinator.daemon.peers import LeaseJournal, Outbox, Peer
+    from nvshare.coordinator.daemon.control.rights import Rights
+    from nvshare.coordinator.daemon.peers import EventSink, LeaseJournal, Outbox, Peer
     from nvshare.coordinator.engine.scheduler import Scheduler
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 
 log: Final = logging.getLogger("nvshare")
 
-Publish = Callable[[int, int, str, Mapping[str, Any]], None]
-"""(sequence number, time, kind, values) of a trace event."""
 Observe = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -45,34 +44,38 @@ class Dispatcher:
         scheduler: Scheduler,
         outbox: Outbox,
         journal: LeaseJournal,
+        rights: Rights,
         *,
         max_clients: int,
+        slots: SlotBook | None = None,
+        live: LiveSettings | None = None,
+        watch_end: Callable[[int], bool] = lambda _: False,
+        check_memory: Callable[[str], None] | None = None,
         end_process: Callable[[int], None] | None = None,
+        events_to: EventSink | None = None,
+        observe: Observe | None = None,
     ) -> None:
-        """`end_process` replaces SIGKILL in simulations."""
+        """`slots`: those of the clients; None without Kubernetes.  `live`: the operator's live settings.
+
+        `watch_end` has `ProcessEnded` follow; false: the process has ended, or cannot be watched.  `check_memory` has
+        `MemoryChecked` follow.  `end_process` replaces SIGKILL in simulations.  `events_to` and `observe` get the
+        trace events, for readers and for metrics.
+        """
         self.scheduler = scheduler
+        self.slots = slots
         self.deadline_ns: int | None = None
         self.awake_until_ns = 0
         """Around a handover: the loop polls for the next message until this time."""
-        self.publish: Publish | None = None
-        """Sink of trace events; None without subscribers, so that tracing then costs nothing."""
-        self.observe: Observe | None = None
-        """Sink of trace events for metrics."""
-        self.slots: SlotBook | None = None
-        """Slots of the clients; None without Kubernetes."""
-        self.live: LiveSettings | None = None
-        """Live settings of the operator; None in tests and simulations."""
-        self.watch_end: Callable[[int], bool] = lambda _: False
-        """Has `ProcessEnded` follow.  False: the process has ended, or cannot be watched."""
-        self.check_memory: Callable[[str], None] = lambda _: None
-        """Has `MemoryChecked` follow.  By default reports are not checked."""
-        self.hide_names = False
-        """The setting `hide_other_users`: programs do not learn the names of other users' programs."""
-        self._most_rank = (I32_MAX, messages.MAX_WEIGHT)
         self._outbox = outbox
         self._journal = journal
+        self._rights = rights
+        self._live = live
+        self._watch_end = watch_end
+        self._check_card = check_memory
         self._max_clients = max_clients
         self._end_process = end_process or _end_process
+        self._events_to = events_to
+        self._observe = observe
         self._clients: dict[int, int] = {}  # connection -> process id
         self._sequence = 0
         self._notes: list[tuple[int, commands.Notify]] = []
@@ -88,9 +91,8 @@ class Dispatcher:
         """One frame from a peer."""
         try:
             message = messages.decode(frame, messages.TO_COORDINATOR)
-            translate = _TRANSLATE.get(type(message))  # type: ignore[arg-type]  # an int is in no table
-            if translate is not None and connection in self._clients:
-                self.event(translate(connection, message), now_ns)
+            if isinstance(message, AS_THEY_COME) and connection in self._clients:
+                self.event(events.Received(connection, message), now_ns)
             else:
                 self._handle_other(connection, message, now_ns)
         except RemoteProtocolError as error:
@@ -112,7 +114,7 @@ class Dispatcher:
             self._reject(connection, messages.Rejection.UNKNOWN_MESSAGE, text)
         elif isinstance(message, messages.Hello) and not known:
             self._hello(connection, message, now_ns)
-        elif isinstance(message, messages.AttachGpu) and known:
+        elif known and isinstance(message, messages.AttachGpu):
             self._attach(connection, message, now_ns)
         elif known and isinstance(message, messages.Profile):
             profile = self._own_profile(connection, _profile(connection, message, now_ns))
@@ -131,9 +133,9 @@ class Dispatcher:
             return
         if self.slots is not None and self.slots.has(connection):
             self.slots.leave(connection, self.scheduler.client_snapshot(connection, now_ns))
-        self.event(events.ClientGone(connection, process_id > 0 and self.watch_end(process_id)), now_ns)
-        if self.live is not None:
-            self.live.gone(connection)
+        self.event(events.ClientGone(connection, process_id > 0 and self._watch_end(process_id)), now_ns)
+        if self._live is not None:
+            self._live.gone(connection)
         self._journal.forget(process_id)
 
     def event(self, event: events.Event, now_ns: int) -> None:
@@ -167,19 +169,20 @@ class Dispatcher:
             return
         priority, weight = self._own_rank(peer, hello)
         registered = events.ClientRegistered(
-            client=connection,
-            name=_printable(hello.name or hello.program),
-            program=_printable(hello.program),
+            connection,
+            replace(
+                hello,
+                name=_printable(hello.name or hello.program),
+                program=_printable(hello.program),
+                priority=priority,
+                weight=weight,
+                # Gangs of different users are different, even with equal names.  For slots, see slot_book.py.
+                gang=f"user:{peer.user_id}/{_printable(hello.gang)}" if hello.gang else "",
+            ),
             # The kernel reports 0 for a process in a foreign PID namespace.  The journal's 0 means no process, and
             # two such processes must stay distinct: each gets a negative id of its own.
-            process_id=peer.process_id or -1 - connection,
-            user_id=peer.user_id,
-            priority=priority,
-            memory_mode=MemoryMode(hello.memory_mode),
-            memory_limit_bytes=hello.memory_limit_bytes,
-            weight=weight,
-            # Gangs of different users are different, even with equal names.  For slots, see slot_book.py.
-            gang=f"user:{peer.user_id}/{_printable(hello.gang)}" if hello.gang else "",
+            peer.process_id or -1 - connection,
+            peer.user_id,
         )
         if peer.slot:
             adopted = None if self.slots is None else self.slots.register(peer.slot, registered)
@@ -194,7 +197,7 @@ class Dispatcher:
         self._clients[connection] = process_id
         self._journal.forget(process_id)  # an earlier process may have had this id
         self.event(registered, now_ns)
-        for event in () if self.live is None else self.live.registered(registered):
+        for event in () if self._live is None else self._live.registered(registered):
             self.event(event, now_ns)
         profile = None if self.slots is None else self.slots.first_profile(connection)
         if profile is not None:
@@ -204,48 +207,44 @@ class Dispatcher:
             self._reject(connection, messages.Rejection.NOT_ALLOWED, f"{text} (max_priority, max_weight)")
 
     def _profiled(self, profile: events.Profiled, now_ns: int) -> None:
-        self.event(profile if self.live is None else self.live.profiled(profile), now_ns)
+        self.event(profile if self._live is None else self._live.profiled(profile), now_ns)
 
     def _own_rank(self, peer: Peer, hello: messages.Hello) -> tuple[int, int]:
         """Priority and weight that a program may choose by its environment.
 
         Root and the coordinator's user are not limited, because they may use nvshare-ctl.  Slots have annotations.
         """
-        if _is_operator(peer):
+        if self._rights.is_operator(peer.user_id):
             return hello.priority, hello.weight
-        return min(hello.priority, self._most_rank[0]), min(hello.weight, self._most_rank[1])
+        return min(hello.priority, self._rights.max_priority), min(hello.weight, self._rights.max_weight)
 
     def _own_profile(self, connection: int, profile: events.Profiled) -> events.Profiled:
         """The profile without a guaranteed share, which takes time from other users: operators give it, and slots."""
         peer = self._outbox.peer(connection)
-        if not profile.share_request or peer is None or peer.slot or _is_operator(peer):
+        if not profile.share_request or peer is None or peer.slot or self._rights.is_operator(peer.user_id):
             return profile
         text = f"user {peer.user_id} may ask for no guaranteed share; an operator gives it by nvshare-ctl set share"
         self._reject(connection, messages.Rejection.NOT_ALLOWED, text)
         return replace(profile, share_request=0.0)
-
-    def bound_ranks(self, max_priority: int, max_weight: int) -> None:
-        """Sets the bounds on priority and weight of new clients."""
-        self._most_rank = (max_priority, max_weight)
 
     def _attach(self, connection: int, message: messages.AttachGpu, now_ns: int) -> None:
         why = None if self.slots is None else self.slots.refuses(connection, message.uuid)
         if why is not None:  # the slot lacks that GPU
             self._reject(connection, messages.Rejection.FORBIDDEN_GPU, why)
             return
-        self.event(_attached(connection, message), now_ns)
-        for event in () if self.live is None else self.live.attached(connection, message.uuid):
+        self.event(events.Received(connection, message), now_ns)
+        for event in () if self._live is None else self._live.attached(connection, message.uuid):
             self.event(event, now_ns)
 
     def _explain_wait(self, connection: int, gpu: int) -> None:
         wait = self.scheduler.wait_snapshot(connection, gpu)
         if wait is not None:
-            text = _short(explanations.wait(wait, hide_names=self.hide_names))
+            text = _short(explanations.wait(wait, hide_names=self._rights.hide_other_users))
             self._outbox.send(connection, messages.encode(messages.WaitExplained(gpu, wait.index, text)))
 
     def slot_changed(self, event: events.Set, now_ns: int) -> None:
         """Applies a change of a slot's file; live settings stay in force."""
-        for each in (event,) if self.live is None else self.live.slot_changed(event):
+        for each in (event,) if self._live is None else self._live.slot_changed(event):
             self.event(each, now_ns)
 
     # --- refusing ---------------------------------------------------------------------------------------------------
@@ -282,7 +281,7 @@ class Dispatcher:
     def _explain_refusal(self, connection: int, uuid: str) -> None:
         """Comes before the answer, after which the program prints it."""
         refusal = self.scheduler.refusal_snapshot(connection, uuid)
-        text = explanations.refusal(refusal, hide_names=self.hide_names)
+        text = explanations.refusal(refusal, hide_names=self._rights.hide_other_users)
         self._reject(connection, messages.Rejection.OUT_OF_MEMORY, text)
 
     def note(self, kind: str, values: dict[str, Any], now_ns: int) -> None:
@@ -294,10 +293,10 @@ class Dispatcher:
         notes, self._notes = self._notes, []
         for at_ns, command in notes:
             self._sequence += 1
-            if self.observe is not None:
-                self.observe(command.kind, command.values)
-            if self.publish is not None:
-                self.publish(self._sequence, at_ns, command.kind, command.values)
+            if self._observe is not None:
+                self._observe(command.kind, command.values)
+            if self._events_to is not None and self._events_to.wanted:
+                self._events_to.publish(self._sequence, at_ns, command.kind, command.values)
 
     def _log(self, command: commands.Log) -> None:
         log.log(command.level, "%s", command.text)
@@ -310,7 +309,8 @@ class Dispatcher:
         self._end_process(command.process_id)
 
     def _check_memory(self, command: commands.CheckMemory) -> None:
-        self.check_memory(command.uuid)
+        if self._check_card is not None:
+            self._check_card(command.uuid)
 
     _carry_out: Final[dict[type[Any], Callable[[Any, Any], None]]] = {
         commands.Send: _send,
@@ -333,61 +333,6 @@ def _end_process(process_id: int) -> None:
             os.close(descriptor)
 
 
-def _attached(client: int, m: messages.AttachGpu) -> events.Event:
-    return events.GpuAttached(
-        client=client,
-        gpu=m.gpu,
-        uuid=m.uuid,
-        lease_id=m.lease_id,
-        wanted=m.wanted,
-        allocated_bytes=m.allocated_bytes,
-        resident_bytes=m.resident_bytes,
-        pinned_bytes=m.pinned_bytes,
-    )
-
-
-def _request(client: int, m: messages.Request) -> events.Event:
-    return events.Requested(client, m.gpu)
-
-
-def _release(client: int, m: messages.Release) -> events.Event:
-    return events.Released(
-        client,
-        m.gpu,
-        m.lease_id,
-        m.reason == ReleaseReason.IDLE,
-        m.drained,
-        m.wanted,
-        m.drain_ns,
-        m.opened_at_ns,
-        m.submissions,
-    )
-
-
-def _memory(client: int, m: messages.MemoryReport) -> events.Event:
-    return events.MemoryReported(client, m.gpu, m.allocated_bytes, m.resident_bytes, m.pinned_bytes, m.host_bytes)
-
-
-def _reserve(client: int, m: messages.ReserveMemory) -> events.Event:
-    return events.ReservationAsked(client, m.gpu, m.sequence, m.bytes)
-
-
-def _reserve_pins(client: int, m: messages.ReservePins) -> events.Event:
-    return events.PinsAsked(client, m.gpu, m.sequence, m.bytes)
-
-
-def _reserve_host(client: int, m: messages.ReserveHost) -> events.Event:
-    return events.HostAsked(client, m.sequence, m.bytes)
-
-
-def _progress(client: int, m: messages.MoveProgress) -> events.Event:
-    return events.MoveProgressed(client, m.gpu, m.order_id, m.moved_bytes, m.elapsed_ns, m.finished, m.error)
-
-
-def _work(client: int, m: messages.Progress) -> events.Event:
-    return events.Progressed(client, m.gpu, m.lease_id, m.at_ns, m.work, m.busy_ns, m.watched_ns, m.steps)
-
-
 def _profile(client: int, m: messages.Profile, now_ns: int) -> events.Profiled:
     return events.Profiled(
         client,
@@ -397,22 +342,6 @@ def _profile(client: int, m: messages.Profile, now_ns: int) -> events.Profiled:
         now_ns + m.deadline_ns if m.deadline_ns else None,
         m.spatial,
     )
-
-
-_TRANSLATE: Final[dict[type[messages.Message], Callable[[int, Any], events.Event]]] = {
-    messages.Request: _request,
-    messages.Release: _release,
-    messages.MemoryReport: _memory,
-    messages.ReserveMemory: _reserve,
-    messages.ReservePins: _reserve_pins,
-    messages.ReserveHost: _reserve_host,
-    messages.MoveProgress: _progress,
-    messages.Progress: _work,
-}
-
-
-def _is_operator(peer: Peer) -> bool:
-    return peer.user_id in (0, os.geteuid())
 
 
 def _printable(name: str) -> str:

@@ -77,6 +77,44 @@ class Waiter:
         self._epoll.close()
 
 
+class ProcessEnds:
+    """Processes that have disconnected and not ended.
+
+    The driver frees a process's memory after its socket has closed, and before its pidfd is readable.
+    """
+
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter = waiter
+        self._processes: dict[int, int] = {}  # pidfd -> process id
+
+    def watch(self, process_id: int) -> bool:
+        """Whether `ended` will name the process.  False: it has ended, or cannot be watched."""
+        if process_id in self._processes.values():
+            return True
+        try:
+            descriptor = os.pidfd_open(process_id)
+        except OSError:
+            return False
+        if len(self._processes) >= MOST_ENDING:
+            self._unwatch(next(iter(self._processes)))
+        self._processes[descriptor] = process_id
+        self._waiter.add(descriptor)
+        return True
+
+    def ended(self, ready: set[int]) -> list[int]:
+        """The processes that have ended, by their readable descriptors."""
+        return [self._unwatch(descriptor) for descriptor in self._processes.keys() & ready]
+
+    def close(self) -> None:
+        for descriptor in self._processes:
+            os.close(descriptor)
+
+    def _unwatch(self, descriptor: int) -> int:
+        self._waiter.remove(descriptor)
+        os.close(descriptor)
+        return self._processes.pop(descriptor)
+
+
 class Sockets:
     """The three sockets of a runtime directory, and the poller of the loop."""
 
@@ -90,11 +128,13 @@ class Sockets:
         self.waiter = Waiter()
         for source in (self.hooks, self.control, self.events):
             self.waiter.add(source.descriptor)
+        self.ends = ProcessEnds(self.waiter)
 
     def close(self) -> None:
         """Closes the sockets and removes their files."""
         for closing in (self.hooks, self.control, self.events):
             closing.close()
+        self.ends.close()
         self.waiter.close()
 
 
@@ -113,8 +153,6 @@ class Server:
         self._tasks: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._holders: dict[int, _Holder] = {}  # by pidfd
-        self._ending: dict[int, int] = {}  # pidfd -> process id
-        dispatcher.watch_end = self._watch_end
         self._leave_when: Callable[[], bool] | None = None
         self._linger_ns = 0
         self._leave_check_ns: int | None = None
@@ -155,25 +193,6 @@ class Server:
             return
         self._holders[descriptor] = _Holder(uuid, process_id, recovery_ns, time.monotonic_ns())
         self._sockets.waiter.add(descriptor)
-
-    def _watch_end(self, process_id: int) -> bool:
-        """The driver frees a process's memory after its socket has closed, and before its pidfd is readable."""
-        if process_id in self._ending.values():
-            return True
-        try:
-            descriptor = os.pidfd_open(process_id)
-        except OSError:
-            return False
-        if len(self._ending) >= MOST_ENDING:
-            self._unwatch_end(next(iter(self._ending)))
-        self._ending[descriptor] = process_id
-        self._sockets.waiter.add(descriptor)
-        return True
-
-    def _unwatch_end(self, descriptor: int) -> int:
-        self._sockets.waiter.remove(descriptor)
-        os.close(descriptor)
-        return self._ending.pop(descriptor)
 
     def handle_signals(self, reload: Callable[[], None]) -> None:
         """SIGTERM and SIGINT end the loop, SIGHUP calls `reload` on it.  Main thread only."""
@@ -224,14 +243,14 @@ class Server:
             ready = self._wait()
             if self._holders:
                 self._recovery_turn(ready)  # first: a stopped holder extends the deadline that timers act on
-            for descriptor in self._ending.keys() & ready:
-                self._dispatcher.event(events.ProcessEnded(self._unwatch_end(descriptor)), time.monotonic_ns())
+            for process_id in self._sockets.ends.ended(ready):
+                self._dispatcher.event(events.ProcessEnded(process_id), time.monotonic_ns())
             if self._wake_read in ready:
                 self._tasks_turn()
             if self._sockets.control.descriptor in ready or self._sockets.control.pending:
                 self._control_turn()
             if self._sockets.events.descriptor in ready or self._sockets.events.pending:
-                self._events_turn()
+                self._sockets.events.read_subscriptions(time.monotonic_ns())
             if self._slots is not None:
                 self._slots_turn(self._slots, ready)
             self._hooks_turn()
@@ -251,7 +270,6 @@ class Server:
                 if self._sockets.hooks.stay_awake(bound_ns):
                     return set()  # hooks first; the next turn polls the other sources
                 return self._sockets.waiter.wait(0)
-            self._dispatcher.awake_until_ns = 0
         return self._sockets.waiter.wait(0 if any(each.pending for each in self._listeners) else timeout_ns)
 
     def _hooks_turn(self) -> None:
@@ -280,11 +298,6 @@ class Server:
                 reply = encode_error(refusal)
             control.send(connection, reply)
         control.flush()
-
-    def _events_turn(self) -> None:
-        publisher = self._sockets.events
-        publisher.read_subscriptions(time.monotonic_ns())
-        self._dispatcher.publish = publisher.publish if publisher.wanted else None
 
     def _recovery_turn(self, ready: set[int]) -> None:
         now_ns = time.monotonic_ns()
@@ -327,7 +340,6 @@ class Server:
         now_ns = time.monotonic_ns()
         due_ns = self._dispatcher.deadline_ns
         if due_ns is not None and now_ns >= due_ns:
-            self._dispatcher.deadline_ns = None
             self._dispatcher.event(events.TimerFired(), now_ns)
         for listener in self._listeners:
             due_ns = listener.next_deadline_ns()
@@ -358,5 +370,5 @@ class Server:
         signal.set_wakeup_fd(-1)
         if self._slots is not None:
             self._slots.close()
-        for descriptor in (*self._holders, *self._ending, self._wake_read, self._wake_write):
+        for descriptor in (*self._holders, self._wake_read, self._wake_write):
             os.close(descriptor)

@@ -16,9 +16,7 @@ from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.core import HistogramMetricFamily, Metric, SummaryMetricFamily
 
 from nvshare.coordinator.daemon.control.rights import HIDDEN
-from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot, SeatSnapshot
-from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
-from nvshare.coordinator.engine.snapshot.node import Snapshot
+from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot, SeatSnapshot, Snapshot
 from nvshare.coordinator.kubernetes.slots import metrics
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotSnapshot
 from nvshare.coordinator.protocol.messages import Sharing

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +64,14 @@ class LeaseJournal(Protocol):
 
     def forget(self, process_id: int) -> None:
         """Drops the cached facts of a process that has ended."""
+
+
+class EventSink(Protocol):
+    """Readers of trace events."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are readers: without them tracing costs nothing."""
+
+    def publish(self, sequence: int, at_ns: int, kind: str, values: Mapping[str, Any]) -> None:
+        """Queues an event for each reader."""

@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, get_type_hints
 from nvshare import scheduler_policies
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Command
+from nvshare.coordinator.protocol.messages import TO_COORDINATOR, Message
 from nvshare.scheduler_policies import parts
 
 SHOWN: Final = 40
@@ -52,7 +53,6 @@ STATE_MODULES: Final = {
             "seat",
             "settings",
             "statistics",
-            "wait_queue",
         )
     ),
     *(f"nvshare.coordinator.engine.{name}" for name in ("invariants", "policy_guard")),
@@ -193,8 +193,13 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
+def _plain(value: Any) -> Any:
+    """A message begins with its type, as on the wire."""
+    return [value.TYPE, *dataclasses.astuple(value)] if isinstance(value, Message) else value  # type: ignore[call-overload]
+
+
 def _write(now_ns: int, event: events.Event) -> str:
-    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    values = {field.name: _plain(getattr(event, field.name)) for field in dataclasses.fields(event)}
     return json.dumps([now_ns, type(event).__name__, values])
 
 
@@ -210,9 +215,12 @@ def _read(line: str) -> tuple[int, events.Event | Beginning]:
             packed = base64.b64decode(values["state"], validate=True)
             return now_ns, Beginning(zlib.decompressobj().decompress(packed, MAX_STATE_BYTES))
         cls, hints = _EVENTS[name], _HINTS[name]
-        for field, value in values.items():
+        for field, value in list(values.items()):
             kind = hints[field]
-            if isinstance(kind, type) and issubclass(kind, enum.Enum):
+            if isinstance(kind, type) and issubclass(kind, Message):
+                number, *parts = value
+                values[field] = TO_COORDINATOR[number](*parts)
+            elif isinstance(kind, type) and issubclass(kind, enum.Enum):
                 values[field] = kind(value)
         event: events.Event = cls(**values)
     except (KeyError, TypeError, ValueError, zlib.error) as error:

@@ -29,17 +29,17 @@ from nvshare.coordinator.memory.client_settings import (
 )
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns, moving_average
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Kill, Log, Notify, RecordLease, Send
-from nvshare.coordinator.model.events import Released
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, REVOKING, WAITING, WITH_LEASE, Contention, Seat
 from nvshare.coordinator.model.settings import OverdueAction
-from nvshare.coordinator.protocol.messages import Grant, MemoryMode, RemoteProtocolError, Revoke
+from nvshare.coordinator.protocol.messages import Grant, MemoryMode, Release, ReleaseReason, RemoteProtocolError, Revoke
 from nvshare.scheduler_policies.api import JobLeft, TurnEnded
 
 
-def request_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
+def request(node: Node, seat: Seat, now_ns: int) -> None:
     """A thread of the client waits.  Idempotent: a request that crosses a grant or a revocation changes nothing."""
+    gpu = seat.gpu
     if seat.phase is not IDLE or seat.lease.stray:
         return
     _activate(node, gpu, seat)
@@ -248,46 +248,46 @@ def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     return held_ns
 
 
-def release(node: Node, gpu: Gpu, seat: Seat, event: Released, now_ns: int) -> None:
+def release(node: Node, seat: Seat, message: Release, now_ns: int) -> None:
     """The client gives its lease back."""
-    lease = seat.lease
-    if lease.stray and seat.phase is IDLE and event.lease_id == lease.lease_id:  # it was never granted
+    gpu, lease = seat.gpu, seat.lease
+    if lease.stray and seat.phase is IDLE and message.lease_id == lease.lease_id:  # it was never granted
         lease.stray, lease.lease_id = False, 0
-        if event.wanted:
-            request_lease(node, gpu, seat, now_ns)
+        if message.wanted:
+            request(node, seat, now_ns)
         return
-    if event.lease_id != lease.lease_id or seat.phase not in WITH_LEASE:
-        raise RemoteProtocolError(f"releases lease {event.lease_id}, but has {lease.lease_id or 'none'}")
+    if message.lease_id != lease.lease_id or seat.phase not in WITH_LEASE:
+        raise RemoteProtocolError(f"releases lease {message.lease_id}, but has {lease.lease_id or 'none'}")
     revoked = seat.phase is not HOLDING
     in_time = seat.phase is not OVERDUE
-    idle = event.idle and not revoked
-    _measure_switch(gpu, node, seat, event, now_ns)
-    gpu.leases.free_since_ns = min(now_ns, lease.revoked_at_ns + event.drain_ns) if revoked else now_ns
-    seat.statistics.submissions += event.submissions
+    idle = message.reason == ReleaseReason.IDLE and not revoked
+    _measure_switch(gpu, node, seat, message, now_ns)
+    gpu.leases.free_since_ns = min(now_ns, lease.revoked_at_ns + message.drain_ns) if revoked else now_ns
+    seat.statistics.submissions += message.submissions
     seat.statistics.idle_releases += idle
     gpu.leases.statistics.idle_releases += idle
-    if not event.drained and in_time:
+    if not message.drained and in_time:
         _count_overdue(node, gpu, seat)
     elif in_time:
         seat.place.demoted = False
-    lease.interrupted = lease.interrupted and event.wanted
+    lease.interrupted = lease.interrupted and message.wanted
     held_ns = end_lease(node, gpu, seat, now_ns)
     if in_time and not lease.interrupted:
         _notify_policy(node, gpu, seat, now_ns)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
         "client": seat.client.client_id,
-        "lease": event.lease_id,
+        "lease": message.lease_id,
         "idle": idle,
-        "drained": event.drained,
-        "drain_ns": event.drain_ns,
+        "drained": message.drained,
+        "drain_ns": message.drain_ns,
         "held_ns": held_ns,
-        "opened_at_ns": event.opened_at_ns,
+        "opened_at_ns": message.opened_at_ns,
     }
     node.out.append(Notify("released", values))
-    pinning.lease_ended(node, seat, event, revoked=revoked, now_ns=now_ns)
-    if event.wanted:
-        request_lease(node, gpu, seat, now_ns)
+    pinning.lease_ended(node, seat, message, revoked=revoked, now_ns=now_ns)
+    if message.wanted:
+        request(node, seat, now_ns)
 
 
 def client_left(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
@@ -315,15 +315,15 @@ def client_left(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
             send_settings_to_all(node, gpu)  # the one left need not be paced
 
 
-def _measure_switch(gpu: Gpu, node: Node, seat: Seat, event: Released, now_ns: int) -> None:
+def _measure_switch(gpu: Gpu, node: Node, seat: Seat, message: Release, now_ns: int) -> None:
     """Takes samples of the hand-over and the drain.
 
     A drain that failed has no cost.  The client reports the figures, so impossible ones are dropped.
     """
     granted_at_ns, costs = seat.lease.granted_at_ns, gpu.switching
-    if granted_at_ns is None or seat.phase is OVERDUE or not event.drained:
+    if granted_at_ns is None or seat.phase is OVERDUE or not message.drained:
         return
-    start_ns, opened_at_ns, drain_ns = seat.lease.handed_over_from_ns, event.opened_at_ns, event.drain_ns
+    start_ns, opened_at_ns, drain_ns = seat.lease.handed_over_from_ns, message.opened_at_ns, message.drain_ns
     if start_ns is not None and granted_at_ns <= opened_at_ns <= now_ns and opened_at_ns >= start_ns:
         sample_ns = opened_at_ns - start_ns
         costs.recent_handovers_ns.append(sample_ns)

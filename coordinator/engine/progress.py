@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from nvshare.coordinator.model.events import Progressed
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, REVOKING, Counts, Seat
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol.messages import Progress
 from nvshare.scheduler_policies.api import Measured
 
 REFILL_NS: Final = 50 * MILLISECOND_NS
@@ -36,25 +36,25 @@ WEIGHT: Final = 0.3
 """Weight of the newest sample of a rate alone, otherwise."""
 
 
-def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu, ...]:
+def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu, ...]:
     """Takes a client's count.  Returns the GPU if its policy has heard of it."""
     gpu, mine, last = seat.gpu, seat.progress, seat.progress.last
-    at_ns = min(event.at_ns, now_ns)
+    at_ns = min(message.at_ns, now_ns)
     changed_ns = gpu.leases.changed_at_ns
     since_ns = max(last.at_ns, changed_ns)
-    counted = seat.phase in AT_WORK and event.lease_id == seat.lease.lease_id
+    counted = seat.phase in AT_WORK and message.lease_id == seat.lease.lease_id
     # Between its last lease and this one a client does no work, so a count from before this lease is good too.
     same_set = last.at_ns >= changed_ns or seat.lease.granted_at_ns == changed_ns
-    work, for_ns = event.work - last.work, at_ns - since_ns
+    work, for_ns = message.work - last.work, at_ns - since_ns
     if not counted or not same_set or work < 0:
-        _keep(seat, event, at_ns)
+        _keep(seat, message, at_ns)
         return ()
     if for_ns < SHORTEST_NS:
         if last.at_ns == 0:
-            _keep(seat, event, at_ns)
+            _keep(seat, message, at_ns)
         return ()
     mine.rate = work * SECOND_NS / for_ns
-    mine.step_rate = max(0, event.steps - last.steps) * SECOND_NS / for_ns
+    mine.step_rate = max(0, message.steps - last.steps) * SECOND_NS / for_ns
     mine.measured_for_ns = at_ns - gpu.leases.changed_at_ns
     alone = len(gpu.leases.by_client) == 1
     if not alone and mine.alone_rate > 0.0:
@@ -67,10 +67,10 @@ def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu,
         anew = changed or mine.alone_is_guess or filled_ns >= 10 * REFILL_NS
         mine.alone_rate = mine.rate if anew else mine.alone_rate + WEIGHT * (mine.rate - mine.alone_rate)
         mine.alone_at_ns, mine.alone_is_guess = at_ns, filled_ns < REFILL_NS
-    watched_ns = event.watched_ns - last.watched_ns
+    watched_ns = message.watched_ns - last.watched_ns
     if alone and watched_ns >= SHORTEST_NS:
-        mine.busy_alone = min(1.0, max(0.0, (event.busy_ns - last.busy_ns) / watched_ns))
-    _keep(seat, event, at_ns)
+        mine.busy_alone = min(1.0, max(0.0, (message.busy_ns - last.busy_ns) / watched_ns))
+    _keep(seat, message, at_ns)
     if not gpu.policy_guard.reads_progress:
         return ()
     running = tuple(client for client, other in gpu.leases.by_client.items() if other.phase in AT_WORK)
@@ -79,6 +79,8 @@ def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu,
     return (gpu,)
 
 
-def _keep(seat: Seat, event: Progressed, at_ns: int) -> None:
-    seat.progress.last = Counts(event.lease_id, at_ns, event.work, event.busy_ns, event.watched_ns, event.steps)
+def _keep(seat: Seat, message: Progress, at_ns: int) -> None:
+    seat.progress.last = Counts(
+        message.lease_id, at_ns, message.work, message.busy_ns, message.watched_ns, message.steps
+    )
     seat.place.view = None

@@ -19,6 +19,7 @@ Non-goals: ordinary grants (leases.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from nvshare.coordinator.engine import leases
@@ -27,12 +28,19 @@ from nvshare.coordinator.memory import checks, orders, room
 from nvshare.coordinator.memory.client_settings import send_settings
 from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Notify, Send
-from nvshare.coordinator.model.events import GpuAttached
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import SeatMemory
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, OVERDUE, REVOKING, Place, Seat
-from nvshare.coordinator.protocol.messages import MemoryMode, Rejected, Rejection, RemoteProtocolError, Revoke, Sharing
+from nvshare.coordinator.protocol.messages import (
+    AttachGpu,
+    MemoryMode,
+    Rejected,
+    Rejection,
+    RemoteProtocolError,
+    Revoke,
+    Sharing,
+)
 
 NEAR_IDS: Final = 1 << 20
 """The journal is written before a grant is sent, so it knows the last id.  A later id is honest only if the journal is
@@ -42,57 +50,61 @@ ids.
 """
 
 
-def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu | None:
-    """The client uses this GPU from now on.  None: there is no such GPU, and the client was told."""
-    gpu = node.gpus.get(event.uuid)
-    known = client.seats.get(event.gpu)
+def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Sequence[Gpu]:
+    """The client uses this GPU from now on."""
+    gpu = node.gpus.get(message.uuid)
+    known = client.seats.get(message.gpu)
     if known is not None:
         if known.gpu is not gpu:
-            raise RemoteProtocolError(f"ordinal {event.gpu} is {known.gpu.uuid} already, not {event.uuid}")
-        if event.lease_id not in (0, known.lease.lease_id):
-            raise RemoteProtocolError(f"claims lease {event.lease_id} on a connection that has {known.lease.lease_id}")
+            raise RemoteProtocolError(f"ordinal {message.gpu} is {known.gpu.uuid} already, not {message.uuid}")
+        if message.lease_id not in (0, known.lease.lease_id):
+            raise RemoteProtocolError(
+                f"claims lease {message.lease_id} on a connection that has {known.lease.lease_id}"
+            )
         send_settings(node, known, even_if_unchanged=True)
-        if event.wanted:
-            leases.request_lease(node, gpu, known, now_ns)
-        return gpu
+        if message.wanted:
+            leases.request(node, known, now_ns)
+        return (known.gpu,)
     if gpu is None:
         known_gpus = ", ".join(node.gpus) or "none"
-        text = f"no GPU {event.uuid} here; this coordinator serves: {known_gpus}"
+        text = f"no GPU {message.uuid} here; this coordinator serves: {known_gpus}"
         node.out.append(Send(client.client_id, Rejected(int(Rejection.UNKNOWN_GPU), False, text[:250])))
-        return None
+        return ()
     if client.client_id in gpu.seats:
-        raise RemoteProtocolError(f"{event.uuid} is attached under another ordinal already")
-    seat = _add_seat(node, client, gpu, event, now_ns)
-    _resolve_claim(node, gpu, seat, event, now_ns)
+        raise RemoteProtocolError(f"{message.uuid} is attached under another ordinal already")
+    seat = _add_seat(node, client, gpu, message, now_ns)
+    _resolve_claim(node, gpu, seat, message, now_ns)
     if client.paused and seat.phase is HOLDING:  # paused between hello and claim
         leases.revoke(node, gpu, seat, "paused", now_ns)
-    if event.wanted:
-        leases.request_lease(node, gpu, seat, now_ns)
-    return gpu
+    if message.wanted:
+        leases.request(node, seat, now_ns)
+    return (gpu,)
 
 
-def _add_seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int) -> Seat:
+def _add_seat(node: Node, client: Client, gpu: Gpu, message: AttachGpu, now_ns: int) -> Seat:
     place = Place(attached_at_ns=now_ns, turn=gpu.leases.next_turn)
     limit = client.memory_limit_bytes
-    seat = Seat(client, gpu, event.gpu, place, SeatMemory(limit_bytes=limit, highest_limit_bytes=limit))
-    gpu.recovery.survivors = gpu.recovery.survivors or event.lease_id != 0 or event.allocated_bytes != 0
+    seat = Seat(client, gpu, message.gpu, place, SeatMemory(limit_bytes=limit, highest_limit_bytes=limit))
+    gpu.recovery.survivors = gpu.recovery.survivors or message.lease_id != 0 or message.allocated_bytes != 0
     gpu.leases.next_turn += 1
-    client.seats[event.gpu] = seat
+    client.seats[message.gpu] = seat
     gpu.seats[client.client_id] = seat
     gpu.memory.immovable.ending.pop(client.identity.process_id, None)  # it has connected again, and reports its memory
     slots.add_member(node, seat)
     room.add_seat(seat)
     orders.set_usage(
         seat,
-        allocated=event.allocated_bytes,
-        resident=event.resident_bytes,
-        pinned=event.pinned_bytes,
-        host=max(0, event.allocated_bytes - event.resident_bytes) if client.memory_mode is not MemoryMode.DEVICE else 0,
+        allocated=message.allocated_bytes,
+        resident=message.resident_bytes,
+        pinned=message.pinned_bytes,
+        host=max(0, message.allocated_bytes - message.resident_bytes)
+        if client.memory_mode is not MemoryMode.DEVICE
+        else 0,
     )
     seat.memory.reserved_bytes = seat.memory.allocated_bytes
     orders.claim(seat)
     room.update(seat)
-    checks.reported(node, seat, event.resident_bytes)
+    checks.reported(node, seat, message.resident_bytes)
     send_settings(node, seat)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
@@ -104,21 +116,21 @@ def _add_seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: 
     return seat
 
 
-def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns: int) -> None:
+def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, message: AttachGpu, now_ns: int) -> None:
     process_id, may_work = seat.client.identity.process_id, gpu.recovering
     expected = gpu.recovery.expected_holder not in (None, MANY_HOLDERS) and gpu.recovery.expected_holder == process_id
     if expected:
         # The expected process has come back, so recovery ends, whatever it claims.
         gpu.recovery.expected_holder = None
-    if event.lease_id == 0:
+    if message.lease_id == 0:
         return
     gpu.schedule.side_by_side = False  # what it claims is no grant to a member
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
         "client": seat.client.client_id,
-        "lease": event.lease_id,
+        "lease": message.lease_id,
     }
-    old = _earlier_seat(gpu, event.lease_id, process_id)
+    old = _earlier_seat(gpu, message.lease_id, process_id)
     if old is not None and old.phase is HOLDING:
         _transfer_lease(node, gpu, old, seat, now_ns)
         node.out.append(Notify("claimed", values))
@@ -128,20 +140,20 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns:
     if old is not None and old.phase is REVOKING:  # its release will come by the new connection
         may_work, drain_deadline_ns = True, old.lease.drain_deadline_ns or now_ns
         leases.end_lease(node, gpu, old, now_ns)
-    confirmed = _is_confirmed(gpu, event.lease_id, expected)
+    confirmed = _is_confirmed(gpu, message.lease_id, expected)
     gpu.schedule.stale = True
-    if event.lease_id < gpu.leases.next_lease_id + NEAR_IDS:
-        gpu.leases.next_lease_id = max(gpu.leases.next_lease_id, event.lease_id + 1)
+    if message.lease_id < gpu.leases.next_lease_id + NEAR_IDS:
+        gpu.leases.next_lease_id = max(gpu.leases.next_lease_id, message.lease_id + 1)
     if confirmed:
         gpu.leases.last_holder = seat.client.client_id
-        leases.start_lease(node, gpu, seat, event.lease_id, gpu.rules.quantum_ns, now_ns)
+        leases.start_lease(node, gpu, seat, message.lease_id, gpu.rules.quantum_ns, now_ns)
         node.out.append(Notify("claimed", values))
         return
     seat.lease.stray = True
-    seat.lease.lease_id = event.lease_id
+    seat.lease.lease_id = message.lease_id
     node.out.append(Notify("stray", values))
-    if not may_work and gpu.recovery.lost != (event.lease_id, process_id):
-        node.out.append(Send(seat.client.client_id, Revoke(seat.ordinal, event.lease_id, deadline_ns)))
+    if not may_work and gpu.recovery.lost != (message.lease_id, process_id):
+        node.out.append(Send(seat.client.client_id, Revoke(seat.ordinal, message.lease_id, deadline_ns)))
         return
     gpu.recovery.lost = (0, 0)  # one claim may delay the others
     gpu.leases.by_client[seat.client.client_id] = seat

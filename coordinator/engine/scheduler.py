@@ -24,9 +24,16 @@ from typing import Any, Final
 from nvshare.coordinator.engine import invariants, leases, operator_commands, progress, reconcile, recovery
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
-from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot, take_client
-from nvshare.coordinator.engine.snapshot.node import Snapshot, take
-from nvshare.coordinator.engine.snapshot.waits import RefusalSnapshot, WaitSnapshot, take_refusal, take_wait
+from nvshare.coordinator.engine.snapshot import (
+    ClientSnapshot,
+    RefusalSnapshot,
+    Snapshot,
+    WaitSnapshot,
+    take,
+    take_client,
+    take_refusal,
+    take_wait,
+)
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import admission, checks, host_budget, orders, pinning
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
@@ -39,12 +46,21 @@ from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.model.settings import RECONNECT_NS, OverdueAction, Settings
 from nvshare.coordinator.protocol.messages import (
-    MAX_GPUS_PER_CLIENT,
     PROTOCOL_VERSION,
+    AttachGpu,
     MemoryMode,
+    MemoryReport,
+    Message,
+    MoveProgress,
+    Progress,
     Rejected,
     Rejection,
+    Release,
     RemoteProtocolError,
+    Request,
+    ReserveHost,
+    ReserveMemory,
+    ReservePins,
     Welcome,
 )
 from nvshare.scheduler_policies.api import Rank
@@ -72,20 +88,12 @@ class Scheduler:
             events.HolderGone: self._holder_gone,
             events.HolderStopped: self._holder_stopped,
             events.ClientRegistered: self._registered,
-            events.GpuAttached: self._attached,
-            events.Requested: self._requested,
-            events.Released: self._released,
+            events.Received: self._received,
             events.ClientGone: self._gone,
             events.ProcessEnded: self._process_ended,
-            events.MemoryReported: self._memory_reported,
             events.MemoryChecked: lambda event, _: checks.checked(self._node, event),
-            events.ReservationAsked: self._reservation_asked,
-            events.PinsAsked: self._pins_asked,
-            events.HostAsked: self._host_asked,
-            events.MoveProgressed: self._move_progressed,
             events.TimerFired: self._timer_fired,
             events.Profiled: self._profiled,
-            events.Progressed: self._progressed,
             events.Set: lambda event, now: operator_commands.set_value(self._node, event, now),
         }
 
@@ -128,7 +136,7 @@ class Scheduler:
 
     def wait_snapshot(self, client: int, ordinal: int) -> WaitSnapshot | None:
         """Why a client waits for a GPU; None when it does not.  Raises RemoteProtocolError for a GPU not attached."""
-        return take_wait(self._node, self._seat(client, ordinal))
+        return take_wait(self._node, self._seat(self._client(client), ordinal))
 
     def refusal_snapshot(self, client: int, uuid: str) -> RefusalSnapshot:
         """Why a client gets no more memory on this GPU."""
@@ -272,51 +280,41 @@ class Scheduler:
             text = f"{len(node.clients)} clients are connected, and no more are allowed (max_clients)"
             node.out.append(Send(event.client, Rejected(int(Rejection.TOO_MANY_CLIENTS), True, text)))
             return ()
+        hello = event.hello
         client = node.clients[event.client] = Client(
             client_id=event.client,
-            identity=Identity(event.name, event.program, event.process_id, event.user_id, event.group),
-            memory_mode=event.memory_mode,
-            memory_limit_bytes=event.memory_limit_bytes,
+            identity=Identity(hello.name, hello.program, event.process_id, event.user_id, event.group),
+            memory_mode=MemoryMode(hello.memory_mode),
+            memory_limit_bytes=hello.memory_limit_bytes,
             registered_at_ns=now_ns,
-            rank=Rank(event.priority, event.weight),
-            gang=event.gang,
+            rank=Rank(hello.priority, hello.weight),
+            gang=hello.gang,
             time_owner="",
         )
         client.time_owner = client.owner if node.settings.users_first else ""
         node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))
         values: dict[str, int | str | bool | float | None] = {
             "client": event.client,
-            "name": event.name,
-            "program": event.program,
+            "name": hello.name,
+            "program": hello.program,
             "process": event.process_id,
             "user": event.user_id,
         }
         node.out.append(Notify("registered", values))
         return ()
 
-    def _attached(self, event: events.GpuAttached, now_ns: int) -> Iterable[Gpu]:
-        client = self._client(event.client)
-        if not 0 <= event.gpu < MAX_GPUS_PER_CLIENT:
-            raise RemoteProtocolError(f"ordinal {event.gpu}, at most {MAX_GPUS_PER_CLIENT - 1} is allowed")
-        gpu = recovery.attach(self._node, client, event, now_ns)
-        return () if gpu is None else (gpu,)
-
-    def _requested(self, event: events.Requested, now_ns: int) -> Iterable[Gpu]:
-        seat = self._seat(event.client, event.gpu)
-        leases.request_lease(self._node, seat.gpu, seat, now_ns)
-        return (seat.gpu,)
-
-    def _released(self, event: events.Released, now_ns: int) -> Iterable[Gpu]:
-        seat = self._seat(event.client, event.gpu)
-        leases.release(self._node, seat.gpu, seat, event, now_ns)
-        return (seat.gpu,)
+    def _received(self, event: events.Received, now_ns: int) -> Iterable[Gpu]:
+        client, message = self._client(event.client), event.message
+        handle = _OF_SEAT.get(type(message))
+        if handle is None:
+            return _OF_CLIENT[type(message)](self._node, client, message, now_ns)
+        seat = self._seat(client, message.gpu)  # type: ignore[attr-defined]
+        concerned = handle(self._node, seat, message, now_ns)
+        return (seat.gpu,) if concerned is None else concerned
 
     def _profiled(self, event: events.Profiled, now_ns: int) -> Iterable[Gpu]:
         self._client(event.client)
         return operator_commands.set_profile(self._node, event, now_ns)
-
-    def _progressed(self, event: events.Progressed, now_ns: int) -> Iterable[Gpu]:
-        return progress.report(self._node, self._seat(event.client, event.gpu), event, now_ns)
 
     def _gone(self, event: events.ClientGone, now_ns: int) -> Iterable[Gpu]:
         client = self._node.clients.pop(event.client, None)
@@ -333,48 +331,38 @@ class Scheduler:
     def _process_ended(self, event: events.ProcessEnded, now_ns: int) -> Iterable[Gpu]:
         return [gpu for gpu in self._node.gpus.values() if gpu.memory.immovable.ending.pop(event.process_id, None)]
 
-    def _memory_reported(self, event: events.MemoryReported, now_ns: int) -> Iterable[Gpu]:
-        seat = self._seat(event.client, event.gpu)
-        orders.set_usage(
-            seat,
-            allocated=event.allocated_bytes,
-            resident=event.resident_bytes,
-            pinned=event.pinned_bytes,
-            host=event.host_bytes,
-        )
-        checks.reported(self._node, seat, event.resident_bytes)
-        return (seat.gpu,)
-
-    def _reservation_asked(self, event: events.ReservationAsked, now_ns: int) -> Iterable[Gpu]:
-        seat = self._seat(event.client, event.gpu)
-        moves_itself = seat.client.memory_mode is MemoryMode.MANAGED
-        if not moves_itself and admission.refusal(self._node, seat, event.total_bytes) is None:
-            admission.ask_growth(self._node, seat, event.sequence, event.total_bytes, now_ns)
-            return (seat.gpu,)
-        admission.reserve(self._node, seat, event.sequence, event.total_bytes)
-        return (seat.gpu,) if seat.gpu.memory.immovable.stale else ()
-
-    def _pins_asked(self, event: events.PinsAsked, now_ns: int) -> Iterable[Gpu]:
-        seat = self._seat(event.client, event.gpu)
-        pinning.ask(self._node, seat, event, now_ns)
-        return (seat.gpu,)
-
-    def _host_asked(self, event: events.HostAsked, now_ns: int) -> Iterable[Gpu]:
-        return host_budget.ask(self._node, self._client(event.client), event, now_ns)
-
-    def _move_progressed(self, event: events.MoveProgressed, now_ns: int) -> Iterable[Gpu]:
-        seat = self._seat(event.client, event.gpu)
-        orders.progress(self._node, seat, event, now_ns)
-        return (seat.gpu,)
-
     def _client(self, client: int) -> Client:
         record = self._node.clients.get(client)
         if record is None:
             raise RemoteProtocolError("speaks before it said hello")
         return record
 
-    def _seat(self, client: int, ordinal: int) -> Seat:
-        seat = self._client(client).seats.get(ordinal)
+    def _seat(self, client: Client, ordinal: int) -> Seat:
+        seat = client.seats.get(ordinal)
         if seat is None:
             raise RemoteProtocolError(f"GPU {ordinal} is not attached")
         return seat
+
+
+def _report_memory(node: Node, seat: Seat, message: MemoryReport, now_ns: int) -> None:
+    allocated, resident, pinned = message.allocated_bytes, message.resident_bytes, message.pinned_bytes
+    orders.set_usage(seat, allocated=allocated, resident=resident, pinned=pinned, host=message.host_bytes)
+    checks.reported(node, seat, resident)
+
+
+_OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], Iterable[Gpu] | None]]] = {
+    Request: lambda node, seat, _, now_ns: leases.request(node, seat, now_ns),
+    Release: leases.release,
+    Progress: progress.report,
+    MemoryReport: _report_memory,
+    ReserveMemory: admission.ask,
+    ReservePins: pinning.ask,
+    MoveProgress: orders.progress,
+}
+"""Messages about a GPU that the client has attached.  A handler names the GPUs concerned; None: the client's."""
+_OF_CLIENT: Final[dict[type[Message], Callable[[Node, Client, Any, int], Iterable[Gpu]]]] = {
+    AttachGpu: recovery.attach,
+    ReserveHost: host_budget.ask,
+}
+AS_THEY_COME: Final[tuple[type[Message], ...]] = (*_OF_SEAT, ReserveHost)
+"""Messages that the shell passes on without a look."""

@@ -22,6 +22,8 @@ Non-goals: what an order's end means (memory/orders.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nvshare.coordinator.memory import host_budget, orders, room, switching
 from nvshare.coordinator.memory.planner import evictions
 from nvshare.coordinator.model.client import Client
@@ -30,7 +32,7 @@ from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Growth
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import REVOKING, WITH_LEASE, Seat
-from nvshare.coordinator.protocol.messages import MemoryMode, MemoryReserved
+from nvshare.coordinator.protocol.messages import MemoryMode, MemoryReserved, ReserveMemory
 
 
 def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
@@ -64,8 +66,20 @@ def immovable_refusal(seat: Seat, total_bytes: int) -> str | None:
     return "pins" if room.starved_by(seat, total_bytes) is not None else None
 
 
-def reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
-    """Answers a reservation."""
+def ask(node: Node, seat: Seat, message: ReserveMemory, now_ns: int) -> Sequence[Gpu]:
+    """The client wants a reservation of this size in all, to be answered now or, if others must make room, later."""
+    gpu, total_bytes = seat.gpu, message.bytes
+    moves_itself = seat.client.memory_mode is MemoryMode.MANAGED
+    if not moves_itself and refusal(node, seat, total_bytes) is None:
+        seat.memory.growth = Growth(message.sequence, total_bytes, now_ns + node.settings.move_deadline_ns)
+        gpu.memory.growing[seat.client.client_id] = seat
+        room.update(seat)
+        return (gpu,)
+    _reserve(node, seat, message.sequence, total_bytes)
+    return (gpu,) if gpu.memory.immovable.stale else ()
+
+
+def _reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
     why = refusal(node, seat, total_bytes)
     if why is not None:
         refuse(node, seat, sequence, total_bytes, why)
@@ -99,13 +113,6 @@ def send_reservation(node: Node, seat: Seat, sequence: int, *, by_limit: bool = 
     node.out.append(
         Send(seat.client.client_id, MemoryReserved(seat.ordinal, sequence, seat.memory.reserved_bytes, by_limit))
     )
-
-
-def ask_growth(node: Node, seat: Seat, sequence: int, total_bytes: int, now_ns: int) -> None:
-    """The client wants `total_bytes` resident in all.  Answered by `answer_growth`."""
-    seat.memory.growth = Growth(sequence, total_bytes, now_ns + node.settings.move_deadline_ns)
-    seat.gpu.memory.growing[seat.client.client_id] = seat
-    room.update(seat)
 
 
 def answer_growth(node: Node, gpu: Gpu, now_ns: int) -> None:

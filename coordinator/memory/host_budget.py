@@ -27,11 +27,10 @@ from typing import Final
 
 from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Notify, Send
-from nvshare.coordinator.model.events import HostAsked
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import HostOwner, Node
 from nvshare.coordinator.model.settings import SECOND_NS
-from nvshare.coordinator.protocol.messages import MOST_BYTES, HostReserved, Rejected, Rejection
+from nvshare.coordinator.protocol.messages import MOST_BYTES, HostReserved, Rejected, Rejection, ReserveHost
 from nvshare.coordinator.units import format_size
 
 RETURN_NS: Final = 5 * SECOND_NS
@@ -67,23 +66,23 @@ def room_bytes(node: Node, client: Client) -> int:
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 
-def ask(node: Node, client: Client, event: HostAsked, now_ns: int) -> Iterable[Gpu]:
+def ask(node: Node, client: Client, message: ReserveHost, now_ns: int) -> Iterable[Gpu]:
     """Answers a question for a share of this size in all."""
     if not client.host.asked:
         client.host.asked = True
-        client.host.claim_bytes = event.total_bytes
+        client.host.claim_bytes = message.bytes
         node.host.owners.setdefault(client.owner, HostOwner()).clients += 1
-        _set_share(node, client, min(event.total_bytes, _pinned_bytes(node, client, now_ns)))
-    client.host.claim_bytes = min(client.host.claim_bytes, event.total_bytes)
+        _set_share(node, client, min(message.bytes, _pinned_bytes(node, client, now_ns)))
+    client.host.claim_bytes = min(client.host.claim_bytes, message.bytes)
     owner = node.host.owners[client.owner]
-    refused = event.total_bytes > max(client.host.share_bytes, most_bytes(node, client))
+    refused = message.bytes > max(client.host.share_bytes, most_bytes(node, client))
     if not refused:
-        _set_share(node, client, event.total_bytes)
+        _set_share(node, client, message.bytes)
     else:
         owner.refused += 1
         node.host.refused += 1
-        _explain_refusal(node, client, owner, event.total_bytes)
-    node.out.append(Send(client.client_id, HostReserved(event.sequence, client.host.share_bytes)))
+        _explain_refusal(node, client, owner, message.bytes)
+    node.out.append(Send(client.client_id, HostReserved(message.sequence, client.host.share_bytes)))
     # The room on the host has changed, and with it what can be evicted.
     return [seat.gpu for seat in client.seats.values()]
 

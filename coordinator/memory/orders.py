@@ -21,7 +21,6 @@ from nvshare.coordinator.memory import host_budget, room
 from nvshare.coordinator.memory.planner import Candidate, Eviction, Room
 from nvshare.coordinator.memory.quantum import moving_average
 from nvshare.coordinator.model.commands import Log, Notify, Send
-from nvshare.coordinator.model.events import MoveProgressed
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Ending, Order
 from nvshare.coordinator.model.node import Node
@@ -31,6 +30,7 @@ from nvshare.coordinator.protocol.messages import (
     Evict,
     MemoryMode,
     MoveCredit,
+    MoveProgress,
     RemoteProtocolError,
     Restore,
 )
@@ -231,21 +231,23 @@ def _notify(node: Node, gpu: Gpu, order: Order, kind: str) -> None:
     node.out.append(Notify(kind, values))
 
 
-def progress(node: Node, seat: Seat, event: MoveProgressed, now_ns: int) -> None:
+def progress(node: Node, seat: Seat, message: MoveProgress, now_ns: int) -> None:
     """A client reports how far an order is."""
     order = seat.moves.order
-    if seat.moves.replaced_id and event.order_id == seat.moves.replaced_id:
-        if event.finished:
+    if seat.moves.replaced_id and message.order_id == seat.moves.replaced_id:
+        if message.finished:
             seat.moves.replaced_id = 0
         return
-    if order is None or order.order_id != event.order_id:
-        raise RemoteProtocolError(f"progress of order {event.order_id}, which client {event.client} does not have")
+    if order is None or order.order_id != message.order_id:
+        raise RemoteProtocolError(
+            f"progress of order {message.order_id}, which client {seat.client.client_id} does not have"
+        )
     order.heard_ns, order.stalled = now_ns, False
     _count_moved(
-        seat, order, max(order.moved_bytes, min(event.moved_bytes, max(order.bytes, seat.memory.allocated_bytes)))
+        seat, order, max(order.moved_bytes, min(message.moved_bytes, max(order.bytes, seat.memory.allocated_bytes)))
     )
-    if event.finished:
-        _finish(node, seat, order, event, now_ns)
+    if message.finished:
+        _finish(node, seat, order, message, now_ns)
 
 
 def _count_moved(seat: Seat, order: Order, moved: int) -> None:
@@ -272,7 +274,7 @@ def _count_moved(seat: Seat, order: Order, moved: int) -> None:
     )
 
 
-def _finish(node: Node, seat: Seat, order: Order, event: MoveProgressed, now_ns: int) -> None:
+def _finish(node: Node, seat: Seat, order: Order, message: MoveProgress, now_ns: int) -> None:
     gpu = seat.gpu
     end_order(gpu, seat)
     left_over = (
@@ -286,7 +288,7 @@ def _finish(node: Node, seat: Seat, order: Order, event: MoveProgressed, now_ns:
     elif short:
         seat.moves.restore_failed_at = gpu.leases.statistics.grants
         seat.moves.unused_credit_bytes = order.credit_bytes - order.moved_bytes
-    failed = event.error != 0 or (short and order.evict)
+    failed = message.error != 0 or (short and order.evict)
     if order.evict:
         seat.moves.evict_failed = failed
     gpu.memory.statistics.failed_orders += failed
@@ -302,10 +304,10 @@ def _finish(node: Node, seat: Seat, order: Order, event: MoveProgressed, now_ns:
                 "evict": order.evict,
                 "asked_bytes": order.bytes,
                 "moved_bytes": order.moved_bytes,
-                "elapsed_ns": event.elapsed_ns,
+                "elapsed_ns": message.elapsed_ns,
                 "hidden_ns": hidden_ns,
                 "exposed_ns": now_ns - order.started_ns - hidden_ns,
-                "error": event.error,
+                "error": message.error,
             },
         )
     )

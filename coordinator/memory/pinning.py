@@ -24,12 +24,11 @@ from typing import Final
 from nvshare.coordinator.memory import admission, orders, room
 from nvshare.coordinator.memory.client_settings import send_settings
 from nvshare.coordinator.model.commands import Log, Notify, Send
-from nvshare.coordinator.model.events import PinsAsked, Released
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import IDLE, WAITING, Seat
 from nvshare.coordinator.model.settings import SECOND_NS
-from nvshare.coordinator.protocol.messages import PinsReserved
+from nvshare.coordinator.protocol.messages import PinsReserved, Release, ReleaseReason, ReservePins
 from nvshare.coordinator.units import format_size
 
 RETRY_NS: Final = 5 * SECOND_NS
@@ -39,19 +38,19 @@ NAMED: Final = 3
 """One log line names this many clients with immovable memory."""
 
 
-def ask(node: Node, seat: Seat, event: PinsAsked, now_ns: int) -> None:
+def ask(node: Node, seat: Seat, question: ReservePins, now_ns: int) -> None:
     """Answers whether the client may make this much memory immovable.
 
     After a restart the answer waits until clients have connected again, because they need room too.
     """
     if seat.gpu.reconnecting(now_ns):
-        seat.gpu.memory.immovable.questions[seat.client.client_id] = event
+        seat.gpu.memory.immovable.questions[seat.client.client_id] = question
     else:
-        _answer(node, seat, event)
+        _answer(node, seat, question)
 
 
-def _answer(node: Node, seat: Seat, event: PinsAsked) -> None:
-    total = min(event.total_bytes, seat.gpu.memory.capacity_bytes + 1)
+def _answer(node: Node, seat: Seat, question: ReservePins) -> None:
+    total = min(question.bytes, seat.gpu.memory.capacity_bytes + 1)
     why = admission.immovable_refusal(seat, total) if total > seat.room.immovable_bytes else None
     if why is None:
         seat.room.promised_bytes = total
@@ -59,7 +58,9 @@ def _answer(node: Node, seat: Seat, event: PinsAsked) -> None:
     else:
         seat.gpu.memory.statistics.refused_reservations += 1
         admission.notify_refusal(node, seat.gpu, seat.client, total, why)
-    node.out.append(Send(seat.client.client_id, PinsReserved(seat.ordinal, event.sequence, seat.room.immovable_bytes)))
+    node.out.append(
+        Send(seat.client.client_id, PinsReserved(seat.ordinal, question.sequence, seat.room.immovable_bytes))
+    )
 
 
 def update(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
@@ -123,12 +124,12 @@ def _reason(seat: Seat) -> str:
 # --- clients that cannot run ----------------------------------------------------------------------------------------
 
 
-def lease_ended(node: Node, seat: Seat, event: Released, *, revoked: bool, now_ns: int) -> None:
+def lease_ended(node: Node, seat: Seat, message: Release, *, revoked: bool, now_ns: int) -> None:
     """A lease ends, and with it what was promised under it."""
     seat.room.promised_bytes = 0
     room.update(seat)
     refused, seat.room.refused = seat.room.refused, False
-    unused = event.wanted and event.submissions == 0 and not (revoked or event.idle)
+    unused = message.wanted and message.submissions == 0 and not (revoked or message.reason == ReleaseReason.IDLE)
     if seat.room.lacking_bytes:
         _make_unschedulable(node, seat)
     elif refused and unused:

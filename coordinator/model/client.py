@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Identity:
-    """A client's identity; fields as in `events.ClientRegistered`.  It never changes."""
+    """A client's identity; `group` as in `events.ClientRegistered`.  It never changes."""
 
     name: str
     program: str

@@ -22,7 +22,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Fire `TimerFired` at this time; replaces the earlier deadline.  None: no timer."""
+    """Fire `TimerFired` at this time; replaces the earlier deadline.  None: no timer.
+
+    One follows each `TimerFired`."""
 
     deadline_ns: int | None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nvshare.coordinator.model.settings import Value
-from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.protocol.messages import Hello, Message
 from nvshare.scheduler_policies.api import JobClass
 
 
@@ -54,23 +54,17 @@ class HolderStopped:
 
 @dataclass(frozen=True, slots=True)
 class ClientRegistered:
-    """A hook said hello.  The kernel reports `process_id` and `user_id`.
+    """A hook said hello.  The kernel reports `process_id` and `user_id`; `hello` asks for no more than it may have.
 
-    Clients of one `group` (other than "") share their memory limit and count as one for time.  Clients of one `gang`
-    (other than "") run at the same time on their GPUs.
+    Clients of one `group` (other than "") share their memory limit and count as one for time.  Clients of one
+    `hello.gang` (other than "") run at the same time on their GPUs.
     """
 
     client: int
-    name: str
-    program: str
+    hello: Hello
     process_id: int
     user_id: int
-    priority: int
-    memory_mode: MemoryMode
-    memory_limit_bytes: int
     group: str = ""
-    weight: int = 1
-    gang: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,54 +80,11 @@ class Profiled:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuAttached:
-    """A client uses a GPU; `gpu` is its own ordinal for it.  `lease_id` != 0: it claims to hold that lease."""
+class Received:
+    """A message of a client, as it came: `Received(client, Request(gpu))`."""
 
     client: int
-    gpu: int
-    uuid: str
-    lease_id: int
-    wanted: bool
-    allocated_bytes: int = 0
-    resident_bytes: int = 0
-    pinned_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Requested:
-    """A thread of the client waits for the lease."""
-
-    client: int
-    gpu: int
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """Fields as in `wire.Release`."""
-
-    client: int
-    gpu: int
-    lease_id: int
-    idle: bool
-    drained: bool
-    wanted: bool
-    drain_ns: int
-    opened_at_ns: int
-    submissions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """Fields as in `wire.Progress`."""
-
-    client: int
-    gpu: int
-    lease_id: int
-    at_ns: int
-    work: int
-    busy_ns: int
-    watched_ns: int
-    steps: int
+    message: Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,60 +101,6 @@ class ProcessEnded:
     """The process of a client that is gone has ended: the driver has freed its memory."""
 
     process_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryReported:
-    """Fields as in `wire.MemoryReport`."""
-
-    client: int
-    gpu: int
-    allocated_bytes: int
-    resident_bytes: int
-    pinned_bytes: int
-    host_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class PinsAsked:
-    """The client wants `total_bytes` in all of its memory on this GPU to be immovable."""
-
-    client: int
-    gpu: int
-    sequence: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostAsked:
-    """The client wants its share of the host budget to be `total_bytes` in all."""
-
-    client: int
-    sequence: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReservationAsked:
-    """The client wants its reservation to be `total_bytes` in all."""
-
-    client: int
-    gpu: int
-    sequence: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class MoveProgressed:
-    """Fields as in `wire.MoveProgress`."""
-
-    client: int
-    gpu: int
-    order_id: int
-    moved_bytes: int
-    elapsed_ns: int
-    finished: bool
-    error: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,18 +137,10 @@ Event = (
     | HolderStopped
     | ClientRegistered
     | Profiled
-    | GpuAttached
-    | Requested
-    | Released
-    | Progressed
+    | Received
     | ClientGone
     | ProcessEnded
-    | MemoryReported
     | MemoryChecked
-    | ReservationAsked
-    | PinsAsked
-    | HostAsked
-    | MoveProgressed
     | TimerFired
     | Set
 )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from nvshare.coordinator.model.statistics import MoveStatistics, SeatMoveStatistics
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.model.events import PinsAsked
     from nvshare.coordinator.model.seat import Seat
+    from nvshare.coordinator.protocol.messages import ReservePins
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class Immovable:
     bytes: int = 0
     swapping: dict[int, Seat] = field(default_factory=dict)
     """By client: the seats in mode `swap`."""
-    questions: dict[int, PinsAsked] = field(default_factory=dict)
+    questions: dict[int, ReservePins] = field(default_factory=dict)
     """By client: questions that are not answered yet."""
     ending: dict[int, Ending] = field(default_factory=dict)
     """By process id: memory that leaves the GPU with its process."""

@@ -18,6 +18,7 @@ from nvshare.coordinator.kubernetes.slots.slot_book import Figures, SlotSnapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.settings import Settings
+from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.scheduler_policies import registry
 
@@ -44,9 +45,12 @@ def scrape(gpus: int, pods_per_gpu: int) -> str:
         for pod in range(pods_per_gpu):
             client = gpu * pods_per_gpu + pod + 1
             tell(
-                events.ClientRegistered(client, "python", "python", 1000 + client, 0, 0, MemoryMode.MANAGED, 0), SECOND
+                events.ClientRegistered(
+                    client, messages.Hello(1, "python", "python", 0, 0, MemoryMode.MANAGED, 0, ""), 1000 + client, 0
+                ),
+                SECOND,
             )
-            tell(events.GpuAttached(client, 0, _uuid(gpu), 0, True), SECOND)
+            tell(events.Received(client, messages.AttachGpu(0, _uuid(gpu), 1 << 30, 0, True, 0, 0, 0)), SECOND)
             slot = Slot(
                 slot=f"{_uuid(gpu)}-{pod}",
                 allocation=f"a{client}",
@@ -85,17 +89,9 @@ def scrape_plugin() -> str:
     return generate_latest(registered).decode()
 
 
-def _released(client: int, lease_id: int, opened_at_ns: int) -> events.Released:
-    return events.Released(
-        client=client,
-        gpu=0,
-        lease_id=lease_id,
-        idle=False,
-        drained=True,
-        wanted=True,
-        drain_ns=1,
-        opened_at_ns=opened_at_ns,
-        submissions=1,
+def _released(client: int, lease_id: int, opened_at_ns: int) -> events.Received:
+    return events.Received(
+        client, messages.Release(0, lease_id, messages.ReleaseReason.REVOKED, True, True, 1, opened_at_ns, 1)
     )
 
 

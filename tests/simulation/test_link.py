@@ -17,7 +17,7 @@ from nvshare.bench.virtual_node.link import Link, Move
 from nvshare.bench.virtual_node.node import FOREVER_NS, Job, Program, VirtualNode
 from nvshare.bench.virtual_node.world import core_settings
 from nvshare.coordinator.engine.scheduler import Scheduler
-from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
+from nvshare.coordinator.engine.snapshot import GpuSnapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages

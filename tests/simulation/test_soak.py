@@ -19,8 +19,9 @@ from nvshare.bench.virtual_node.coordinator import Shell
 from nvshare.bench.virtual_node.hostile import HostileClient
 from nvshare.bench.virtual_node.nonsense import NONSENSE, with_nonsense
 from nvshare.bench.virtual_node.world import Plan, World, core_settings
-from nvshare.coordinator.daemon import dispatch
-from nvshare.coordinator.engine import reconcile
+from nvshare.coordinator.daemon.dispatch import Dispatcher
+from nvshare.coordinator.engine import reconcile, scheduler
+from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.memory import switch_credit
 from nvshare.coordinator.model.commands import MANY_HOLDERS
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
@@ -61,17 +62,17 @@ def test_a_wait_beside_a_hung_drain() -> None:
 def test_a_failure_names_the_command_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a failure of a soak could not be run again, or would not fail the soak."""
 
-    def broken(client: int, message: messages.Request) -> None:
-        raise KeyError(client)
+    def broken(node: Any, seat: Any, message: messages.Request, now_ns: int) -> None:
+        raise KeyError(seat.ordinal)
 
-    monkeypatch.setitem(dispatch._TRANSLATE, messages.Request, broken)
+    monkeypatch.setitem(scheduler._OF_SEAT, messages.Request, broken)
     report = soak.Report()
     report.run(3)
     (failure,) = report.failures
     assert failure["seed"] == 3
     assert failure["command"] == "python -m nvshare.bench.soak --replay 3"
     assert failure["message"].startswith("KeyError")
-    with pytest.raises(KeyError):
+    with pytest.raises(InvariantError, match="KeyError"):
         soak.replay(3, 5)
 
 
@@ -94,8 +95,8 @@ def test_a_policy_of_no_use_harms_nobody(policy: str) -> None:
 
 def test_hostile_clients_send_every_message_and_are_cut() -> None:
     """Broken: hostile clients would be refused at the door and show nothing."""
-    wanted = {"GpuAttached", "Requested", "Released", "MemoryReported", "ReservationAsked", "PinsAsked", "HostAsked"}
-    wanted |= {"ClientRegistered", "MoveProgressed", "Profiled", "Progressed"}
+    wanted = {"AttachGpu", "Request", "Release", "MemoryReport", "ReserveMemory", "ReservePins", "ReserveHost"}
+    wanted |= {"ClientRegistered", "MoveProgress", "Profiled", "Progress"}
     handled: set[str] = set()
     refused = 0
     for seed in range(16):
@@ -107,7 +108,7 @@ def test_hostile_clients_send_every_message_and_are_cut() -> None:
 
         def see(event: Any, out: Any, lived: World = lived, watch: Any = watch) -> None:
             if isinstance(lived.network.connections.get(getattr(event, "client", 0)), HostileClient):
-                handled.add(type(event).__name__)
+                handled.add(type(getattr(event, "message", event)).__name__)
             watch(event, out)
 
         def cut(number: int, refuse: Any = refuse) -> None:
@@ -234,13 +235,13 @@ def test_too_many_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_entries_that_are_kept_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: the coordinator's memory could grow with every client that has been there."""
-    gone = dispatch.Dispatcher.gone
+    gone = Dispatcher.gone
 
     def leaking(dispatcher: Any, connection: int, now_ns: int) -> None:
         gone(dispatcher, connection, now_ns)
         dispatcher.__dict__.setdefault("left", []).append([connection])
 
-    monkeypatch.setattr(dispatch.Dispatcher, "gone", leaking)
+    monkeypatch.setattr(Dispatcher, "gone", leaking)
     with pytest.raises(AssertionError, match="entries"):
         world(Plan(gpus=1, processes=8, death_chance=0.3, duration_ns=20 * SECOND_NS)).run()
 

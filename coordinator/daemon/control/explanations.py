@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
-from nvshare.coordinator.engine.snapshot.waits import RefusalSnapshot, WaitSnapshot
+from nvshare.coordinator.engine.snapshot import RefusalSnapshot, WaitSnapshot
 from nvshare.coordinator.model.client import Identity
 from nvshare.coordinator.system.users import known_name
 from nvshare.coordinator.units import format_size

@@ -80,10 +80,12 @@ class _Client:
 class LiveSettings:
     """All live settings, and the connected clients.  For the loop's thread."""
 
-    def __init__(self, path: Path) -> None:
-        """Reads the file of an earlier coordinator."""
-        self.allocation: Callable[[str], str | None] = lambda slot: None
-        """The present allocation of a slot; None for an unknown slot."""
+    def __init__(self, path: Path, allocation: Callable[[str], str | None] = lambda _: None) -> None:
+        """Reads the file of an earlier coordinator.
+
+        `allocation`: the present allocation of a slot; None for an unknown slot.
+        """
+        self._allocation = allocation
         self._path = path
         self._failure: str | None = None
         self._clients: dict[int, _Client] = {}
@@ -171,10 +173,10 @@ class LiveSettings:
         owner = self._identify(client)
         values: dict[str, Any] = {
             **{name: setting.default for name, setting in SETTINGS.items() if setting.of_client},
-            "priority": client.priority,
-            "weight": client.weight,
-            "limit": client.memory_limit_bytes,
-            "gang": client.gang,
+            "priority": client.hello.priority,
+            "weight": client.hello.weight,
+            "limit": client.hello.memory_limit_bytes,
+            "gang": client.hello.gang,
         }
         self._clients[client.client] = _Client(owner, values)
         names = dict.fromkeys(setting for setting, _ in self._of(owner))
@@ -240,7 +242,7 @@ class LiveSettings:
 
     def _identify(self, client: events.ClientRegistered) -> Owner | None:
         if client.group:
-            allocation = self.allocation(client.group)
+            allocation = self._allocation(client.group)
             return Owner(slot=client.group, allocation=allocation) if allocation else None
         started_at = start_time(client.process_id) if client.process_id > 0 else None
         return None if started_at is None else Owner(client.process_id, started_at)
@@ -251,7 +253,7 @@ class LiveSettings:
     def _exists(self, owner: Owner) -> bool:
         if owner.process_id:
             return start_time(owner.process_id) == owner.started_at
-        return not owner.slot or self.allocation(owner.slot) == owner.allocation
+        return not owner.slot or self._allocation(owner.slot) == owner.allocation
 
     # --- the file -----------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.model.settings import I32_MAX
+from nvshare.coordinator.protocol.messages import MAX_WEIGHT
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
+    from nvshare.coordinator.engine.snapshot import ClientSnapshot
     from nvshare.coordinator.model.settings import Value
 
 HIDDEN: Final = "(hidden)"
@@ -35,9 +37,9 @@ class Rights:
     """Rights that the configuration gives.  `own_user` is the coordinator's."""
 
     own_user: int
-    max_priority: int
-    max_weight: int
-    hide_other_users: bool
+    max_priority: int = I32_MAX
+    max_weight: int = MAX_WEIGHT
+    hide_other_users: bool = False
 
     def set_bounds(self, max_priority: int, max_weight: int, *, hide: bool) -> None:
         """Applies a reloaded configuration."""

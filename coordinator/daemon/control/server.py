@@ -20,8 +20,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.live_settings import NODE, SHARES
 from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
 from nvshare.coordinator.engine.event_log import InvariantError
-from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
-from nvshare.coordinator.engine.snapshot.gpus import GpuSnapshot
+from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import SETTINGS, Value
 from nvshare.scheduler_policies.api import Progress
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.dispatch import Dispatcher
     from nvshare.coordinator.daemon.settings_file import Key
-    from nvshare.coordinator.engine.snapshot.node import Snapshot
+    from nvshare.coordinator.engine.snapshot import Snapshot
     from nvshare.coordinator.system.devices import Device
 
 log: Final = logging.getLogger("nvshare")
@@ -64,9 +63,11 @@ class Administration:
         configured: Callable[[], dict[Key, Value]],
         problems: Callable[[], list[str]],
         rights: Rights,
+        *,
+        mps: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """`facts` are added to the results of `ping` and `status`.  `configured` gives the configured values.
-        `problems` are present faults, for the operator."""
+        `problems` are present faults, for the operator.  `mps`: its state; None: it is off."""
         self._dispatcher = dispatcher
         self._devices = {device.uuid: device for device in devices}
         self._make_policy = make_policy
@@ -76,8 +77,7 @@ class Administration:
         self._rights = rights
         self.changes = 0
         """Requests that have changed something; each is logged."""
-        self.mps: Callable[[], dict[str, Any]] = lambda: {"mode": "off"}
-        """State of MPS, for `status`."""
+        self._mps = mps or (lambda: {"mode": "off"})
         self._facts = {"pid": os.getpid(), **facts}
 
     def answer(self, frame: bytes, user_id: int, now_ns: int) -> bytes:
@@ -118,7 +118,7 @@ class Administration:
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
         owners = [plain(owner) for owner in snapshot.host_owners]
         more: dict[str, Any] = {"problems": self._problems(), "live": [live.plain() for live in self._live.all()]}
-        more["mps"] = self.mps()
+        more["mps"] = self._mps()
         more["hides_names"] = self._rights.hide_other_users
         more |= {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
         found = {**self._facts, "now_ns": call.now_ns, **host, "gpus": gpus, "clients": clients, **more}

@@ -12,6 +12,7 @@ Non-goals: gRPC, sockets, scheduling.  The coordinator imports this module.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ from typing import Annotated, Final, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
+
+log: Final = logging.getLogger("nvshare")
 
 SLOT_FILE: Final = "slot.json"
 SOCKET_FILE: Final = "hooks.sock"
@@ -190,8 +193,11 @@ def hook_registered(directory: Path, slot: Slot) -> bool:
 
 
 def note_hook_registered(directory: Path, slot: Slot) -> None:
-    """Records that a hook of this allocation has registered.  Raises OSError."""
-    (directory / slot.slot / HOOK_REGISTERED_FILE).write_text(slot.allocation)
+    """Records that a hook of this allocation has registered."""
+    try:
+        (directory / slot.slot / HOOK_REGISTERED_FILE).write_text(slot.allocation)
+    except OSError as error:
+        log.warning("slot %s: %s", slot.slot, error)
 
 
 def read_all(directory: Path) -> dict[str, Slot]:

@@ -20,7 +20,7 @@ from nvshare.coordinator.model import events
 from nvshare.scheduler_policies.api import JobClass
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.engine.snapshot.clients import ClientSnapshot
+    from nvshare.coordinator.engine.snapshot import ClientSnapshot
     from nvshare.coordinator.kubernetes.slots.slot import Slot
 
 
@@ -97,9 +97,9 @@ class _Record:
 class SlotBook:
     """All slots, by name.  Belongs to the loop's thread."""
 
-    def __init__(self) -> None:
-        self.first_registration: Callable[[Slot], None] | None = None
-        """Called when the first hook of an allocation registers."""
+    def __init__(self, first_registration: Callable[[Slot], None] = lambda _: None) -> None:
+        """`first_registration` is called when the first hook of an allocation registers."""
+        self._first_registration = first_registration
         self._slots: dict[str, _Record] = {}
         self._slot_of: dict[int, str] = {}  # client -> slot, or _REMOVED
 
@@ -163,24 +163,18 @@ class SlotBook:
         slot = record.slot
         if not record.registered:
             record.registered = True
-            if self.first_registration is not None:
-                self.first_registration(slot)
+            self._first_registration(slot)
         record.clients[wish.client] = wish
         record.profiles[wish.client] = events.Profiled(wish.client, JobClass.BATCH, 0.0, 1.0, None, spatial=False)
         self._slot_of[wish.client] = name
-        return events.ClientRegistered(
-            client=wish.client,
-            name=wish.name,
-            program=wish.program,
-            process_id=wish.process_id,
-            user_id=wish.user_id,
+        hello = replace(
+            wish.hello,
             priority=slot.policy.priority or 0,
-            memory_mode=wish.memory_mode,
-            memory_limit_bytes=slot.limit_bytes or wish.memory_limit_bytes,
-            group=name,
             weight=slot.policy.weight or 1,
             gang=_gang(slot, wish),
+            memory_limit_bytes=slot.limit_bytes or wish.hello.memory_limit_bytes,
         )
+        return replace(wish, hello=hello, group=name)
 
     def first_profile(self, client: int) -> events.Profiled | None:
         """The profile by the slot alone; None if the slot sets nothing, or for a client without a slot."""
@@ -254,7 +248,7 @@ class SlotBook:
 
 def _gang(slot: Slot, wish: events.ClientRegistered) -> str:
     """The annotation's gang; else the hook's, limited to this slot, because users of different pods share user ids."""
-    registration = wish.gang.partition("/")[2]
+    registration = wish.hello.gang.partition("/")[2]
     return slot.policy.gang or (f"slot:{slot.slot}/{registration}" if registration else "")
 
 

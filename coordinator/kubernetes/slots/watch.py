@@ -20,7 +20,6 @@ from nvshare.coordinator.kubernetes.slots.slot import SlotError
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.transport import PeerListener
-    from nvshare.coordinator.kubernetes.slots.slot import Slot
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
     from nvshare.coordinator.model import events
 
@@ -39,7 +38,6 @@ class SlotWatch:
         self._directory = directory
         self._hooks = hooks
         self._book = book
-        book.first_registration = self._hook_registered
         self._dirty: dict[str, None] = {}  # an ordered set
         self._logged: dict[str, str] = {}
         self._watches: dict[int, str] = {}  # inotify's number -> slot
@@ -129,12 +127,6 @@ class SlotWatch:
             return []
         self._logged.pop(name, None)
         return self._book.put(slot, registered=slots.hook_registered(self._directory, slot))
-
-    def _hook_registered(self, slot: Slot) -> None:
-        try:
-            slots.note_hook_registered(self._directory, slot)
-        except OSError as error:
-            self._log_once(slot.slot, f"slot {slot.slot}: {error}")
 
     def _watch(self, name: str, place: Path) -> None:
         if self._notices is None:

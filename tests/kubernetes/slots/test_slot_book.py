@@ -8,6 +8,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ def a_slot(name: str = "GPU-a--0", **changes: Any) -> Slot:
     return Slot.model_validate({"slot": name, **facts, **changes})
 
 
-def hello(client: int, *, priority: int = 0, limit: int = 0, mode: MemoryMode = MemoryMode.DEVICE) -> Any:
+def hello(client: int, *, mode: MemoryMode = MemoryMode.DEVICE, limit: int = 0, **more: Any) -> Any:
     """A hook that registers."""
-    return events.ClientRegistered(client, "job", "python", 100 + client, 0, priority, mode, limit)
+    wish = messages.Hello(1, "job", "python", 0, more.pop("priority", 0), mode, limit, "", **more)
+    return events.ClientRegistered(client, wish, 100 + client, 0)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ def test_the_slot_wins_over_what_a_hook_asks_for() -> None:
     book.put(a_slot(memory_limit_bytes=GIB, policy=SlotPolicy(priority=5, memory_limit_bytes=2 * GIB)))
     adopted = book.register("GPU-a--0", hello(1, priority=1000, limit=64 * GIB))
     assert adopted is not None
-    assert (adopted.priority, adopted.memory_limit_bytes, adopted.group) == (5, GIB, "GPU-a--0")
+    assert (adopted.hello.priority, adopted.hello.memory_limit_bytes, adopted.group) == (5, GIB, "GPU-a--0")
     assert book.register("GPU-a--1", hello(2)) is None
     assert book.refuses(1, A) is None
     assert book.refuses(1, B) == "no GPU GPU-b in slot GPU-a--0; it has GPU-a"
@@ -131,9 +133,9 @@ def test_a_hook_without_annotations_has_the_default_rank() -> None:
     """Else a pod outranks all others by its own environment."""
     book = SlotBook()
     book.put(a_slot())
-    adopted = book.register("GPU-a--0", replace(hello(1, priority=(1 << 31) - 1), weight=10_000))
+    adopted = book.register("GPU-a--0", hello(1, priority=(1 << 31) - 1, weight=10_000))
     assert adopted is not None
-    assert (adopted.priority, adopted.weight) == (0, 1)
+    assert (adopted.hello.priority, adopted.hello.weight) == (0, 1)
 
 
 def test_a_slot_that_was_taken_away_names_no_gpu() -> None:
@@ -169,10 +171,10 @@ def test_weight_and_gang_are_what_the_slot_says() -> None:
     """Else annotations do nothing, a pod takes more by its environment, or pods of two users share a gang by number."""
     book = SlotBook()
     book.put(a_slot())
-    wish = replace(hello(1), weight=9000, gang="user:0/pair")
+    wish = hello(1, weight=9000, gang="user:0/pair")
     free = book.register("GPU-a--0", wish)
     assert free is not None
-    assert (free.weight, free.gang) == (1, "slot:GPU-a--0/pair")
+    assert (free.hello.weight, free.hello.gang) == (1, "slot:GPU-a--0/pair")
     policy = SlotPolicy(weight=3, gang="ml/pair")
     assert book.put(a_slot(policy=policy)) == [
         events.Set("weight", 3, client=1),
@@ -180,7 +182,7 @@ def test_weight_and_gang_are_what_the_slot_says() -> None:
     ]
     bound = book.register("GPU-a--0", replace(wish, client=2))
     assert bound is not None
-    assert (bound.weight, bound.gang) == (3, "ml/pair")
+    assert (bound.hello.weight, bound.hello.gang) == (3, "ml/pair")
     back = book.put(a_slot())
     assert back == [
         events.Set("weight", 1, client=1),
@@ -237,7 +239,7 @@ def test_figures_outlive_processes_but_not_the_allocation() -> None:
     adopted = book.register("GPU-a--0", hello(1))
     assert adopted is not None
     scheduler.handle(adopted, 0)
-    scheduler.handle(events.GpuAttached(1, 0, A, 0, wanted=True), 10)
+    scheduler.handle(events.Received(1, messages.AttachGpu(0, A, 1 << 30, 0, True, 0, 0, 0)), 10)
     before = book.snapshots(scheduler.snapshot(1010).clients)[0]
     assert before.registered
     assert (before.figures.clients, before.figures.leases, before.figures.used_ns) == (1, 1, 1000)
@@ -264,12 +266,12 @@ def test_processes_of_one_slot_share_its_limit() -> None:
             adopted = book.register("GPU-a--0", hello(client, mode=mode))
             assert adopted is not None
             scheduler.handle(adopted, 0)
-            told += scheduler.handle(events.GpuAttached(client, 0, A, 0, wanted=False), 0)
+            told += scheduler.handle(events.Received(client, messages.AttachGpu(0, A, 1 << 30, 0, False, 0, 0, 0)), 0)
         found = [c.message for c in told if isinstance(c, Send) and isinstance(c.message, messages.GpuSettings)]
         assert all(each.reserve and each.memory_limit_bytes == GIB for each in found)
 
         def reserved(scheduler: Scheduler, client: int, size: int) -> int:
-            sent = scheduler.handle(events.ReservationAsked(client, 0, 1, size), 1)
+            sent = scheduler.handle(events.Received(client, messages.ReserveMemory(0, 1, size)), 1)
             answers = (c.message for c in sent if isinstance(c, Send))
             return next(answer.bytes for answer in answers if isinstance(answer, messages.MemoryReserved))
 
@@ -321,7 +323,7 @@ def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: 
     slots.prepare(directory)
     slots.write(directory, a_slot("early"))
     hooks = PeerListener(short / "hooks.sock", 0o600, Limits())
-    book = SlotBook()
+    book = SlotBook(partial(slots.note_hook_registered, directory))
     watch = SlotWatch(directory, hooks, book)
     now_ns = [0]
 

@@ -15,8 +15,9 @@ from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.control.server import Administration, plain
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine.scheduler import Scheduler
-from nvshare.coordinator.engine.snapshot.node import Snapshot
+from nvshare.coordinator.engine.snapshot import Snapshot
 from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies import registry
 from nvshare.scheduler_policies.api import Progress
@@ -28,8 +29,8 @@ GPU = "GPU-00000000-0000-0000-0000-000000000000"
 def picture() -> Snapshot:
     scheduler = Scheduler(registry.create)
     scheduler.handle(events.GpuAdded(GPU, "card", 8 << 30, 6 << 30), 1)
-    scheduler.handle(events.ClientRegistered(1, "a", "b", 7, 0, 3, MemoryMode.SWAP, 0), 2)
-    scheduler.handle(events.GpuAttached(1, 0, GPU, 0, True), 3)
+    scheduler.handle(events.ClientRegistered(1, messages.Hello(1, "a", "b", 0, 3, MemoryMode.SWAP, 0, ""), 7, 0), 2)
+    scheduler.handle(events.Received(1, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)), 3)
     return scheduler.snapshot(4)
 
 
@@ -81,7 +82,7 @@ class Unreadable(Scheduler):
 
 def test_a_request_that_only_reads_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Broken: whatever is wrong with a picture ends the coordinator, with all leases."""
-    dispatcher = Dispatcher(Unreadable(registry.create), None, None, max_clients=1)  # type: ignore[arg-type]
+    dispatcher = Dispatcher(Unreadable(registry.create), None, None, RIGHTS, max_clients=1)  # type: ignore[arg-type]
     administration = Administration(dispatcher, [], registry.create, {}, None, dict, list, RIGHTS)  # type: ignore[arg-type]
     with pytest.raises(api.ControlError, match="log"):
         api.decode_reply(administration.answer(api.encode_request(api.Status()), 0, 5))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nvshare.coordinator.daemon.control import explanations
-from nvshare.coordinator.engine.snapshot.waits import RefusalSnapshot, WaitSnapshot
+from nvshare.coordinator.engine.snapshot import RefusalSnapshot, WaitSnapshot
 from nvshare.coordinator.model.client import Identity
 
 MINE = Identity("mine.py", "python", 10, 1000, "")

@@ -14,6 +14,7 @@ import pytest
 
 from nvshare.coordinator.daemon.control.live_settings import NODE, LiveSettings, Owner
 from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import JobClass
 
@@ -22,7 +23,9 @@ GPU, OTHER = "GPU-0", "GPU-1"
 
 def hello(client: int = 1, process_id: int | None = None, **more: object) -> events.ClientRegistered:
     pid = os.getpid() if process_id is None else process_id
-    made = events.ClientRegistered(client, "train", "python", pid, 0, 3, MemoryMode.SWAP, 1 << 30, weight=2)
+    made = events.ClientRegistered(
+        client, messages.Hello(1, "train", "python", 0, 3, MemoryMode.SWAP, 1 << 30, "", 2), pid, 0
+    )
     return replace(made, **more)  # type: ignore[arg-type]
 
 
@@ -94,14 +97,12 @@ def test_a_slot_keeps_what_was_set_until_it_is_allocated_anew(tmp_path: Path) ->
     """Broken if the next pod in a slot were paused, or a process of this pod that comes later were not."""
     path = tmp_path / "live"
     present = {"slot-0": "first"}
-    live = LiveSettings(path)
-    live.allocation = present.get
+    live = LiveSettings(path, present.get)
     for client in (1, 2):
         assert live.registered(hello(client, -client, group="slot-0")) == []
     assert live.alike(1) == [1, 2]
     set_for(live, 1, "paused", True)
-    after = LiveSettings(path)
-    after.allocation = present.get
+    after = LiveSettings(path, present.get)
     assert after.registered(hello(3, -3, group="slot-0")) == [events.Set("paused", True, client=3)]
     assert after.registered(hello(4, -4, group="slot-1")) == []
     present["slot-0"] = "second"
@@ -120,8 +121,7 @@ def test_what_cannot_be_identified_does_not_last(tmp_path: Path) -> None:
 
 def test_a_slots_file_does_not_undo_what_the_operator_set(tmp_path: Path) -> None:
     """Broken if an annotation that changes undid it, or were forgotten when it is unset."""
-    live = LiveSettings(tmp_path / "live")
-    live.allocation = {"slot-0": "first"}.get
+    live = LiveSettings(tmp_path / "live", {"slot-0": "first"}.get)
     live.registered(hello(1, -1, group="slot-0"))
     assert live.slot_changed(events.Set("priority", 50, client=1)) == [events.Set("priority", 50, client=1)]
     set_for(live, 1, "priority", 8)

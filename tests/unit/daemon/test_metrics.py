@@ -13,6 +13,7 @@ from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.settings import Settings
+from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.scheduler_policies import registry
 
@@ -37,8 +38,12 @@ class Node:
                 self.observations.observe(command.kind, command.values)
 
     def client(self, number: int) -> None:
-        self.do(events.ClientRegistered(number, "twin", "twin", 100 + number, 0, 0, MemoryMode.MANAGED, 0))
-        self.do(events.GpuAttached(number, 0, GPU, 0, True))
+        self.do(
+            events.ClientRegistered(
+                number, messages.Hello(1, "twin", "twin", 0, 0, MemoryMode.MANAGED, 0, ""), 100 + number, 0
+            )
+        )
+        self.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)))
 
     def scrape(self, *, hide_names: bool = False) -> dict[str, Any]:
         registered = CollectorRegistry()
@@ -48,17 +53,19 @@ class Node:
         return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def released(lease_id: int, *, idle: bool, drain_ns: int) -> events.Released:
-    return events.Released(
-        client=1,
-        gpu=0,
-        lease_id=lease_id,
-        idle=idle,
-        drained=True,
-        wanted=True,
-        drain_ns=drain_ns,
-        opened_at_ns=0,
-        submissions=3,
+def released(lease_id: int, *, idle: bool, drain_ns: int) -> events.Received:
+    return events.Received(
+        1,
+        messages.Release(
+            0,
+            lease_id,
+            messages.ReleaseReason.IDLE if idle else messages.ReleaseReason.REVOKED,
+            True,
+            True,
+            drain_ns,
+            0,
+            3,
+        ),
     )
 
 
@@ -107,8 +114,12 @@ def test_the_users_label_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MAX_USERS", 2)
     node = Node()
     for number, user in enumerate((0, 0, 4_000_001, 4_000_002, 4_000_003), 1):
-        node.do(events.ClientRegistered(number, "job", "job", 100 + number, user, 0, MemoryMode.MANAGED, 0))
-        node.do(events.GpuAttached(number, 0, GPU, 0, True))
+        node.do(
+            events.ClientRegistered(
+                number, messages.Hello(1, "job", "job", 0, 0, MemoryMode.MANAGED, 0, ""), 100 + number, user
+            )
+        )
+        node.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)))
     found = node.scrape()
     for name in ("nvshare_client_leases", "nvshare_client_host_share_bytes"):
         labels = [s.labels["user"] for s in found[name].samples]
@@ -123,8 +134,12 @@ def test_new_series_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     for number in range(1, 60, 2):
         for client, user in ((number, 7), (number + 1, 8)):
             if user == 7 or number == 1:
-                node.do(events.ClientRegistered(client, "job", "job", 100, user, 0, MemoryMode.MANAGED, 0))
-                node.do(events.GpuAttached(client, 0, GPU, 0, True))
+                node.do(
+                    events.ClientRegistered(
+                        client, messages.Hello(1, "job", "job", 0, 0, MemoryMode.MANAGED, 0, ""), 100, user
+                    )
+                )
+                node.do(events.Received(client, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)))
         found = node.scrape()
         samples = found["nvshare_client_leases"].samples
         seen |= {s.labels["client"] for s in samples}
@@ -167,7 +182,7 @@ def test_measured_progress_and_class_are_exported() -> None:
     node.do(events.Set("class", "interactive", client=1))
     for at_ms, work in ((0, 0), (100, 1000), (200, 2000)):
         node.now_ns = (1_000 + at_ms) * MS
-        node.do(events.Progressed(1, 0, 1, node.now_ns, work, at_ms * MS // 2, at_ms * MS, 0))
+        node.do(events.Received(1, messages.Progress(0, 1, node.now_ns, work, at_ms * MS // 2, at_ms * MS, 0)))
     found = node.scrape()
     assert [s.value for s in found["nvshare_client_progress_ratio"].samples] == [pytest.approx(1.0)]
     assert [s.value for s in found["nvshare_client_busy_ratio"].samples] == [pytest.approx(0.5)]
@@ -191,13 +206,19 @@ def test_moved_bytes_and_move_times_are_shown_for_gpu_and_client() -> None:
     """Broken if an operator could not tell moves that are waited for from those that are not."""
     node = Node()
     for number, resident in ((1, 4 << 30), (2, 1 << 30)):
-        node.do(events.ClientRegistered(number, f"c{number}", "c", 100 + number, 0, 0, MemoryMode.SWAP, 0))
-        node.do(events.GpuAttached(number, 0, GPU, 0, False, 4 << 30, resident))
-    node.do(events.Requested(1, 0))
-    node.do(events.Requested(2, 0))
-    node.do(events.MoveProgressed(2, 0, 1, 1 << 29, 1, False, 0))  # into what is free, beside the holder
+        node.do(
+            events.ClientRegistered(
+                number, messages.Hello(1, f"c{number}", "c", 0, 0, MemoryMode.SWAP, 0, ""), 100 + number, 0
+            )
+        )
+        node.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, False, 4 << 30, resident, 0)))
+    node.do(events.Received(1, messages.Request(0)))
+    node.do(events.Received(2, messages.Request(0)))
+    node.do(
+        events.Received(2, messages.MoveProgress(0, 1, 1 << 29, 1, False, 0))
+    )  # into what is free, beside the holder
     node.now_ns += 20 * MS
-    node.do(events.MoveProgressed(2, 0, 1, 1 << 29, 1, True, 0))
+    node.do(events.Received(2, messages.MoveProgress(0, 1, 1 << 29, 1, True, 0)))
     found = node.scrape()
 
     def value(name: str, **labels: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
@@ -22,7 +23,7 @@ class _Noting(Connections):
 def test_a_process_id_that_comes_back_is_looked_up_again() -> None:
     """Broken: a restarted coordinator takes the holder for an earlier process of this id, and grants its GPU again."""
     connections = _Noting(Peer(7, 0))
-    dispatcher = Dispatcher(Scheduler(registry.create), connections, connections, max_clients=9)
+    dispatcher = Dispatcher(Scheduler(registry.create), connections, connections, Rights(own_user=0), max_clients=9)
     hello = messages.encode(messages.Hello(1, "job", "python", 7, 0, 1, 0, ""))
     dispatcher.frame(1, hello, 1)
     connections.forgotten.clear()

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from nvshare.coordinator.daemon import settings_file
+from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
@@ -48,12 +49,11 @@ class Connections:
 def dispatcher_for(peer: Peer, policy: SlotPolicy | None = None) -> tuple[Dispatcher, Connections]:
     """A dispatcher where 5 and 50 are the bounds, with the peer's slot."""
     connections = Connections(peer)
-    dispatcher = Dispatcher(Scheduler(registry.create), connections, connections, max_clients=9)
-    dispatcher.bound_ranks(5, 50)
-    dispatcher.slots = SlotBook()
+    rights, book = Rights(os.geteuid(), max_priority=5, max_weight=50), SlotBook()
+    dispatcher = Dispatcher(Scheduler(registry.create), connections, connections, rights, max_clients=9, slots=book)
     if peer.slot:
         slot = Slot(slot=peer.slot, allocation="1", allocated_at_s=0, gpus=("G",), device_ids=("G::0",))
-        dispatcher.slots.put(slot.model_copy(update={"policy": policy}) if policy else slot)
+        book.put(slot.model_copy(update={"policy": policy}) if policy else slot)
     return dispatcher, connections
 
 

@@ -18,6 +18,7 @@ from nvshare.coordinator.daemon.control.server import Administration
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.system.devices import Device
 from nvshare.scheduler_policies import registry
@@ -31,18 +32,21 @@ class Node:
 
     def __init__(self, path: Path, processes: list[int], rights: Rights) -> None:
         scheduler = self.scheduler = Scheduler(registry.create)
-        dispatcher = Dispatcher(scheduler, _Nowhere(), _Nowhere(), max_clients=9)
-        live = dispatcher.live = LiveSettings(path)
+        live = LiveSettings(path)
+        dispatcher = Dispatcher(scheduler, _Nowhere(), _Nowhere(), rights, max_clients=9, live=live)
         device = Device(uuid=GPU, index=0, name="card", total_bytes=8 << 30)
         scheduler.handle(events.GpuAdded(GPU, "card", 8 << 30, 8 << 30), 1)
         for number, (user, name) in enumerate(((ALICE, "train"), (BOB, "secret")), start=1):
             gang = f"user:{user}/{name}-gang"
             made = events.ClientRegistered(
-                number, name, "python", processes[number - 1], user, 0, MemoryMode.SWAP, 0, gang=gang
+                number,
+                messages.Hello(1, name, "python", 0, 0, MemoryMode.SWAP, 0, "", gang=gang),
+                processes[number - 1],
+                user,
             )
             scheduler.handle(made, 2)
             live.registered(made)
-            scheduler.handle(events.GpuAttached(number, 0, GPU, 0, True), 3)
+            scheduler.handle(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)), 3)
         self._administration = Administration(dispatcher, [device], registry.create, {}, live, dict, list, rights)
 
     def ask(self, user: int, request: api.Request) -> Any:
@@ -238,7 +242,9 @@ def test_an_id_is_no_process_id(node: Node) -> None:
     ended = 1 << 23
     for name in (str(own["client"]), str(ended), "c99"):
         for number, called in enumerate((str(ended), "c99"), 3):
-            evil = events.ClientRegistered(number, called, "evil", 70 + number, BOB, 0, MemoryMode.SWAP, 0)
+            evil = events.ClientRegistered(
+                number, messages.Hello(1, called, "evil", 0, 0, MemoryMode.SWAP, 0, ""), 70 + number, BOB
+            )
             node.scheduler.handle(evil, 6)
         with pytest.raises(api.ControlError, match="no client"):
             node.ask(0, api.Pause(client=name))

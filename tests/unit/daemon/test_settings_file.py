@@ -212,10 +212,11 @@ def test_a_setting_is_one_declaration(
 
     scheduler = Scheduler(registry.create, configured)
     scheduler.handle(events.GpuAdded(GPU, "card", 1 << 30, 1 << 30), 1)
-    dispatcher = Dispatcher(scheduler, None, None, max_clients=1)  # type: ignore[arg-type]
+    rights = Rights(0, 0, 1, hide_other_users=False)
+    dispatcher = Dispatcher(scheduler, None, None, rights, max_clients=1)  # type: ignore[arg-type]
     devices, live = [Device(0, GPU, "card", 1 << 30)], LiveSettings(tmp_path / "live")
     values = partial(live_values, configured, devices)
-    server = Administration(dispatcher, devices, registry.create, {}, live, values, list, Rights(0, 0, 1, False))
+    server = Administration(dispatcher, devices, registry.create, {}, live, values, list, rights)
 
     def call(directory: object, request: api.Request) -> Any:
         return api.decode_reply(server.answer(api.encode_request(request), 0, 5))

@@ -22,17 +22,26 @@ make_harness = partial(one_gpu, capacity=1000)
 Values = st.SearchStrategy[Any]
 
 NONSENSE: dict[str, Callable[[int], events.Event]] = {
-    "a request for a GPU that it has not attached": lambda c: events.Requested(c, 5),
-    "a release of another's lease": lambda c: events.Released(c, 0, 1, False, True, False, 0, 0, 0),
-    "a release of lease 0": lambda c: events.Released(c, 0, 0, False, True, False, 0, 0, 0),
-    "a report for a GPU that it has not attached": lambda c: events.MemoryReported(c, 7, 1, 1, 1, 1),
-    "a reservation on a GPU that it has not attached": lambda c: events.ReservationAsked(c, 7, 1, 1),
-    "progress of an order that it has not": lambda c: events.MoveProgressed(c, 0, 1, 1, 1, True, 0),
-    "a second hello": lambda c: events.ClientRegistered(c, "x", "x", 1, 1, 0, MemoryMode.DEVICE, 0),
-    "an ordinal too large": lambda c: events.GpuAttached(c, 32, GPU, 0, False),
-    "one ordinal for two GPUs": lambda c: events.GpuAttached(c, 0, "GPU-1", 0, False),
-    "two ordinals for one GPU": lambda c: events.GpuAttached(c, 1, GPU, 0, False),
-    "a lease that it does not have, while connected": lambda c: events.GpuAttached(c, 0, GPU, 9, False),
+    "a request for a GPU that it has not attached": lambda c: events.Received(c, messages.Request(5)),
+    "a release of another's lease": lambda c: events.Received(
+        c, messages.Release(0, 1, messages.ReleaseReason.REVOKED, True, False, 0, 0, 0)
+    ),
+    "a release of lease 0": lambda c: events.Received(
+        c, messages.Release(0, 0, messages.ReleaseReason.REVOKED, True, False, 0, 0, 0)
+    ),
+    "a report for a GPU that it has not attached": lambda c: events.Received(c, messages.MemoryReport(7, 1, 1, 1, 1)),
+    "a reservation on a GPU that it has not attached": lambda c: events.Received(c, messages.ReserveMemory(7, 1, 1)),
+    "progress of an order that it has not": lambda c: events.Received(c, messages.MoveProgress(0, 1, 1, 1, True, 0)),
+    "a second hello": lambda c: events.ClientRegistered(
+        c, messages.Hello(1, "x", "x", 0, 0, MemoryMode.DEVICE, 0, ""), 1, 1
+    ),
+    "one ordinal for two GPUs": lambda c: events.Received(
+        c, messages.AttachGpu(0, "GPU-1", 1 << 30, 0, False, 0, 0, 0)
+    ),
+    "two ordinals for one GPU": lambda c: events.Received(c, messages.AttachGpu(1, GPU, 1 << 30, 0, False, 0, 0, 0)),
+    "a lease that it does not have, while connected": lambda c: events.Received(
+        c, messages.AttachGpu(0, GPU, 1 << 30, 9, False, 0, 0, 0)
+    ),
 }
 
 
@@ -54,7 +63,10 @@ def test_nonsense_costs_the_peer_its_connection_and_nobody_else_anything(what: s
 def test_speaking_before_hello_is_refused() -> None:
     """Broken: an unknown connection would reach the records."""
     harness = make_harness()
-    for event in (events.Requested(9, 0), events.GpuAttached(9, 0, GPU, 0, True)):
+    for event in (
+        events.Received(9, messages.Request(0)),
+        events.Received(9, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)),
+    ):
         with pytest.raises(RemoteProtocolError):
             harness.handle(event)
 
@@ -103,6 +115,13 @@ def any_event() -> st.SearchStrategy[events.Event]:
     mode = st.sampled_from(MemoryMode)
     name = st.just("n")
     gang = st.sampled_from(["", "g", "h"])
+    card, number = st.sampled_from("AB"), st.integers(0, 9)
+    hello = st.builds(messages.Hello, small, name, name, small, gpu, mode, small, name, st.integers(1, 3), gang)
+    reason = st.sampled_from(messages.ReleaseReason)
+
+    def message(kind: type[messages.Message], *fields: st.SearchStrategy[object]) -> st.SearchStrategy[events.Event]:
+        return st.builds(events.Received, client, st.builds(kind, *fields))
+
     policy = st.sampled_from(["round_robin", "priority", "fair_share", "?"])
     uuid = st.none() | st.sampled_from("ABX")
 
@@ -110,29 +129,18 @@ def any_event() -> st.SearchStrategy[events.Event]:
         return st.builds(events.Set, st.just(name), value, **of)
 
     return st.one_of(
-        st.builds(
-            events.ClientRegistered,
-            client,
-            name,
-            name,
-            st.integers(10, 13),
-            small,
-            gpu,
-            mode,
-            small,
-            st.sampled_from(["", "slot"]),
-            st.integers(1, 3),
-            gang,
-        ),
-        st.builds(events.GpuAttached, client, gpu, st.sampled_from("AB"), st.integers(0, 9), flag, small, small, small),
-        st.builds(events.Requested, client, gpu),
-        st.builds(events.Released, client, gpu, st.integers(1, 9), flag, flag, flag, small, small, small),
+        st.builds(events.ClientRegistered, client, hello, st.integers(10, 13), small, st.sampled_from(["", "slot"])),
+        message(messages.AttachGpu, gpu, card, small, number, flag, small, small, small),
+        message(messages.Request, gpu),
+        message(messages.Release, gpu, number, reason, flag, flag, small, small, small),
         st.builds(events.ClientGone, client, flag),
         st.builds(events.ProcessEnded, st.integers(10, 13)),
-        st.builds(events.MemoryReported, client, gpu, small, small, small, small),
-        st.builds(events.ReservationAsked, client, gpu, small, small),
-        st.builds(events.HostAsked, client, small, small),
-        st.builds(events.MoveProgressed, client, gpu, st.integers(1, 6), small, small, flag, st.integers(0, 1)),
+        message(messages.MemoryReport, gpu, small, small, small, small),
+        message(messages.ReserveMemory, gpu, small, small),
+        message(messages.ReserveHost, small, small),
+        message(messages.ReservePins, gpu, small, small),
+        message(messages.Progress, gpu, number, small, small, small, small, small),
+        message(messages.MoveProgress, gpu, number, small, small, flag, st.integers(0, 1)),
         st.builds(events.TimerFired),
         st.builds(events.HolderGone, st.sampled_from("AB")),
         st.builds(events.HolderStopped, st.sampled_from("AB"), st.booleans(), st.integers(0, 1 << 40)),

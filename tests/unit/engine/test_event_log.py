@@ -131,7 +131,9 @@ def test_every_event_reads_back_equal() -> None:
         "[1, 2]",
         '[1, "Beginning", {"state": "AAAA"}]',
         '[1, "NoEvent", {}]',
-        '[1, "Requested", {"client": 1}]',
+        '[1, "Received", {"client": 1}]',
+        '[1, "Received", {"client": 1, "message": [3]}]',
+        '[1, "Received", {"client": 1, "message": [255, 0]}]',
         "[1",
     ],
 )
@@ -162,7 +164,7 @@ def test_our_own_mistake_shows_the_log() -> None:
     harness.scheduler._node.gpus[GPU].memory.resident_bytes += 1  # break invariant 6 by hand
     with pytest.raises(InvariantError, match="invariant 6") as caught:
         a.request()
-    assert "Requested(client=1, gpu=0)" in str(caught.value)
+    assert "Received(client=1, message=Request(gpu=0))" in str(caught.value)
     assert len(read(caught.value.lines)) == len(caught.value.lines) > 3
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import Progress
 from tests.harness import Harness, ScriptedClient, one_gpu
@@ -31,8 +32,9 @@ class Reporter:
         lease = self.client.seat().lease_id if lease_id is None else lease_id
         now_ns = harness.clock.now_ns
         harness.handle(
-            events.Progressed(
-                self.client.client, 0, lease, now_ns, self.work, self.busy_ns, self.watched_ns, self.steps
+            events.Received(
+                self.client.client,
+                messages.Progress(0, lease, now_ns, self.work, self.busy_ns, self.watched_ns, self.steps),
             )
         )
         return self.client.seat().progress
@@ -116,7 +118,9 @@ def test_impossible_reports_change_no_rate() -> None:
     reporter.works(0)
     assert reporter.works(100, busy=7.0).busy_alone == 1.0
     now_ns = harness.clock.now_ns
-    late = events.Progressed(reporter.client.client, 0, 1, now_ns + (1 << 62), reporter.work + 5, 0, 0, 0)
+    late = events.Received(
+        reporter.client.client, messages.Progress(0, 1, now_ns + (1 << 62), reporter.work + 5, 0, 0, 0)
+    )
     harness.milliseconds(STEP_MS)
     harness.handle(late)
     assert reporter.client.seat().progress.measured_at_ns == harness.clock.now_ns, "no report is from the future"

@@ -70,7 +70,7 @@ def test_growth_beyond_the_card_begins_turns() -> None:
     """Broken: invariant 4: it is granted beside what others have, or a program is out of memory that could take
     turns."""
     harness, a, b = side_by_side()
-    harness.handle(events.ReservationAsked(a.client, 0, 7, 70))
+    harness.handle(events.Received(a.client, messages.ReserveMemory(0, 7, 70)))
     assert not a.take(messages.MemoryReserved), "neither refused nor granted yet"
     assert not a.take(messages.Revoke)
     assert len(b.take(messages.Revoke)) == 1
@@ -90,7 +90,7 @@ def test_growth_beyond_the_card_begins_turns() -> None:
 def test_the_other_one_first() -> None:
     """Broken: a growth is refused while the one who could make room has just begun to drain."""
     harness, a, b = side_by_side()
-    harness.handle(events.ReservationAsked(a.client, 0, 7, 70))
+    harness.handle(events.Received(a.client, messages.ReserveMemory(0, 7, 70)))
     b.release(wanted=False)
     (evict,) = b.take(messages.Evict)
     assert evict.bytes == 20
@@ -103,7 +103,7 @@ def test_alone_on_the_card_nobody_is_revoked() -> None:
     """Broken: the only one at work gives its lease back for a growth for which somebody idle makes room."""
     harness, a, b = side_by_side()
     b.release(wanted=False)
-    harness.handle(events.ReservationAsked(a.client, 0, 7, 70))
+    harness.handle(events.Received(a.client, messages.ReserveMemory(0, 7, 70)))
     (evict,) = b.take(messages.Evict)
     b.moved(evict.order_id, evict.bytes)
     assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [70]
@@ -262,7 +262,7 @@ def test_a_turn_waits_for_the_drain_of_the_one_before() -> None:
     for work in (1, 2):
         harness.milliseconds(50)
         now_ns = harness.clock.now_ns
-        harness.handle(events.Progressed(a.client, 0, lease, now_ns, work, 0, 0, 0))
+        harness.handle(events.Received(a.client, messages.Progress(0, lease, now_ns, work, 0, 0, 0)))
     assert b.granted() is None
     a.release(wanted=True)
     granted = b.granted()

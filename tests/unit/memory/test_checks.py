@@ -89,7 +89,7 @@ def test_managed_memory_that_does_not_move_takes_no_room() -> None:
     hangs, honest = harness.client(), harness.client(mode=MemoryMode.SWAP)
     hangs.report(allocated=1000, resident=1000)
     honest.request()
-    harness.handle(events.ReservationAsked(honest.client, 0, 1, 500))
+    harness.handle(events.Received(honest.client, messages.ReserveMemory(0, 1, 500)))
     assert hangs.take(messages.Evict), "it may move"
     harness.milliseconds(110)
     (given,) = honest.take(messages.MemoryReserved)

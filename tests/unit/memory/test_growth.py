@@ -25,7 +25,7 @@ def crowded() -> tuple[Harness, ScriptedClient, ScriptedClient]:
 
 def ask(harness: Harness, client: ScriptedClient, total: int) -> None:
     """Without waiting for the answer."""
-    harness.handle(events.ReservationAsked(client.client, 0, 7, total))
+    harness.handle(events.Received(client.client, messages.ReserveMemory(0, 7, total)))
 
 
 def test_what_fits_is_granted_at_once() -> None:

@@ -24,7 +24,7 @@ def make_harness(budget: int = 100, times: int = 8) -> Harness:
 
 def ask(client: ScriptedClient, size: int, sequence: int = 1) -> int:
     """The share that it has afterwards."""
-    client.harness.handle(events.HostAsked(client.client, sequence, size))
+    client.harness.handle(events.Received(client.client, messages.ReserveHost(sequence, size)))
     (answer,) = client.take(messages.HostReserved)
     assert answer.sequence == sequence
     return answer.bytes
@@ -282,7 +282,7 @@ def test_a_share_before_hello_is_nonsense() -> None:
     """Broken: a stranger could use up the budget."""
     harness = make_harness()
     with pytest.raises(messages.RemoteProtocolError):
-        harness.handle(events.HostAsked(99, 1, 100))
+        harness.handle(events.Received(99, messages.ReserveHost(1, 100)))
 
 
 # --- the default ----------------------------------------------------------------------------------------------------

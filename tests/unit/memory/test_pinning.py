@@ -29,7 +29,7 @@ def swapping(harness: Harness, memory: int, **more: int | str | bool) -> Scripte
 
 def pins(client: ScriptedClient, total: int) -> int:
     """Immovable memory that the client may have after asking for so much."""
-    client.harness.handle(events.PinsAsked(client.client, 0, 9, total))
+    client.harness.handle(events.Received(client.client, messages.ReservePins(0, 9, total)))
     (answer,) = client.take(messages.PinsReserved)
     assert answer.sequence == 9
     return answer.bytes
@@ -213,7 +213,7 @@ def test_nothing_is_allowed_while_clients_may_be_missing() -> None:
     harness = Harness(create)
     harness.gpu(capacity=100, next_lease_id=7)
     a = harness.client(mode=MemoryMode.SWAP, memory=60)
-    harness.handle(events.PinsAsked(a.client, 0, 9, 60))
+    harness.handle(events.Received(a.client, messages.ReservePins(0, 9, 60)))
     assert not a.take(messages.PinsReserved)
     harness.client(mode=MemoryMode.SWAP, memory=70)
     harness.advance(RECONNECT_NS)
@@ -226,7 +226,7 @@ def test_who_asked_may_die() -> None:
     harness = Harness(create)
     harness.gpu(capacity=100, next_lease_id=7)
     a = harness.client(mode=MemoryMode.SWAP, memory=60)
-    harness.handle(events.PinsAsked(a.client, 0, 9, 60))
+    harness.handle(events.Received(a.client, messages.ReservePins(0, 9, 60)))
     a.die()
     harness.advance(RECONNECT_NS)
     assert harness.timer_ns is None

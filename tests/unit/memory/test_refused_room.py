@@ -42,7 +42,9 @@ def try_to_run(client: ScriptedClient, size: int) -> bool:
         return True
     client.harness.advance(PATIENCE_NS)
     lease = client.seat().lease_id
-    client.harness.handle(events.Released(client.client, 0, lease, False, True, True, 0, 0, submissions=0))
+    client.harness.handle(
+        events.Received(client.client, messages.Release(0, lease, messages.ReleaseReason.REVOKED, True, True, 0, 0, 0))
+    )
     return False
 
 
@@ -127,7 +129,7 @@ def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
     assert large.reserve(90) == 90
     large.report(allocated=10, resident=10)  # it has freed the rest, and may allocate it again without asking
     small.request()
-    harness.handle(events.ReservationAsked(small.client, 0, 1, 50))
+    harness.handle(events.Received(small.client, messages.ReserveMemory(0, 1, 50)))
     assert not harness.notifications("refused")
     assert small.granted() is None, "they take turns, in which promises end"
     harness.until(lambda: bool(large.take(messages.Revoke)))
