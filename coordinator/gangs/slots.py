@@ -126,8 +126,9 @@ def _of_policy(
 def _named(node: Node, gpu: Gpu, found: Plan) -> Gang | None:
     """The first gang of the plan that needs a slot."""
     for allotment in found.running:
-        gang = node.gangs.get(gpu.seats[allotment.client].client.gang)
-        if gang is not None and allotment.quantum_ns is not None and _needs_slot(gang):
+        seat = gpu.seats[allotment.client]
+        gang = node.gangs.get(seat.client.gang)
+        if gang is not None and allotment.quantum_ns is not None and _needs_slot(gang) and seat in _wanting(gang):
             return gang
     return None
 
