@@ -131,8 +131,10 @@ class Checks:
         assert self._world.scheduler is not None
         gpu = self._world.scheduler._node.gpus[uuid]
         seat = None if other.connection is None else gpu.seats.get(other.connection)
-        gang = None if gpu.gang is None else gpu.gang.name
-        if seat is not None and seat.client.gang == gpu.seats[grant.client].client.gang == gang:
+        gang, mine = None if gpu.gang is None else gpu.gang.name, gpu.seats[grant.client]
+        if mine.client.gang and mine.phase is REVOKING:  # the slot began and ended at once
+            gang = mine.client.gang
+        if seat is not None and seat.client.gang == mine.client.gang == gang:
             return True
         if gpu.settings.sharing is messages.Sharing.EXCLUSIVE:
             return False

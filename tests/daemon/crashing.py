@@ -8,7 +8,7 @@ _registered = Scheduler._registered
 
 
 def _crash(self: Scheduler, event: Any, now_ns: int) -> Any:
-    if event.name == "crash":
+    if event.hello.name == "crash":
         raise RuntimeError("made-up mistake")
     return _registered(self, event, now_ns)
 

@@ -26,6 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t piece = size > 0 ? 1 + (size_t)data[0] * 16 : 1, length;
     MUST(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
     atomic_store(&connection, ends[0]);
+    connected_file = nvs_descriptor_file(ends[0]);
     greeting_read = peer_ready = reported = lost = false;
     in_begin = in_end = out_begin = out_end = 0;
     bool connected = false;

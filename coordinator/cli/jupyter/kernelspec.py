@@ -23,8 +23,6 @@ app = typer.Typer(no_args_is_help=True, help="Jupyter kernels whose notebooks sh
 
 NAME: Final = re.compile(r"[a-z0-9._-]+")
 """Characters that Jupyter allows in a kernel's name."""
-_START: Final = "import nvshare, runpy; runpy.run_module('ipykernel_launcher', run_name='__main__', alter_sys=True)"
-"""As `-m ipykernel_launcher`; without nvshare the kernel does not start, rather than run without the hook."""
 
 
 @app.callback()
@@ -58,7 +56,7 @@ def install(
         parse_argument(parse_size, limit, "--limit")
         environment["NVSHARE_MEMORY_LIMIT"] = limit
     spec = {
-        "argv": [sys.executable, "-c", _START, "-f", "{connection_file}"],
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": display_name or f"Python {sys.version_info.major} (shared GPU)",
         "language": "python",
         "metadata": {"debugger": True},
