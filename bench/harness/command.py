@@ -76,9 +76,3 @@ def run_benchmark(
     if wrong := fault(result):
         sys.stderr.write(f"{name}: {wrong}\n")
     return 1 if wrong else 0
-
-
-def show_each(result: dict[str, Any]) -> None:
-    """The text of a benchmark whose results are named groups of figures."""
-    for name, values in result.items():
-        print(f"{name}: {json.dumps(values)}")

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from nvshare.coordinator.memory import orders, room
+from nvshare.coordinator.memory import orders
 from nvshare.coordinator.model.commands import CheckMemory, Log
 from nvshare.coordinator.model.events import MemoryChecked
 from nvshare.coordinator.model.gpu import Gpu
@@ -87,6 +87,7 @@ def _compare(node: Node, seat: Seat, has_bytes: int) -> None:
         text = f"{seat.gpu.uuid}: {seat.client.identity} {text}, by the driver's figures"
         node.out.append(Log(logging.WARNING, text))
     check.most_bytes = max(check.confirmed_bytes, has_bytes) + max(0, check.reported_bytes - check.asked_bytes)
+    memory.reserved_bytes = min(memory.reserved_bytes, check.most_bytes)
     orders.set_usage(
         seat,
         allocated=memory.allocated_bytes,
@@ -94,6 +95,3 @@ def _compare(node: Node, seat: Seat, has_bytes: int) -> None:
         pinned=memory.pinned_bytes,
         host=memory.host_bytes,
     )
-    memory.reserved_bytes = min(memory.reserved_bytes, check.most_bytes)
-    orders.claim(seat)
-    room.update(seat)

@@ -23,12 +23,6 @@ def _update(gpu: Gpu, now_ns: int) -> None:
     credit.at_ns = clock_ns
 
 
-def owes(gpu: Gpu, now_ns: int) -> bool:
-    """Whether the GPU owes.  Changes nothing."""
-    credit = gpu.switching.credit
-    return credit.credit_ns + EARNED * (gpu.turn_clock_ns(now_ns) - credit.at_ns) < 0
-
-
 def pay(gpu: Gpu, cost_ns: int, now_ns: int) -> None:
     """A switch has waited for memory for this time."""
     _update(gpu, now_ns)

@@ -10,7 +10,7 @@
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 
-#define THUNK_COUNT 64 /* also in the assembly below */
+#define THUNK_COUNT 64
 
 static struct {
     _Atomic(void *) target; /* set once */
@@ -53,26 +53,32 @@ void *nvs_thunk_make(const char *name, void *target)
     return target;
 }
 
+#define IN_TEXT(number) #number
+#define TEXT(number) IN_TEXT(number)
+
+/* One stub for each thunk, 16 bytes long, which enters nvs_thunk_common with its number; and the beginning of that. */
+#define STUBS(enter)                                \
+    ".text\n"                                       \
+    ".balign 16\n"                                  \
+    ".type nvs_thunk_stubs,@function\n"             \
+    ".hidden nvs_thunk_stubs\n"                     \
+    ".globl nvs_thunk_stubs\n"                      \
+    "nvs_thunk_stubs:\n"                            \
+    ".set nvs_index, 0\n"                           \
+    ".rept " TEXT(THUNK_COUNT) "\n"                 \
+    "  .balign 16\n"                                \
+    "  " enter "\n"                                 \
+    "  .set nvs_index, nvs_index + 1\n"             \
+    ".endr\n"                                       \
+    ".size nvs_thunk_stubs, .-nvs_thunk_stubs\n"    \
+    ".balign 16\n"                                  \
+    ".type nvs_thunk_common,@function\n"            \
+    "nvs_thunk_common:\n"                           \
+    "  .cfi_startproc\n"
+
 #if defined(__x86_64__)
 /* Frame, from %rbp down: index 8, thunk_frame 16 at -32, eight registers at -96, xmm0-7 at -224, stack arguments at -352. */
-__asm__(".text\n"
-        ".balign 16\n"
-        ".type nvs_thunk_stubs,@function\n"
-        ".hidden nvs_thunk_stubs\n"
-        ".globl nvs_thunk_stubs\n"
-        "nvs_thunk_stubs:\n"
-        ".set nvs_index, 0\n"
-        ".rept 64\n"
-        "  .balign 16\n"
-        "  movl $nvs_index, %r11d\n"
-        "  jmp nvs_thunk_common\n"
-        "  .set nvs_index, nvs_index + 1\n"
-        ".endr\n"
-        ".size nvs_thunk_stubs, .-nvs_thunk_stubs\n"
-        ".balign 16\n"
-        ".type nvs_thunk_common,@function\n"
-        "nvs_thunk_common:\n"
-        "  .cfi_startproc\n"
+__asm__(STUBS("movl $nvs_index, %r11d; jmp nvs_thunk_common")
         "  pushq %rbp\n"
         "  .cfi_def_cfa_offset 16\n"
         "  .cfi_offset %rbp, -16\n"
@@ -136,24 +142,7 @@ __asm__(".text\n"
         ".size nvs_thunk_common, .-nvs_thunk_common\n");
 #elif defined(__aarch64__)
 /* Frame, from x29 up: link 16, thunk_frame 16 at 16, x0-x8 at 32, q0-q7 at 112; below it 128 bytes of stack arguments. */
-__asm__(".text\n"
-        ".balign 16\n"
-        ".type nvs_thunk_stubs,@function\n"
-        ".hidden nvs_thunk_stubs\n"
-        ".globl nvs_thunk_stubs\n"
-        "nvs_thunk_stubs:\n"
-        ".set nvs_index, 0\n"
-        ".rept 64\n"
-        "  .balign 16\n"
-        "  mov w16, #nvs_index\n"
-        "  b nvs_thunk_common\n"
-        "  .set nvs_index, nvs_index + 1\n"
-        ".endr\n"
-        ".size nvs_thunk_stubs, .-nvs_thunk_stubs\n"
-        ".balign 16\n"
-        ".type nvs_thunk_common,@function\n"
-        "nvs_thunk_common:\n"
-        "  .cfi_startproc\n"
+__asm__(STUBS("mov w16, #nvs_index; b nvs_thunk_common")
         "  stp x29, x30, [sp, #-240]!\n"
         "  .cfi_def_cfa_offset 240\n"
         "  .cfi_offset 29, -240\n"

@@ -352,6 +352,16 @@ static CUresult usable(const nvs_allocation *entry)
     return nvs_gate_dead(entry->gpu) ? nvs_context_error() : CUDA_SUCCESS;
 }
 
+/* The backend has not allocated the entry's bytes. */
+static CUresult give_up(nvs_allocation *entry, const nvs_backend *backend, size_t bytes, CUresult failure)
+{
+    const uint32_t gpu = entry->gpu;
+    nvs_memory_drop(entry);
+    if (failure == CUDA_ERROR_OUT_OF_MEMORY)
+        nvs_memory_log_refused(gpu, bytes, !backend->chunked);
+    return failure;
+}
+
 CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
 {
     const nvs_backend *backend = nvs_memory_backend(gpu);
@@ -374,12 +384,8 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     do
         result = backend->allocate(gpu, &pointer, bytes, &entry->backend.kept);
     while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
-    if (result != CUDA_SUCCESS) {
-        nvs_memory_drop(entry);
-        if (result == CUDA_ERROR_OUT_OF_MEMORY)
-            nvs_memory_log_refused(gpu, bytes, !backend->chunked);
-        return result;
-    }
+    if (result != CUDA_SUCCESS)
+        return give_up(entry, backend, bytes, result);
     nvs_memory_keep(entry, pointer, bytes);
     *out = pointer;
     return CUDA_SUCCESS;
@@ -409,12 +415,8 @@ CUresult nvs_memory_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp
     do
         result = backend->create(gpu, bytes, properties, &entry->backend.kept);
     while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
-    if (result != CUDA_SUCCESS) {
-        nvs_memory_drop(entry);
-        if (result == CUDA_ERROR_OUT_OF_MEMORY)
-            nvs_memory_log_refused(gpu, bytes, !backend->chunked);
-        return result;
-    }
+    if (result != CUDA_SUCCESS)
+        return give_up(entry, backend, bytes, result);
     /* Relaxed: only that no two are the same matters. */
     *out = NUMBERS | (atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1);
     nvs_memory_keep(entry, *out, 1);
