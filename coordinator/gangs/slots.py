@@ -239,7 +239,7 @@ def _leave(node: Node, gang: Gang, gpu: Gpu) -> None:
 
 
 def _changed(node: Node, gpu: Gpu) -> None:
-    gpu.schedule.stale = True
+    gpu.schedule.stale, gpu.schedule.side_by_side = True, False  # its members are those of another plan
     node.changed_gpus[gpu.uuid] = gpu
 
 
