@@ -89,7 +89,7 @@ def plan(
     ]
     members = {allotment.client for allotment in running}
     running += [replace(a, quantum_ns=None) for a in found.running if a.client not in members and _stays(gpu, a)]
-    again_ns = due_ns if gang.together_ns is None or _is_contended(gang) else None
+    again_ns = due_ns if gang.together_ns is None or _is_contended(node, gang) else None
     return replace(found, running=tuple(running), ask_again_ns=again_ns, why=f"gang {gang.name} has its slot")
 
 
@@ -160,8 +160,11 @@ def _needs_slot(gang: Gang) -> bool:
     return len(gpus) < len(seats) or (len(gpus) > 1 and any(_has_rivals(gang, gpu) for gpu in gpus.values()))
 
 
-def _is_contended(gang: Gang) -> bool:
-    return any(_has_rivals(gang, gpu) for gpu in gang.gpus.values())
+def _is_contended(node: Node, gang: Gang) -> bool:
+    """Whether others want a GPU of the slot; a gang in the queue may run there without a turn, and wait elsewhere."""
+    if any(_has_rivals(gang, gpu) for gpu in gang.gpus.values()):
+        return True
+    return any(seat.gpu.gang is gang for other in node.queue.values() for seat in _wanting(other))
 
 
 def _has_rivals(gang: Gang, gpu: Gpu) -> bool:
@@ -188,7 +191,11 @@ def _call(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
         _join(node, gang, gpu)
         return
     node.queue[gang.name] = gang
-    node.out.append(Notify("gang_due", {"gang": gang.name, "gpus": len({seat.gpu.uuid for seat in _wanting(gang)})}))
+    gpus = {seat.gpu.uuid: seat.gpu for seat in _wanting(gang)}
+    node.out.append(Notify("gang_due", {"gang": gang.name, "gpus": len(gpus)}))
+    for each in gpus.values():
+        if each.gang is not None:  # its slot has an end from now on
+            _changed(node, each)
     _begin_slots(node, now_ns)
 
 
@@ -249,7 +256,7 @@ def advance(node: Node, now_ns: int) -> None:
         seats, quantum_ns = _wanting(gang), _quantum_ns(gang)
         wanted = {seat.gpu.uuid: seat.gpu for seat in seats}
         is_over = gang.together_ns is not None and now_ns >= gang.together_ns + quantum_ns
-        if len(seats) < 2 or (is_over and _is_contended(gang)):
+        if len(seats) < 2 or (is_over and _is_contended(node, gang)):
             _end(node, gang, quantum_ns, now_ns)
             continue
         for uuid in gang.gpus.keys() - wanted.keys():

@@ -154,6 +154,7 @@ def test_who_does_not_fit_is_named(hidden_share: float) -> None:
 @example(937443034, "fair_share", Sharing.CONCURRENT, OverdueAction.DEMOTE, 2 * MILLISECOND_NS)  # only it fits
 @example(4408814, "round_robin", Sharing.EXCLUSIVE, OverdueAction.NOTHING, 2 * MILLISECOND_NS)  # a gang's longest wait
 @example(465, "opportunistic", Sharing.CONCURRENT, OverdueAction.NOTHING, 2 * MILLISECOND_NS)  # a slot where all fit
+@example(1234223652, "auto", Sharing.CONCURRENT, OverdueAction.NOTHING, 100 * MILLISECOND_NS)  # runs here, waits there
 def test_everything_at_once(
     seed: int, policy: str, sharing: Sharing, action: OverdueAction, quantum_ns: int | None
 ) -> None:
