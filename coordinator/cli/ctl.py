@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -42,6 +43,8 @@ from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.version import VersionOption
+
+PARK_LOOK_S: Final = 0.05
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -156,6 +159,41 @@ def resume(context: typer.Context, client: ClientName, as_json: Json = False, wh
     """End a pause."""
     request = make_request(api.Resume, client=client)
     run(context, where, as_json, request, lambda result: say(f"{client_name(result)} is resumed", result))
+
+
+@app.command()
+def park(context: typer.Context, client: ClientName, as_json: Json = False, where: Where = None) -> None:
+    """Take an idle client off its GPUs altogether; it comes back at its next call, or by `unpark`."""
+    _park(context, client, True, as_json, where)
+
+
+@app.command()
+def unpark(context: typer.Context, client: ClientName, as_json: Json = False, where: Where = None) -> None:
+    """Bring a parked client back to its GPUs."""
+    _park(context, client, False, as_json, where)
+
+
+def _park(context: typer.Context, client: str, parked: bool, as_json: bool, where: Path | None) -> None:
+    """Asks, and waits until the client is parked or runs."""
+    try:
+        directory = directory_of(context, where)
+        result = call(directory, make_request(api.ParkClient, client=client, parked=parked))
+        while result["parking"] not in ("parked", "running"):
+            time.sleep(PARK_LOOK_S)
+            found = [each for each in call(directory, api.Status())["clients"] if each["client"] == result["client"]]
+            if not found:
+                raise ControlError("client", f"{client_name(result)} has ended")
+            result.update(parking=found[0]["parking"], why=found[0]["parking_why"])
+    except (ControlError, NoCoordinatorError) as error:
+        fail(error, as_json)
+    done = result["parking"] == ("parked" if parked else "running")
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        why = f": {result['why']}" if result["why"] and not done else ""
+        typer.echo(f"{client_name(result)} {'is' if done else 'is not'} {'parked' if parked else 'running'}{why}")
+    if not done:
+        raise typer.Exit(1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

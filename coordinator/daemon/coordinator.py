@@ -25,10 +25,11 @@ from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot import note_hook_registered
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
-from nvshare.coordinator.model import events
+from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import Settings, Value
 from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
 from nvshare.coordinator.system import runtime_dir
+from nvshare.coordinator.system.checkpoints import Checkpoints
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.gpu_processes import (
     CardMemory,
@@ -107,6 +108,9 @@ class Coordinator:
         self._mps = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
         by_process = self._mps is None and (options.simulate is not None or in_initial_pid_namespace())
         self._card_memory = CardMemory(self._memory_checked, by_process=by_process)
+        self._checkpoints = Checkpoints(self._driver_environment(), self._driver_done)
+        self._parking: dict[int, commands.Checkpoint | commands.Restore] = {}
+        """By process id: what the driver does now."""
         self.dispatcher = Dispatcher(
             self.scheduler,
             self._sockets.hooks,
@@ -117,6 +121,7 @@ class Coordinator:
             live=self._live,
             watch_end=self._sockets.ends.watch,
             check_memory=self._card_memory.ask if options.devices is None else None,
+            park=self._park,
             events_to=self._sockets.events,
             observe=None if self._observations is None else self._observations.observe,
         )
@@ -170,6 +175,28 @@ class Coordinator:
     def _memory_checked(self, uuid: str, by_process: dict[str, int], unlisted_bytes: int) -> None:
         checked = events.MemoryChecked(uuid, by_process, unlisted_bytes)
         self.server.post(lambda: self.dispatcher.event(checked, time.monotonic_ns()))
+
+    def _driver_environment(self) -> Mapping[str, str]:
+        """For processes of ours that use the driver."""
+        if self.options.simulate is None:
+            return os.environ
+        from nvshare.simulated_gpu.environment import simulated_environment
+
+        return simulated_environment(self.options.directory.simulated_gpu, None, os.environ)
+
+    def _park(self, command: commands.Checkpoint | commands.Restore) -> None:
+        self._parking[command.process_id] = command
+        do = "save" if isinstance(command, commands.Checkpoint) else "restore"
+        self._checkpoints.ask(do, command.process_id, command.user_id)
+
+    def _driver_done(self, process_id: int, error: str) -> None:
+        def report() -> None:
+            command = self._parking.pop(process_id, None)
+            if command is not None:
+                kind = events.Saved if isinstance(command, commands.Checkpoint) else events.Restored
+                self.dispatcher.event(kind(command.client, error), time.monotonic_ns())
+
+        self.server.post(report)
 
     def _add(self, device: Device, now_ns: int) -> None:
         capacity = settings_file.capacity_bytes(self.settings, device, real=self._real)
@@ -300,6 +327,7 @@ class Coordinator:
         """
         self._unhooked.close()
         self._card_memory.close()
+        self._checkpoints.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._web is not None:

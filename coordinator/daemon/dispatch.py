@@ -51,6 +51,7 @@ class Dispatcher:
         live: LiveSettings | None = None,
         watch_end: Callable[[int], bool] = lambda _: False,
         check_memory: Callable[[str], None] | None = None,
+        park: Callable[[commands.Checkpoint | commands.Restore], None] | None = None,
         end_process: Callable[[int], None] | None = None,
         events_to: EventSink | None = None,
         observe: Observe | None = None,
@@ -58,7 +59,7 @@ class Dispatcher:
         """`slots`: those of the clients; None without Kubernetes.  `live`: the operator's live settings.
 
         `watch_end` has `ProcessEnded` follow; false: the process has ended, or cannot be watched.  `check_memory` has
-        `MemoryChecked` follow.  `end_process` replaces SIGKILL in simulations.  `events_to` and `observe` get the
+        `MemoryChecked` follow, and `park` has `Saved` or `Restored`.  `end_process` replaces SIGKILL in simulations.  `events_to` and `observe` get the
         trace events, for readers and for metrics.
         """
         self.scheduler = scheduler
@@ -72,6 +73,7 @@ class Dispatcher:
         self._live = live
         self._watch_end = watch_end
         self._check_card = check_memory
+        self._call_driver = park
         self._max_clients = max_clients
         self._end_process = end_process or _end_process
         self._events_to = events_to
@@ -312,6 +314,10 @@ class Dispatcher:
         if self._check_card is not None:
             self._check_card(command.uuid)
 
+    def _park(self, command: commands.Checkpoint | commands.Restore) -> None:
+        if self._call_driver is not None:
+            self._call_driver(command)
+
     _carry_out: Final[dict[type[Any], Callable[[Any, Any], None]]] = {
         commands.Send: _send,
         commands.SetTimer: _set_timer,
@@ -320,6 +326,8 @@ class Dispatcher:
         commands.Log: _log,
         commands.Kill: _kill,
         commands.CheckMemory: _check_memory,
+        commands.Checkpoint: _park,
+        commands.Restore: _park,
     }
 
 

@@ -41,6 +41,8 @@ MIN_CHECK_PERIOD_NS: Final = 1_000_000
 MOST_ENDING: Final = 256
 """Processes whose end is watched at a time."""
 ANSWER_TIMEOUT_S: Final = 2.0
+LOOK_NS: Final = 1_000_000_000
+"""Between two looks for programs to park."""
 
 T = TypeVar("T")
 
@@ -156,6 +158,7 @@ class Server:
         self._leave_when: Callable[[], bool] | None = None
         self._linger_ns = 0
         self._leave_check_ns: int | None = None
+        self._look_ns: int | None = None
         self._slots: SlotWatch | None = None
         sockets.waiter.add(self._wake_read)
 
@@ -341,6 +344,13 @@ class Server:
         due_ns = self._dispatcher.deadline_ns
         if due_ns is not None and now_ns >= due_ns:
             self._dispatcher.event(events.TimerFired(), now_ns)
+        if not self._dispatcher.scheduler.wants_looks:
+            self._look_ns = None
+        elif self._look_ns is None:
+            self._look_ns = now_ns + LOOK_NS
+        elif now_ns >= self._look_ns:
+            self._look_ns = now_ns + LOOK_NS
+            self._dispatcher.event(events.Look(), now_ns)
         for listener in self._listeners:
             due_ns = listener.next_deadline_ns()
             if due_ns is not None and now_ns >= due_ns:
@@ -359,7 +369,7 @@ class Server:
 
     def _timeout_ns(self) -> int | None:
         slots_ns = None if self._slots is None else self._slots.next_deadline_ns()
-        due = [self._dispatcher.deadline_ns, self._leave_check_ns, slots_ns]
+        due = [self._dispatcher.deadline_ns, self._leave_check_ns, self._look_ns, slots_ns]
         due += [listener.next_deadline_ns() for listener in self._listeners]
         due += [holder.check_at_ns for holder in self._holders.values()]
         times = [at for at in due if at is not None]

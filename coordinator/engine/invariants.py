@@ -96,7 +96,7 @@ class Thorough:
         for client, seat in gpu.seats.items():
             assert node.clients.get(client) is seat.client, f"invariant 6: gone client {client} has a seat"
             assert (seat.phase in WITH_LEASE) == (client in gpu.leases.by_client), f"{client}: lease and phase differ"
-            in_line = seat.phase is WAITING and not seat.client.paused and not seat.room.unschedulable
+            in_line = seat.phase is WAITING and seat.schedulable
             assert in_line == (seat in gpu.wait_queue), f"{client}: waiting and the wait queue differ"
             assert (seat.phase is OVERDUE) <= (seat.lease.drain_deadline_ns is None)
         assert set(gpu.leases.by_client) <= set(gpu.seats), f"invariant 6: a gone client has a lease on {gpu.uuid}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from nvshare.coordinator.engine import leases, reconcile
+from nvshare.coordinator.engine import leases, parking, reconcile
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import room
 from nvshare.coordinator.memory.client_settings import send_settings, send_settings_to_all
@@ -185,7 +185,7 @@ def _paused(node: Node, client: Client, paused: bool, uuid: str | None, now_ns: 
 
 
 def _resume(seat: Seat, now_ns: int) -> None:
-    if seat.phase is WAITING and not seat.room.unschedulable:
+    if seat.phase is WAITING and seat.schedulable:
         seat.place.waiting_since_ns = now_ns
         seat.place.view = None
         seat.gpu.wait_queue.join(seat)
@@ -197,8 +197,9 @@ _OF_GPU: Final[dict[str, Callable[[Node, Gpu, int], None]]] = {
     "policy": _policy,
     "sharing": _sharing,
 }
-_OF_CLIENT: Final[dict[str, Callable[[Node, Client, Any, str | None, int], list[Gpu]]]] = {
+_OF_CLIENT: Final[dict[str, Callable[[Node, Client, Any, str | None, int], Iterable[Gpu]]]] = {
     "limit": _limit,
     "paused": _paused,
     "gang": _gang,
+    "parked": parking.set_parked,
 }

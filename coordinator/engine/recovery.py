@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from nvshare.coordinator.engine import leases
+from nvshare.coordinator.engine import leases, parking
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import checks, orders, room
 from nvshare.coordinator.memory.client_settings import send_settings
@@ -73,11 +73,14 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
     if client.client_id in gpu.seats:
         raise RemoteProtocolError(f"{message.uuid} is attached under another ordinal already")
     seat = _add_seat(node, client, gpu, message, now_ns)
+    if message.parked:
+        parking.found_parked(client)
     _resolve_claim(node, gpu, seat, message, now_ns)
     if client.paused and seat.phase is HOLDING:  # paused between hello and claim
         leases.revoke(node, gpu, seat, "paused", now_ns)
     if message.wanted:
         leases.request(node, seat, now_ns)
+        parking.requested(node, client)
     return (gpu,)
 
 

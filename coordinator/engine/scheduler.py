@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from nvshare.coordinator.engine import invariants, leases, operator_commands, progress, reconcile, recovery
+from nvshare.coordinator.engine import invariants, leases, operator_commands, parking, progress, reconcile, recovery
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
 from nvshare.coordinator.engine.snapshot import (
@@ -52,6 +52,7 @@ from nvshare.coordinator.protocol.messages import (
     MemoryReport,
     Message,
     MoveProgress,
+    ParkAnswer,
     Progress,
     Rejected,
     Rejection,
@@ -94,6 +95,9 @@ class Scheduler:
             events.MemoryChecked: lambda event, _: checks.checked(self._node, event),
             events.TimerFired: self._timer_fired,
             events.Profiled: self._profiled,
+            events.Saved: lambda event, now: parking.saved(self._node, event, now),
+            events.Restored: lambda event, now: parking.restored(self._node, event, now),
+            events.Look: lambda event, now: parking.look(self._node, event, now),
             events.Set: lambda event, now: operator_commands.set_value(self._node, event, now),
         }
 
@@ -105,6 +109,11 @@ class Scheduler:
     def settings(self) -> Settings:
         """The settings of the node as they are now."""
         return self._node.settings
+
+    @property
+    def wants_looks(self) -> bool:
+        """Whether `events.Look` is due each second."""
+        return self._node.settings.park_after_ns > 0 or bool(self._node.parking)
 
     @property
     def event_log(self) -> EventLog:
@@ -160,6 +169,8 @@ class Scheduler:
         node.out = out
         try:
             gpus = {gpu.uuid: gpu for gpu in self._handlers[type(event)](event, now_ns)}
+            if node.parking:
+                parking.advance(node, now_ns)
             if node.gangs:  # first of all, or a plan would still follow a slot that has ended
                 slots.advance(node, now_ns)
             for gpu in gpus.values():
@@ -325,6 +336,7 @@ class Scheduler:
             leases.client_left(self._node, seat.gpu, seat, now_ns)
             orders.outlive_client(self._node, seat, size, now_ns)
         host_budget.client_left(self._node, client, now_ns)
+        self._node.parking.pop(event.client, None)
         self._node.out.append(Notify("gone", {"client": event.client, "name": client.identity.name}))
         return [seat.gpu for seat in client.seats.values()]
 
@@ -344,6 +356,11 @@ class Scheduler:
         return seat
 
 
+def _request(node: Node, seat: Seat, now_ns: int) -> None:
+    leases.request(node, seat, now_ns)
+    parking.requested(node, seat.client)
+
+
 def _report_memory(node: Node, seat: Seat, message: MemoryReport, now_ns: int) -> None:
     allocated, resident, pinned = message.allocated_bytes, message.resident_bytes, message.pinned_bytes
     orders.set_usage(seat, allocated=allocated, resident=resident, pinned=pinned, host=message.host_bytes)
@@ -351,7 +368,7 @@ def _report_memory(node: Node, seat: Seat, message: MemoryReport, now_ns: int) -
 
 
 _OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], Iterable[Gpu] | None]]] = {
-    Request: lambda node, seat, _, now_ns: leases.request(node, seat, now_ns),
+    Request: lambda node, seat, _, now_ns: _request(node, seat, now_ns),
     Release: leases.release,
     Progress: progress.report,
     MemoryReport: _report_memory,
@@ -363,6 +380,7 @@ _OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], Iterable[Gp
 _OF_CLIENT: Final[dict[type[Message], Callable[[Node, Client, Any, int], Iterable[Gpu]]]] = {
     AttachGpu: recovery.attach,
     ReserveHost: host_budget.ask,
+    ParkAnswer: parking.answered,
 }
-AS_THEY_COME: Final[tuple[type[Message], ...]] = (*_OF_SEAT, ReserveHost)
+AS_THEY_COME: Final[tuple[type[Message], ...]] = (*_OF_SEAT, ReserveHost, ParkAnswer)
 """Messages that the shell passes on without a look."""

@@ -109,6 +109,10 @@ class ClientSnapshot:
     limit_bytes: int
     host_share_bytes: int
     seats: tuple[SeatSnapshot, ...]
+    parking: str
+    """As `ParkState`."""
+    parking_why: str
+    """The reason of the last refusal or failure."""
     spatial: bool = False
     gang: str = ""
 
@@ -170,6 +174,8 @@ def take_client(client: Client, now_ns: int, paged: Callable[[Gpu], Mapping[int,
         client=client.client_id,
         limit_bytes=client.memory_limit_bytes,
         host_share_bytes=client.host.share_bytes,
+        parking=client.parking.state.value,
+        parking_why=client.parking.why,
         seats=tuple(_seat(seat, paged(seat.gpu), now_ns) for seat in client.seats.values()),
     )
 

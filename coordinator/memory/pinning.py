@@ -158,7 +158,7 @@ def _make_schedulable(gpu: Gpu, seat: Seat) -> None:
     seat.room.unschedulable = seat.room.refused = False
     gpu.memory.immovable.unschedulable -= 1
     gpu.schedule.stale = True
-    if seat.phase is WAITING and not seat.client.paused:
+    if seat.phase is WAITING and seat.schedulable:
         gpu.wait_queue.join(seat)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,34 @@ class HostShare:
     """The amount of its first question, or of a smaller one since."""
 
 
+class ParkState(enum.Enum):
+    """How far a client is on its way out of the GPUs; see engine/parking.py."""
+
+    RUNNING = "running"
+    LEAVING = "leaving"
+    CLOSING = "closing"
+    SAVING = "saving"
+    PARKED = "parked"
+    WAKING = "waking"
+
+
+@dataclass(slots=True)
+class Parking:
+    """Changed by engine/parking.py."""
+
+    state: ParkState = ParkState.RUNNING
+    since_ns: int = 0
+    """When it was parked last."""
+    why: str = ""
+    """The reason of the last refusal or failure."""
+    refused_at: int = -1
+    """The number of its leases then: it is not tried again before the next one."""
+    retry_at_ns: int | None = None
+    """The next attempt to wake it, after one that has failed."""
+    unwanted: bool = False
+    """To be woken as soon as the checkpoint is made."""
+
+
 @dataclass(slots=True, eq=False)
 class Client:
     """One connection.  Changed by engine/operator_commands.py."""
@@ -53,6 +82,7 @@ class Client:
     """As `JobView.owner`."""
     spatial: bool = False
     paused: bool = False
+    parking: Parking = field(default_factory=Parking)
     host: HostShare = field(default_factory=HostShare)
     seats: dict[int, Seat] = field(default_factory=dict)
     """By the client's own ordinal of the GPU."""

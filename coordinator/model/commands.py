@@ -80,4 +80,22 @@ class CheckMemory:
     uuid: str
 
 
-Command = Send | SetTimer | RecordLease | Notify | Log | Kill | CheckMemory
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The driver saves the process and takes it off the GPUs.  Answered by `events.Saved`."""
+
+    client: int
+    process_id: int
+    user_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The driver brings the process back, whatever its state.  Answered by `events.Restored`."""
+
+    client: int
+    process_id: int
+    user_id: int
+
+
+Command = Send | SetTimer | RecordLease | Notify | Log | Kill | CheckMemory | Checkpoint | Restore

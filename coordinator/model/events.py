@@ -131,6 +131,27 @@ class MemoryChecked:
     unlisted_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The end of `commands.Checkpoint`.  With an `error` the process runs as before."""
+
+    client: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The end of `commands.Restore`.  With an `error` the process is still off the GPUs."""
+
+    client: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A second has passed, while `park_after` is set or a client is parked."""
+
+
 Event = (
     GpuAdded
     | HolderGone
@@ -143,4 +164,7 @@ Event = (
     | MemoryChecked
     | TimerFired
     | Set
+    | Saved
+    | Restored
+    | Look
 )

@@ -55,6 +55,8 @@ class Node:
     """Gangs that wait for their slots, in order."""
     changed_gpus: dict[str, Gpu] = field(default_factory=dict)
     """Further GPUs that the present event concerns; see gangs/slots.py."""
+    parking: dict[int, Client] = field(default_factory=dict)
+    """Clients that are to be parked and still need something; see engine/parking.py."""
     gang_turns: int = 0
     gang_gathered_ns: int = 0
 

@@ -7,7 +7,7 @@
 Rules:
 - A seat changes phase through `Seat.enter` only, along `TRANSITIONS`.
 - A seat is in `gpu.leases.by_client` exactly in the phases `WITH_LEASE`.
-- A seat is in `gpu.wait_queue` exactly when it is WAITING and schedulable, and its client is not paused.
+- A seat is in `gpu.wait_queue` exactly when it is WAITING and schedulable, and its client is neither paused nor parked.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from nvshare.coordinator.model.client import ParkState
 from nvshare.coordinator.model.memory import SeatMemory, SeatMoves, SeatRoom
 from nvshare.coordinator.model.statistics import RecentUse, SeatStatistics
 from nvshare.coordinator.protocol.messages import Allot, GpuSettings
@@ -192,7 +193,8 @@ class Seat:
     @property
     def schedulable(self) -> bool:
         """It may be in the wait queue."""
-        return not self.client.paused and not self.room.unschedulable
+        client = self.client
+        return not client.paused and not self.room.unschedulable and client.parking.state is ParkState.RUNNING
 
     @property
     def in_debt(self) -> bool:

@@ -320,6 +320,11 @@ class Settings:
         help="An idle holder returns the lease after this time while others wait, and a gang member after eight times "
         "this; 0: never",
     )  # fmt: skip
+    park_after_ns: int = setting(
+        DURATION_OR_NEVER, 0, live=True,
+        help="A program in mode `swap` that has not used its GPUs for this time leaves them altogether, contexts "
+        "included, and comes back at its next call; 0: never. Needs the extra `park` and NVIDIA's driver 570",
+    )  # fmt: skip
     recovery_ns: int = setting(
         DURATION, 5 * SECOND_NS, help="After a restart: the longest wait for the earlier holder while it runs"
     )
@@ -422,6 +427,7 @@ _OF_CLIENT: Final = (
         help="GPU memory that a client may allocate; 0: no limit", done="{client} has {limit} of GPU memory{more}",
     ),
     Setting(name="paused", field="paused", kind=replace(FLAG, shown=lambda flag: "yes"), default=False),
+    Setting(name="parked", field="parked", kind=FLAG, default=False),
     Setting(name="gang", field="gang", kind=replace(TEXT, low=0), default=""),
 )  # fmt: skip
 

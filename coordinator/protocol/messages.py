@@ -84,12 +84,12 @@ class Hello(Message):
     gang: str = ""
 
 
-@declare(TO_COORDINATOR, 2, ORDINAL, UUID, BYTES, U64, BOOL, BYTES, BYTES, BYTES)
+@declare(TO_COORDINATOR, 2, ORDINAL, UUID, BYTES, U64, BOOL, BYTES, BYTES, BYTES, BOOL)
 class AttachGpu(Message):
     """The client is about to use a GPU, or has reconnected while it uses it.
 
     `gpu` is the client's ordinal of the GPU in all later messages.  `lease_id` is a lease still held from before a
-    lost connection (0: none).  `wanted`: a thread waits for a lease.
+    lost connection (0: none).  `wanted`: a thread waits for a lease.  `parked`: `Park(True)` came, and no end of it.
     """
 
     gpu: int
@@ -100,6 +100,7 @@ class AttachGpu(Message):
     allocated_bytes: int
     resident_bytes: int
     pinned_bytes: int
+    parked: bool = False
 
 
 @declare(TO_COORDINATOR, 3, ORDINAL)
@@ -230,6 +231,14 @@ class ExplainWait(Message):
     """A thread has waited for seconds.  Answered by `WaitExplained`, unless the client has a lease by then."""
 
     gpu: int
+
+
+@declare(TO_COORDINATOR, 14, BOOL, SENTENCE)
+class ParkAnswer(Message):
+    """Answers `Park(True)`.  `ready`: no call of the program reaches the driver; otherwise the reason."""
+
+    ready: bool
+    reason: str = ""
 
 
 # --- to a client ---------------------------------------------------------------------------------------------------
@@ -398,6 +407,13 @@ class WaitExplained(Message):
     gpu: int
     index: int
     text: str
+
+
+@declare(TO_CLIENT, 79, BOOL)
+class Park(Message):
+    """`on`: the client is to close its ways to the driver, since it leaves the GPUs.  Not `on`: it runs again."""
+
+    on: bool
 
 
 @declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)

@@ -19,6 +19,7 @@ enum { NVS_HOT_REALS = 4 };    /* cuLaunchKernel to cuLaunchKernel_ptsz */
 #define NVS_CAPTURE_FIRST 0x80000000u /* the marks of the first capture are being made (inflight/captures.c) */
 enum { NVS_POOLS_UNKNOWN, NVS_POOLS_FAST, NVS_POOLS_SLOW }; /* the path of stream-ordered allocations (hooks/pool.c); SLOW is final */
 enum { NVS_ACTIVE_GPU = 0xff, NVS_ACTIVE_NOWAIT = 0x100, NVS_ACTIVE_HOST = 0x200 }; /* of nvs_slot.active */
+enum { NVS_ASKING = UINT32_MAX }; /* of nvs_slot.awaiting: the thread is in a query of an event, a stream or the card */
 enum { NVS_STOP_NEVER, NVS_STOP_ALLOWED, NVS_STOP_AT_EXIT, NVS_STOPPED };
 
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
@@ -30,7 +31,7 @@ typedef struct nvs_slot {
         uint32_t stride;                     /* the start value of the countdown */
         uint32_t unseen;                     /* earlier ones that pacing has not seen */
     } pace;
-    _Atomic uint32_t awaiting;               /* 0, or 1 + the GPU whose work the thread waits for in a call */
+    _Atomic uint32_t awaiting;               /* 0, or 1 + the GPU whose work the thread waits for in a call, or NVS_ASKING */
     uint32_t waits;                          /* 0, or 1 + the GPU at whose gate the thread counts as waiting */
     uint32_t graph_left;                     /* launches of `graph` until pacing looks again */
     uint32_t owner_uses;                     /* uses of nvs_hot.only_context until the driver is asked for the current context */
@@ -55,6 +56,7 @@ typedef struct nvs_hot_page {
     _Atomic uint32_t pools;                   /* NVS_POOLS_...  Relaxed: a thread gets a special pool from the call that ended
                                                  the fast path; both paths are correct for other pools */
     _Atomic uint32_t gates[NVS_MAX_GPUS];     /* NVS_GATE_OPEN ... of gate/gate.h; the first is the line's last word */
+    _Atomic uint32_t parked;                  /* 0, or 1 + a GPU of the process: queries wait for a lease of that GPU (gate/gate.h) */
     _Atomic uint32_t imports;                 /* open imports (ipc/import.c).  Relaxed: a thread that has a pointer into one got it
                                                  after the import was counted */
     nvs_slot first_slots[NVS_FIRST_SLOTS];

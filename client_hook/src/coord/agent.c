@@ -296,6 +296,7 @@ static void at_exit(void)
     int saved = errno;
     const uint32_t seen = atomic_load_explicit(&nvs_agent_phase, memory_order_acquire); /* a fork's child may have no agent */
     nvs_log_ending();
+    nvs_gate_awaited(nvs_query_enter()); /* a parked process comes back first: the driver's own end needs the card */
     if (seen == NVS_AGENT_RUNNING || seen == NVS_AGENT_STARTING) {
         uint64_t until = nvs_now_ns() + GOODBYE_NS;
         atomic_store_explicit(&nvs_agent_departing, 1, memory_order_release); /* pairs with the acquire of the agent */

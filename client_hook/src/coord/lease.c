@@ -13,6 +13,7 @@
 #include "base/process.h"
 #include "coord/mailbox.h"
 #include "coord/moves.h"
+#include "coord/parking.h"
 #include "coord/protocol/link.h"
 #include "coord/protocol/wire.gen.h"
 #include "gate/gate.h"
@@ -144,6 +145,7 @@ static void send_attach(uint32_t gpu)
     message.allocated_bytes = usage.allocated_bytes;
     message.resident_bytes = usage.resident_bytes;
     message.pinned_bytes = usage.pinned_bytes;
+    message.parked = nvs_parking_closed();
     if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
         nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
     nvs_agent_gpus[gpu].connection.reserve = nvs_agent_gpus[gpu].connection.pins = 0;

@@ -20,6 +20,7 @@
 #include "coord/lease.h"
 #include "coord/mailbox.h"
 #include "coord/moves.h"
+#include "coord/parking.h"
 #include "coord/protocol/link.h"
 #include "coord/protocol/wire.gen.h"
 #include "gate/gate.h"
@@ -263,6 +264,7 @@ static void on_frame(const uint8_t *frame, size_t size)
         nvs_progress_allot(&in.allot);
         nvs_agent_set_rate(in.allot.gpu, in.allot.rate);
         return;
+    case NVS_TYPE_PARK: nvs_parking_told(in.park.on); return;
     case NVS_TYPE_WAIT_EXPLAINED: notice_explained(&in.wait_explained); return;
     case NVS_TYPE_STANDBY: on_standby(&in.standby); return;
     case NVS_TYPE_REVOKE:
@@ -472,6 +474,7 @@ void *nvs_agent_main(void *nothing)
     nvs_agent_unanswered_count = 0;
     nvs_progress_start();
     notice_start();
+    nvs_parking_start();
     awake_until_ns = 0;
     nvs_link_start();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
@@ -484,6 +487,7 @@ void *nvs_agent_main(void *nothing)
         nvs_link_serve(&message_handlers);
         nvs_moves_serve();
         uint64_t due = earlier(serve_gpus(), nvs_budget_serve(nvs_now_ns()));
+        due = earlier(due, nvs_parking_serve(nvs_now_ns()));
         due = earlier(earlier(due, nvs_link_due()), warn_without_coordinator());
         sleep_until(nvs_link_has_more() ? 0 : due);
     }

@@ -362,6 +362,53 @@ nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
     return status;
 }
 
+void nvs_query_enter_slow(nvs_slot *slot, uint32_t awaiting)
+{
+    const int saved = errno;
+    uint32_t parked;
+    while ((parked = atomic_load_explicit(&nvs_hot.parked, memory_order_seq_cst)) != 0) {
+        atomic_store_explicit(&slot->awaiting, 0, memory_order_seq_cst); /* pairs with nvs_queries_close, as does the next */
+        nvs_coordinator.wait_for_lease(parked - 1);
+        atomic_store_explicit(&slot->awaiting, awaiting, memory_order_seq_cst);
+    }
+    errno = saved;
+}
+
+static bool any_query(void)
+{
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
+        if (atomic_load_explicit(&slot->awaiting, memory_order_acquire) != 0) /* pairs with nvs_gate_awaited */
+            return true;
+    return false;
+}
+
+/* The proof is that of nvs_gate_close, with `awaiting` for `active` and `parked` for the gate's word. */
+bool nvs_queries_close(uint32_t gpu, uint64_t deadline_ns)
+{
+    if (need_fences() != 0)
+        return false;
+    atomic_store_explicit(&nvs_hot.parked, gpu + 1, memory_order_seq_cst);
+    if (!membarrier(MEMBARRIER_EXPEDITED))
+        return false;
+    while (any_query()) {
+        if (nvs_now_ns() >= deadline_ns)
+            return false;
+        nvs_nap(SETTLE_NS);
+    }
+    return true;
+}
+
+void nvs_queries_open(void)
+{
+    atomic_store_explicit(&nvs_hot.parked, 0, memory_order_release); /* the threads that wait have asked for a lease, which opens their gate */
+}
+
+uint32_t nvs_queries_gpu(void)
+{
+    const uint32_t parked = atomic_load_explicit(&nvs_hot.parked, memory_order_relaxed); /* written by the caller's thread, the agent */
+    return parked != 0 ? parked - 1 : 0;
+}
+
 bool nvs_gate_inside(uint32_t gpu)
 {
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
@@ -408,6 +455,7 @@ NVS_FORK_CODE void nvs_gate_after_fork(void)
         atomic_store_explicit(&nvs_gates[gpu].dead, false, memory_order_relaxed);
         atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | (armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN), memory_order_relaxed);
     }
+    atomic_store_explicit(&nvs_hot.parked, 0, memory_order_relaxed);
     if (armed)
         nvs_gate_arm(); /* the registration for membarrier belongs to the parent's address space */
 }

@@ -196,20 +196,44 @@ static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_fast(const
     return NULL;
 }
 
-/* Around a call that waits for work of this GPU.  Relaxed: the agent only samples it. */
-static inline nvs_slot *nvs_gate_await(uint32_t gpu)
+/* --- queries, and waits for work: calls that read what the card writes, and pass no gate.  While the process is parked they wait for a lease
+ * (coord/parking.c). --- */
+
+void nvs_query_enter_slow(nvs_slot *slot, uint32_t awaiting); /* returns with the slot announced, and the process not parked */
+bool nvs_queries_close(uint32_t gpu, uint64_t deadline_ns);   /* later ones wait; false: a call is inside, or the kernel lacks membarrier */
+void nvs_queries_open(void);
+uint32_t nvs_queries_gpu(void);                               /* whose lease they wait for */
+
+static inline nvs_slot *nvs_query_enter_as(uint32_t awaiting)
 {
     nvs_slot *slot = nvs_self;
-    if (NVS_UNLIKELY(gpu == NVS_NO_GPU) || (slot == NULL && (slot = nvs_slot_register()) == NULL))
+    if ((slot == NULL && (slot = nvs_slot_register()) == NULL) ||
+        NVS_UNLIKELY(atomic_load_explicit(&slot->awaiting, memory_order_relaxed) != 0)) /* a signal handler; written by this thread only */
         return NULL;
-    atomic_store_explicit(&slot->awaiting, gpu + 1, memory_order_relaxed);
+    /* Pairs with the membarrier in nvs_queries_close, as nvs_gate_enter with that of nvs_gate_close. */
+    atomic_store_explicit(&slot->awaiting, awaiting, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst);
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.parked, memory_order_acquire) != 0))
+        nvs_query_enter_slow(slot, awaiting);
     return slot;
+}
+
+/* Around a call that only asks. */
+static inline nvs_slot *nvs_query_enter(void)
+{
+    return nvs_query_enter_as(NVS_ASKING);
+}
+
+/* Around a call that waits for work of this GPU, which the agent samples. */
+static inline nvs_slot *nvs_gate_await(uint32_t gpu)
+{
+    return nvs_query_enter_as(NVS_UNLIKELY(gpu == NVS_NO_GPU) ? NVS_ASKING : gpu + 1);
 }
 
 static inline void nvs_gate_awaited(nvs_slot *slot)
 {
     if (NVS_LIKELY(slot != NULL))
-        atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
+        atomic_store_explicit(&slot->awaiting, 0, memory_order_release); /* pairs with nvs_queries_close */
 }
 
 /* Returns this thread's submissions that pacing has not seen; it looks again after `stride` more. */

@@ -12,6 +12,7 @@
 #include "contexts/context.h"
 #include "contexts/gpu.h"
 #include "driver/cuda_api.h"
+#include "gate/gate.h"
 #include "hooks/hooks.h"
 #include "ipc/ipc.h"
 #include "memory/memory.h"
@@ -354,10 +355,17 @@ NVS_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
 NVS_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free, size_t *total)
 {
     uint32_t gpu = nvs_current_gpu();
-    if (free == NULL || total == NULL || !nvs_memory_manages(gpu))
-        return NVS_REAL(cuMemGetInfo_v2)(free, total);
-    size_t real_free, real_total;
-    CUresult result = NVS_REAL(cuMemGetInfo_v2)(&real_free, &real_total);
+    nvs_slot *const slot = nvs_query_enter();
+    size_t real_free = 0, real_total = 0;
+    CUresult result = NVS_REAL(cuMemGetInfo_v2)(free == NULL ? NULL : &real_free, total == NULL ? NULL : &real_total);
+    nvs_gate_awaited(slot);
+    if (result == CUDA_SUCCESS && (free == NULL || total == NULL || !nvs_memory_manages(gpu))) {
+        if (free != NULL)
+            *free = real_free;
+        if (total != NULL)
+            *total = real_total;
+        return result;
+    }
     if (result != CUDA_SUCCESS)
         return result;
     nvs_memory_reap(gpu, false);

@@ -214,6 +214,21 @@ NVS_QUEUES_FUNCTION_V2(cuLaunchHostFunc_v2_ptsz)
         return result;                                           \
     }
 
+#define NVS_ASKS(symbol, parameters, arguments)              \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters            \
+    {                                                        \
+        nvs_slot *const slot = nvs_query_enter();            \
+        const CUresult result = NVS_REAL(symbol) arguments;  \
+        nvs_gate_awaited(slot);                              \
+        return result;                                       \
+    }
+
+NVS_ASKS(cuEventElapsedTime, (float *pMilliseconds, CUevent hStart, CUevent hEnd), (pMilliseconds, hStart, hEnd))
+NVS_ASKS(cuEventElapsedTime_v2, (float *pMilliseconds, CUevent hStart, CUevent hEnd), (pMilliseconds, hStart, hEnd))
+NVS_ASKS(cuEventQuery, (CUevent hEvent), (hEvent))
+NVS_ASKS(cuStreamQuery, (CUstream hStream), (hStream))
+NVS_ASKS(cuStreamQuery_ptsz, (CUstream hStream), (hStream))
+
 NVS_WAITS(cuCtxSynchronize, (void), (), nvs_current_gpu())
 NVS_WAITS(cuCtxSynchronize_v2, (CUcontext ctx), (ctx), nvs_only_gpu() != NVS_NO_GPU ? nvs_only_gpu() : nvs_context_gpu(ctx))
 NVS_WAITS(cuEventSynchronize, (CUevent hEvent), (hEvent), nvs_current_gpu())

@@ -65,6 +65,8 @@ def state(client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int
     """`running`, `waiting 1.2s`, `paused`, ...; without `now_ns` no time."""
     if client["paused"]:
         return "paused"
+    if client["parking"] != "running":
+        return str(client["parking"])
     if seat is None:
         return "idle"
     shown = "no room" if seat["shut_out"] else "running" if seat["phase"] == "holding" else str(seat["phase"])

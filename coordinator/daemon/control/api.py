@@ -126,7 +126,15 @@ class Resume(_Request):
     client: ClientName
 
 
-Request = Ping | Status | Set | SetShare | Unset | Pause | Resume
+class ParkClient(_Request):
+    """Takes an idle client off its GPUs, or wakes it."""
+
+    ask: Literal["park"] = "park"
+    client: ClientName
+    parked: bool = True
+
+
+Request = Ping | Status | Set | SetShare | Unset | Pause | Resume | ParkClient
 _REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 
 

@@ -187,6 +187,14 @@ class Administration:
             self._live.drop(owner, "paused", None, by_operator=call.by_operator)
         return {**_identity(client), **self._lasting(), "paused": False}
 
+    def _park(self, request: api.ParkClient, call: Call) -> dict[str, Any]:
+        """Begins; the client's `parking` says how far it is."""
+        client = self._client(request, call)
+        self._dispatcher.event(events.Set("parked", request.parked, client=client.client), call.now_ns)
+        now = self._dispatcher.scheduler.client_snapshot(client.client, call.now_ns)
+        assert now is not None
+        return {**_identity(client), "parking": now.parking, "why": now.parking_why}
+
     def _set_client(
         self, client: ClientSnapshot, setting: str, value: Value, uuid: str | None, call: Call
     ) -> dict[str, Any]:
@@ -279,6 +287,7 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, Call], dict[str, 
     api.Unset: Administration._unset,
     api.Pause: Administration._pause,
     api.Resume: Administration._resume,
+    api.ParkClient: Administration._park,
 }
 
 

@@ -51,6 +51,7 @@ enum {
     NVS_TYPE_PROGRESS = 11,
     NVS_TYPE_PROFILE = 12,
     NVS_TYPE_EXPLAIN_WAIT = 13,
+    NVS_TYPE_PARK_ANSWER = 14,
     NVS_TYPE_WELCOME = 64,
     NVS_TYPE_GPU_SETTINGS = 65,
     NVS_TYPE_GRANT = 66,
@@ -65,6 +66,7 @@ enum {
     NVS_TYPE_STANDBY = 73,
     NVS_TYPE_ALLOT = 77,
     NVS_TYPE_WAIT_EXPLAINED = 78,
+    NVS_TYPE_PARK = 79,
     NVS_TYPE_REJECTED = 72,
 };
 
@@ -104,6 +106,7 @@ typedef struct nvs_attach_gpu {
     uint64_t allocated_bytes;
     uint64_t resident_bytes;
     uint64_t pinned_bytes;
+    bool parked;
 } nvs_attach_gpu;
 
 static const nvs_wire_field nvs_attach_gpu_fields[] = {
@@ -115,8 +118,9 @@ static const nvs_wire_field nvs_attach_gpu_fields[] = {
     NVS_WIRE_FIELD(attach_gpu, allocated_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(attach_gpu, resident_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(attach_gpu, pinned_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(attach_gpu, parked, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(attach_gpu, NVS_TYPE_ATTACH_GPU, 8, 8)
+NVS_WIRE_MESSAGE(attach_gpu, NVS_TYPE_ATTACH_GPU, 8, 9)
 
 typedef struct nvs_request {
     uint8_t gpu;
@@ -278,6 +282,17 @@ static const nvs_wire_field nvs_explain_wait_fields[] = {
     NVS_WIRE_FIELD(explain_wait, gpu, UINT, 0, UINT64_C(31), 0, NULL),
 };
 NVS_WIRE_MESSAGE(explain_wait, NVS_TYPE_EXPLAIN_WAIT, 1, 1)
+
+typedef struct nvs_park_answer {
+    bool ready;
+    char reason[256];
+} nvs_park_answer;
+
+static const nvs_wire_field nvs_park_answer_fields[] = {
+    NVS_WIRE_FIELD(park_answer, ready, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(park_answer, reason, TEXT, 0, 255, 0, ""),
+};
+NVS_WIRE_MESSAGE(park_answer, NVS_TYPE_PARK_ANSWER, 1, 2)
 
 typedef struct nvs_welcome {
     uint16_t protocol;
@@ -483,6 +498,15 @@ static const nvs_wire_field nvs_wait_explained_fields[] = {
 };
 NVS_WIRE_MESSAGE(wait_explained, NVS_TYPE_WAIT_EXPLAINED, 3, 3)
 
+typedef struct nvs_park {
+    bool on;
+} nvs_park;
+
+static const nvs_wire_field nvs_park_fields[] = {
+    NVS_WIRE_FIELD(park, on, BOOL, 0, 1, 0, NULL),
+};
+NVS_WIRE_MESSAGE(park, NVS_TYPE_PARK, 1, 1)
+
 typedef struct nvs_rejected {
     uint16_t code;
     bool final;
@@ -513,6 +537,7 @@ typedef struct nvs_to_client {
         nvs_standby standby;
         nvs_allot allot;
         nvs_wait_explained wait_explained;
+        nvs_park park;
         nvs_rejected rejected;
     };
 } nvs_to_client;
@@ -532,6 +557,7 @@ static const nvs_wire_message *const nvs_to_client_messages[] = {
     &nvs_standby_message,
     &nvs_allot_message,
     &nvs_wait_explained_message,
+    &nvs_park_message,
     &nvs_rejected_message,
 };
 NVS_WIRE_DIRECTION(to_client, welcome)
@@ -572,6 +598,7 @@ typedef struct nvs_to_coordinator {
         nvs_progress progress;
         nvs_profile profile;
         nvs_explain_wait explain_wait;
+        nvs_park_answer park_answer;
     };
 } nvs_to_coordinator;
 
@@ -589,6 +616,7 @@ static const nvs_wire_message *const nvs_to_coordinator_messages[] = {
     &nvs_progress_message,
     &nvs_profile_message,
     &nvs_explain_wait_message,
+    &nvs_park_answer_message,
 };
 NVS_WIRE_DIRECTION(to_coordinator, hello)
 

@@ -1,0 +1,225 @@
+"""Parking: an idle client leaves its GPUs altogether, and comes back at its next call.
+
+    RUNNING ──> LEAVING ──> CLOSING ──> SAVING ──> PARKED ──> WAKING ──> RUNNING
+                   │            │          │                     │
+                   └────────────┴──────────┴──> RUNNING          └──> PARKED, and another try
+
+- LEAVING: leases end, and memory goes to the host by ordinary evictions.
+- CLOSING: the hook closes the ways by which a call could reach the driver, or says why it cannot (`ParkAnswer`).
+- SAVING: the driver's checkpoint takes the rest, contexts included (`commands.Checkpoint`).
+- WAKING: the driver brings that back (`commands.Restore`); memory follows as at any switch.
+
+Rules:
+- A request for a lease ends LEAVING and CLOSING, and wakes a client in SAVING and PARKED.  No seat of the client is
+  schedulable until it runs again.
+- What cannot be parked is found before anything moves, as far as it is known here.
+- A refusal or failure leaves the client running, and holds until it has had another lease.
+
+Non-goals: who calls the driver (system/checkpoints.py), which calls the hook stops (client_hook/src/coord/parking.c).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from nvshare.coordinator.engine import leases, reconcile
+from nvshare.coordinator.memory import orders
+from nvshare.coordinator.memory.planner import Eviction
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.client import Client, ParkState
+from nvshare.coordinator.model.commands import Checkpoint, Log, Notify, Restore, Send
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import HOLDING, IDLE, NEXT, WAITING, Seat
+from nvshare.coordinator.model.settings import SECOND_NS
+from nvshare.coordinator.protocol.messages import MemoryMode, Park, ParkAnswer
+
+RETRY_NS: Final = SECOND_NS
+"""After a failed return, which may only have lacked memory for the contexts."""
+RUNNING, LEAVING, CLOSING, SAVING, PARKED, WAKING = ParkState
+
+
+def obstacle(client: Client) -> str:
+    """Why the client cannot be parked, as far as the coordinator knows; "": it may be possible."""
+    if client.identity.process_id <= 0:
+        return "its process is in a foreign PID namespace"
+    if not client.seats:
+        return "it uses no GPU"
+    if client.spatial:
+        return "it is a client of MPS"
+    if client.memory_mode is MemoryMode.MANAGED and any(seat.memory.allocated_bytes for seat in client.seats.values()):
+        return "it has managed memory, which the driver's checkpoint refuses; start it with --memory swap"
+    return ""
+
+
+def set_parked(node: Node, client: Client, parked: bool, uuid: str | None, now_ns: int) -> Iterable[Gpu]:
+    """The operator parks or wakes a client."""
+    if parked:
+        client.parking.refused_at = -1
+        _begin(node, client, now_ns)
+    elif client.parking.state is PARKED:
+        _wake(node, client)
+    elif client.parking.state in (LEAVING, CLOSING):
+        _stay(node, client, "")
+    else:
+        client.parking.unwanted = client.parking.state is SAVING
+    return ()
+
+
+def look(node: Node, event: events.Look, now_ns: int) -> Iterable[Gpu]:
+    """Parks clients that have been idle for `park_after`, and tries failed returns again.  O(clients), once a second."""
+    after_ns = node.settings.park_after_ns
+    for client in node.clients.values():
+        parking = client.parking
+        if parking.state is PARKED and parking.retry_at_ns is not None and now_ns >= parking.retry_at_ns:
+            _wake(node, client)
+        elif after_ns and parking.state is RUNNING and client.seats and parking.refused_at != _leases(client):
+            used_ns = [seat.place.last_released_ns or seat.place.attached_at_ns for seat in client.seats.values()]
+            idle = all(seat.phase is IDLE for seat in client.seats.values())
+            if idle and now_ns - max(used_ns) >= after_ns and not obstacle(client):
+                _begin(node, client, now_ns)
+    return ()
+
+
+def _leases(client: Client) -> int:
+    return sum(seat.statistics.leases for seat in client.seats.values())
+
+
+def _enter(node: Node, client: Client, state: ParkState) -> None:
+    parking = client.parking
+    parking.state = state
+    if state in (LEAVING, CLOSING) or parking.retry_at_ns is not None:
+        node.parking[client.client_id] = client
+    else:
+        node.parking.pop(client.client_id, None)
+    for seat in client.seats.values():
+        seat.gpu.schedule.stale = True
+        node.changed_gpus[seat.gpu.uuid] = seat.gpu
+    node.out.append(Notify("parking", {"client": client.client_id, "state": state.value, "why": parking.why}))
+
+
+def _begin(node: Node, client: Client, now_ns: int) -> None:
+    parking = client.parking
+    if parking.state is not RUNNING:
+        return
+    parking.why = obstacle(client)
+    if parking.why:
+        parking.refused_at = _leases(client)
+        node.out.append(Notify("parking", {"client": client.client_id, "state": "running", "why": parking.why}))
+        return
+    _enter(node, client, LEAVING)
+    for seat in client.seats.values():
+        if seat in seat.gpu.wait_queue:
+            seat.gpu.wait_queue.leave(seat)
+        elif seat.phase is NEXT:
+            reconcile.cancel_switch(seat.gpu, now_ns)
+        elif seat.phase is HOLDING:
+            leases.revoke(node, seat.gpu, seat, "parked", now_ns)
+
+
+def advance(node: Node, now_ns: int) -> None:
+    """Level-triggered: what clients that are on their way out need next."""
+    for client in list(node.parking.values()):
+        if client.parking.state is PARKED:
+            continue  # it waits for its next attempt to come back
+        if any(seat.phase is WAITING for seat in client.seats.values()):
+            _stay(node, client, "it wants the GPU")
+        elif client.parking.state is LEAVING and all(_has_left(node, seat, now_ns) for seat in client.seats.values()):
+            _enter(node, client, CLOSING)
+            node.out.append(Send(client.client_id, Park(True)))
+
+
+def _has_left(node: Node, seat: Seat, now_ns: int) -> bool:
+    """All movable memory of the seat is on the host.  Orders an eviction if that is what it needs."""
+    memory = seat.memory
+    if seat.phase is not IDLE or seat.lease.stray or seat.moves.order is not None:
+        if seat.moves.order is not None and seat.moves.order.stalled:
+            _stay(node, seat.client, "it does not move its memory")
+        return False
+    movable = memory.resident_bytes - memory.pinned_bytes
+    if seat.client.memory_mode is not MemoryMode.SWAP or movable <= 0:
+        return True
+    if orders.eviction_candidate(node, seat).movable_bytes < movable:
+        _stay(node, seat.client, "the host has no room for its memory (host_budget)")
+        return False
+    orders.evict(node, seat.gpu, (Eviction(seat.client.client_id, movable),), now_ns)
+    return False
+
+
+def _stay(node: Node, client: Client, why: str) -> None:
+    """The client runs on."""
+    parking = client.parking
+    if parking.state is RUNNING:
+        return
+    if parking.state is not LEAVING:
+        node.out.append(Send(client.client_id, Park(False)))
+    parking.why, parking.refused_at = why, _leases(client) if why else -1
+    parking.retry_at_ns, parking.unwanted = None, False
+    _enter(node, client, RUNNING)
+    for seat in client.seats.values():
+        if seat.phase is WAITING and seat.schedulable and seat not in seat.gpu.wait_queue:
+            seat.gpu.wait_queue.join(seat)
+
+
+def answered(node: Node, client: Client, message: ParkAnswer, now_ns: int) -> Iterable[Gpu]:
+    """The hook has closed its ways to the driver, or cannot."""
+    if client.parking.state is not CLOSING:
+        return ()  # it crosses the end of the attempt
+    if not message.ready:
+        _stay(node, client, message.reason or "its hook refuses")
+        return ()
+    _enter(node, client, SAVING)
+    identity = client.identity
+    node.out.append(Checkpoint(client.client_id, identity.process_id, identity.user_id))
+    return ()
+
+
+def saved(node: Node, event: events.Saved, now_ns: int) -> Iterable[Gpu]:
+    """The checkpoint is made, or has failed and the process runs."""
+    client = node.clients.get(event.client)
+    if client is None or client.parking.state is not SAVING:
+        return ()
+    if event.error:
+        node.out.append(Log(logging.WARNING, f"{client.identity} cannot be parked: {event.error}"))
+        _stay(node, client, event.error)
+        return ()
+    client.parking.why = ""
+    client.parking.since_ns = now_ns
+    _enter(node, client, PARKED)
+    if client.parking.unwanted or any(seat.phase is WAITING for seat in client.seats.values()):
+        _wake(node, client)
+    return ()
+
+
+def requested(node: Node, client: Client) -> None:
+    """A thread of the client wants a GPU."""
+    if client.parking.state is PARKED and client.parking.retry_at_ns is None:
+        _wake(node, client)
+
+
+def found_parked(client: Client) -> None:
+    """A client of an earlier coordinator says that it was told to close; perhaps a checkpoint was made."""
+    client.parking.state = PARKED
+
+
+def _wake(node: Node, client: Client) -> None:
+    client.parking.retry_at_ns, client.parking.unwanted = None, False
+    _enter(node, client, WAKING)
+    node.out.append(Restore(client.client_id, client.identity.process_id, client.identity.user_id))
+
+
+def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
+    """The process runs again, or there is no room for its contexts yet."""
+    client = node.clients.get(event.client)
+    if client is None or client.parking.state is not WAKING:
+        return ()
+    if event.error:
+        client.parking.why = event.error
+        client.parking.retry_at_ns = now_ns + RETRY_NS
+        node.out.append(Log(logging.WARNING, f"{client.identity} cannot be woken: {event.error}; it is tried again"))
+        _enter(node, client, PARKED)
+        return ()
+    _stay(node, client, "")
+    return ()

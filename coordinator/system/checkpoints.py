@@ -1,0 +1,174 @@
+"""The driver's checkpoints of other processes, which park programs (engine/parking.py).
+
+The driver wants the user of the process, or root, and its calls take up to seconds.  So one helper process for each
+user makes them: `python -m nvshare.coordinator.system.checkpoints`, started with the first need and kept, because a
+program that wakes should not wait for Python.  It reads lines `{"process_id": P, "do": "save" | "restore"}` and answers
+each by `{"process_id": P, "error": "..."}`; "" is success.  It looks at the state of the process first, so each request
+may be repeated, also after the death of a helper or a coordinator in the middle.
+
+The calls are `cuda.core.checkpoint`'s, which the extra `park` brings.
+
+Non-goals: when a program is parked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+log: Final = logging.getLogger("nvshare")
+
+LOCK_MS: Final = 2000
+"""The program is idle, so the driver gets its lock at once."""
+DEADLINE_S: Final = 120.0
+"""For one checkpoint or restoration: some GiB of contexts and pinned memory."""
+EXTRA: Final = "the driver's checkpoints need the extra `park` where the coordinator runs: pip install 'nvshare[park]'"
+
+
+# --- in the coordinator ------------------------------------------------------------------------------------------------
+
+
+class Checkpoints:
+    """The helpers, by user.  `report(process_id, error)` is called in a thread of this object."""
+
+    def __init__(self, environment: Mapping[str, str], report: Callable[[int, str], None]) -> None:
+        self._environment = dict(environment)
+        self._report = report
+        self._lock = threading.Lock()
+        self._helpers: dict[int, subprocess.Popen[str]] = {}
+        self._pending: dict[int, tuple[int, threading.Timer]] = {}  # process id -> its user
+
+    def ask(self, do: str, process_id: int, user_id: int) -> None:
+        """Has the process saved or restored.  The result comes by `report`, within `DEADLINE_S`."""
+        timer = threading.Timer(DEADLINE_S, self._too_long, (process_id, user_id))
+        timer.daemon = True
+        with self._lock:
+            self._pending[process_id] = (user_id, timer)
+            try:
+                helper = self._helpers.get(user_id)
+                if helper is None or helper.poll() is not None:
+                    helper = self._helpers[user_id] = self._start(user_id)
+                assert helper.stdin is not None
+                helper.stdin.write(json.dumps({"process_id": process_id, "do": do}) + "\n")
+                helper.stdin.flush()
+            except (OSError, subprocess.SubprocessError) as error:
+                del self._pending[process_id]
+                threading.Thread(target=self._report, args=(process_id, f"no helper: {error}"), daemon=True).start()
+                return
+        timer.start()
+
+    def close(self) -> None:
+        """Ends the helpers.  What they have parked stays parked, until a coordinator wakes it."""
+        with self._lock:
+            helpers, self._helpers = list(self._helpers.values()), {}
+        for helper in helpers:
+            helper.kill()
+            helper.wait()
+
+    def _start(self, user_id: int) -> subprocess.Popen[str]:
+        other: dict[str, Any] = {}
+        if os.geteuid() == 0 and user_id != 0:
+            import pwd
+
+            try:
+                other = {"user": user_id, "group": pwd.getpwuid(user_id).pw_gid, "extra_groups": []}
+            except KeyError:
+                other = {"user": user_id, "group": user_id, "extra_groups": []}
+        command = [sys.executable, "-m", "nvshare.coordinator.system.checkpoints"]
+        helper = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            env=self._environment,
+            start_new_session=True,
+            **other,
+        )
+        threading.Thread(target=self._read, args=(helper, user_id), name="checkpoints", daemon=True).start()
+        return helper
+
+    def _read(self, helper: subprocess.Popen[str], user_id: int) -> None:
+        assert helper.stdout is not None
+        for line in helper.stdout:
+            answer = json.loads(line)
+            self._answered(answer["process_id"], answer["error"])
+        helper.wait()
+        with self._lock:
+            lost = [process_id for process_id, (user, _) in self._pending.items() if user == user_id]
+        for process_id in lost:
+            self._answered(process_id, f"its helper ended with code {helper.returncode}")
+
+    def _answered(self, process_id: int, error: str) -> None:
+        with self._lock:
+            pending = self._pending.pop(process_id, None)
+        if pending is not None:
+            pending[1].cancel()
+            self._report(process_id, error)
+
+    def _too_long(self, process_id: int, user_id: int) -> None:
+        log.warning("process %d: the driver's checkpoint took longer than %g s", process_id, DEADLINE_S)
+        with self._lock:
+            helper = self._helpers.get(user_id)
+        if helper is not None:
+            helper.kill()  # `_read` reports what is pending
+        self._answered(process_id, f"the driver took longer than {DEADLINE_S:g} s")
+
+
+# --- in the helper -----------------------------------------------------------------------------------------------------
+
+
+def perform(process: Any, do: str) -> None:
+    """One request, from whatever state the process is in.  After a failure to save it runs.  Raises what cuda.core does."""
+    if do == "restore":
+        if process.state == "checkpointed":
+            process.restore()
+        if process.state == "locked":
+            process.unlock()
+        return
+    try:
+        if process.state == "running":
+            process.lock(LOCK_MS)
+        if process.state == "locked":
+            process.checkpoint()
+    except Exception:
+        if process.state == "locked":
+            process.unlock()
+        raise
+
+
+def main() -> None:
+    """Serves requests until standard input ends."""
+    printing = threading.Lock()
+
+    def serve(request: dict[str, Any]) -> None:
+        try:
+            from cuda.bindings import driver
+            from cuda.core import checkpoint
+
+            driver.cuInit(0)  # a restoration wants it in the caller
+            perform(checkpoint.Process(request["process_id"]), request["do"])
+            error = ""
+        except ImportError:
+            error = EXTRA
+        except Exception as failure:  # the driver's, of many types
+            error = str(failure) or repr(failure)
+        with printing:
+            sys.stdout.write(json.dumps({"process_id": request["process_id"], "error": error[:200]}) + "\n")
+            sys.stdout.flush()
+
+    threads: list[threading.Thread] = []
+    for line in sys.stdin:
+        thread = threading.Thread(target=serve, args=(json.loads(line),))
+        thread.start()
+        threads = [each for each in threads if each.is_alive()] + [thread]
+
+
+if __name__ == "__main__":
+    main()
