@@ -69,7 +69,11 @@ def set_parked(node: Node, client: Client, parked: bool, uuid: str | None, now_n
 
 
 def look(node: Node, event: events.Look, now_ns: int) -> Iterable[Gpu]:
-    """Parks clients that have been idle for `park_after`, and tries failed returns again.  O(clients), once a second."""
+    """Parks clients that have been idle for `park_after`, and tries failed returns again.  O(clients), once a second.
+
+    A client that nobody waits for keeps its lease while it is idle.  So one that has had it for `park_after` gives it
+    back; if it is at work, it asks for it again at once.
+    """
     after_ns = node.settings.park_after_ns
     for client in node.clients.values():
         parking = client.parking
@@ -80,6 +84,11 @@ def look(node: Node, event: events.Look, now_ns: int) -> Iterable[Gpu]:
             idle = all(seat.phase is IDLE for seat in client.seats.values())
             if idle and now_ns - max(used_ns) >= after_ns and not obstacle(client):
                 _begin(node, client, now_ns)
+        if after_ns and parking.state is RUNNING:
+            for seat in client.seats.values():
+                if seat.phase is HOLDING and now_ns - seat.lease.began_ns >= after_ns:
+                    leases.revoke(node, seat.gpu, seat, "idle", now_ns)
+                    node.changed_gpus[seat.gpu.uuid] = seat.gpu
     return ()
 
 
@@ -135,7 +144,8 @@ def _has_left(node: Node, seat: Seat, now_ns: int) -> bool:
     """All movable memory of the seat is on the host.  Orders an eviction if that is what it needs."""
     memory = seat.memory
     if seat.phase is not IDLE or seat.lease.stray or seat.moves.order is not None:
-        if seat.moves.order is not None and seat.moves.order.stalled:
+        order = seat.moves.order
+        if order is not None and now_ns >= order.heard_ns + node.settings.move_stall_ns:
             _stay(node, seat.client, "it does not move its memory")
         return False
     movable = memory.resident_bytes - memory.pinned_bytes

@@ -1,0 +1,138 @@
+"""Idle programs that leave their GPU altogether, by the simulated driver's checkpoint, and come back at a call."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import Node
+from tests.waiting import eventually
+
+PROGRAM = Path(__file__).with_name("programs") / "parked.py"
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
+
+
+def start(node: Node, *options: str) -> subprocess.Popen[str]:
+    """The program, idle, with memory on the GPU."""
+    program = node.run([sys.executable, str(PROGRAM)], "--memory=swap", "--name=parked", *options)
+    assert said(program) == "ready"
+    return program
+
+
+def said(program: subprocess.Popen[str]) -> str:
+    assert program.stdout is not None
+    return program.stdout.readline().strip()
+
+
+def tell(program: subprocess.Popen[str], word: str) -> str:
+    """The answer to a word."""
+    assert program.stdin is not None
+    program.stdin.write(word + "\n")
+    program.stdin.flush()
+    return said(program)
+
+
+def parking(node: Node) -> str:
+    (client,) = node.control("clients")["clients"]
+    return str(client["parking"])
+
+
+def charged_bytes(node: Node) -> int:
+    """Used memory of the card, by its NVML."""
+    look = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0)).used)"
+    return int(said(node.run_plain([sys.executable, "-c", look])))
+
+
+def park(node: Node) -> None:
+    assert node.control("park", "parked")["parking"] == "parked"
+
+
+ANSWERS = {"read": "0 True", "make": "0 0", "free": "0 True", "query": "0 0", "wait": "0 0"}
+
+
+@pytest.mark.parametrize("word", sorted(ANSWERS))
+def test_the_next_call_brings_it_back(node: Node, word: str) -> None:
+    """Broken: a call of a parked program fails, crashes, waits for ever, or finds other memory."""
+    node.start_coordinator()
+    program = start(node)
+    for _ in range(2):
+        park(node)
+        assert charged_bytes(node) == 0
+        assert tell(program, word) == ANSWERS[word]
+        assert tell(program, "read") == "0 True"
+    assert parking(node) == "running"
+
+
+def test_the_operator_brings_it_back(node: Node) -> None:
+    """Broken: `unpark` says that it is done, and is not."""
+    node.start_coordinator()
+    program = start(node)
+    park(node)
+    assert node.control("unpark", "parked")["parking"] == "running"
+    assert tell(program, "query") == "0 0"
+
+
+def test_by_itself(node: Node) -> None:
+    """Broken: `park_after` does nothing in a coordinator."""
+    node.start_coordinator("--park-after=100ms")
+    program = start(node)
+    eventually(lambda: parking(node) == "parked", "the program to be parked")
+    assert tell(program, "read") == "0 True"
+
+
+def test_a_parked_program_ends(node: Node) -> None:
+    """Broken: the end of a parked program waits in the driver, or leaves something."""
+    node.start_coordinator()
+    program = start(node)
+    park(node)
+    assert program.stdin is not None
+    program.stdin.close()
+    assert said(program) == "end"
+    assert program.wait(60) == 0
+    killed = start(node)
+    park(node)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    eventually(lambda: not node.control("clients")["clients"], "its seat to go")
+    assert charged_bytes(node) == 0
+
+
+def test_a_coordinator_that_dies_meanwhile(node: Node) -> None:
+    """Broken: nobody wakes a program that an earlier coordinator has parked."""
+    node.start_coordinator()
+    program = start(node)
+    park(node)
+    node.kill_coordinator()
+    node.start_coordinator()
+    eventually(lambda: len(node.control("clients")["clients"]) == 1, "the program to connect again")
+    assert parking(node) == "parked"
+    assert tell(program, "read") == "0 True"
+
+
+def test_a_helper_that_dies(node: Node) -> None:
+    """Broken: the death of the process that calls the driver leaves its programs parked."""
+    node.start_coordinator()
+    program = start(node)
+    park(node)
+    assert node.coordinator is not None
+    helpers = Path(f"/proc/{node.coordinator.pid}/task/{node.coordinator.pid}/children").read_text().split()
+    assert helpers
+    for helper in helpers:
+        os.kill(int(helper), signal.SIGKILL)
+    assert tell(program, "read") == "0 True"
+
+
+def test_two_share_a_card_that_holds_one(node: Node) -> None:
+    """Broken: memory of a parked program keeps others out, or is not its own afterwards."""
+    node.start_coordinator()
+    first, second = start(node), start(node, "--name=other")
+    for _ in range(3):
+        park(node)
+        assert tell(second, "read") == "0 True"
+        assert tell(first, "read") == "0 True"
