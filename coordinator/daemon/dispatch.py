@@ -59,8 +59,8 @@ class Dispatcher:
         """`slots`: those of the clients; None without Kubernetes.  `live`: the operator's live settings.
 
         `watch_end` has `ProcessEnded` follow; false: the process has ended, or cannot be watched.  `check_memory` has
-        `MemoryChecked` follow, and `park` has `Saved` or `Restored`.  `end_process` replaces SIGKILL in simulations.  `events_to` and `observe` get the
-        trace events, for readers and for metrics.
+        `MemoryChecked` follow, and `park` has `Saved` or `Restored`.  `end_process` replaces SIGKILL in simulations.
+        `events_to` and `observe` get the trace events, for readers and for metrics.
         """
         self.scheduler = scheduler
         self.slots = slots

@@ -13,14 +13,19 @@ Non-goals: when a program is parked.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from nvshare.coordinator.system.devices import nvml
+from nvshare.coordinator.units import format_size
 
 log: Final = logging.getLogger("nvshare")
 
@@ -28,10 +33,13 @@ LOCK_MS: Final = 2000
 """The program is idle, so the driver gets its lock at once."""
 DEADLINE_S: Final = 120.0
 """For one checkpoint or restoration: some GiB of contexts and pinned memory."""
+ROOM_S: Final = 2.0
+ROOM_LOOK_S: Final = 0.01
+SPARE_BYTES: Final = 64 << 20
 EXTRA: Final = "the driver's checkpoints need the extra `park` where the coordinator runs: pip install 'nvshare[park]'"
 
 
-# --- in the coordinator ------------------------------------------------------------------------------------------------
+# --- in the coordinator -----------------------------------------------------------------------------------------------
 
 
 class Checkpoints:
@@ -121,17 +129,58 @@ class Checkpoints:
         self._answered(process_id, f"the driver took longer than {DEADLINE_S:g} s")
 
 
-# --- in the helper -----------------------------------------------------------------------------------------------------
+# --- in the helper ----------------------------------------------------------------------------------------------------
 
 
-def perform(process: Any, do: str) -> None:
-    """One request, from whatever state the process is in.  After a failure to save it runs.  Raises what cuda.core does."""
+def card_memory(process_id: int) -> dict[str, int]:
+    """Memory that a process has on each card, by UUID, as far as NVML says."""
+    import pynvml
+
+    found = {}
+    with contextlib.suppress(pynvml.NVMLError), nvml():
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if each.pid == process_id and each.usedGpuMemory:
+                    found[str(pynvml.nvmlDeviceGetUUID(handle))] = int(each.usedGpuMemory)
+    return found
+
+
+def await_room(had: Mapping[str, int]) -> None:
+    """Waits until the cards have room for what the process had: drivers do not repeat a restoration that lacked it.
+
+    Raises MemoryError after `ROOM_S`.
+    """
+    import pynvml
+
+    end_s = time.monotonic() + ROOM_S
+    while True:
+        lacking = {}
+        with contextlib.suppress(pynvml.NVMLError), nvml():
+            for uuid, size in had.items():
+                free = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).free
+                if free < size + SPARE_BYTES:
+                    lacking[uuid] = size + SPARE_BYTES - free
+        if not lacking:
+            return
+        if time.monotonic() >= end_s:
+            raise MemoryError(", ".join(f"{uuid} lacks {format_size(size)}" for uuid, size in lacking.items()))
+        time.sleep(ROOM_LOOK_S)
+
+
+def perform(process: Any, do: str, had: dict[int, dict[str, int]]) -> None:
+    """One request, from whatever state the process is in.  After a failure to save it runs.
+
+    `had`: by process id, the memory that saved processes had.  Raises what cuda.core does, and MemoryError.
+    """
     if do == "restore":
         if process.state == "checkpointed":
+            await_room(had.get(process.pid, {}))
             process.restore()
         if process.state == "locked":
             process.unlock()
         return
+    had[process.pid] = card_memory(process.pid)
     try:
         if process.state == "running":
             process.lock(LOCK_MS)
@@ -146,6 +195,7 @@ def perform(process: Any, do: str) -> None:
 def main() -> None:
     """Serves requests until standard input ends."""
     printing = threading.Lock()
+    had: dict[int, dict[str, int]] = {}
 
     def serve(request: dict[str, Any]) -> None:
         try:
@@ -153,7 +203,7 @@ def main() -> None:
             from cuda.core import checkpoint
 
             driver.cuInit(0)  # a restoration wants it in the caller
-            perform(checkpoint.Process(request["process_id"]), request["do"])
+            perform(checkpoint.Process(request["process_id"]), request["do"], had)
             error = ""
         except ImportError:
             error = EXTRA

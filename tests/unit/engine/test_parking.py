@@ -56,7 +56,7 @@ def asked(harness: Harness, kind: type[commands.Checkpoint | commands.Restore]) 
 
 
 def test_memory_leaves_before_the_hook_closes_and_the_driver_saves() -> None:
-    """Broken: the driver's checkpoint carries the memory, at a twentieth of the link's speed; or a call runs into it."""
+    """Broken: the driver's checkpoint carries the memory, far below the link's speed; or a call runs into it."""
     harness = one_gpu()
     client = idle_client(harness)
     park(harness, client)
