@@ -35,6 +35,10 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
         for client in status["clients"]
         if client["host_share_bytes"]
     ]
+    for client in status["clients"]:
+        released = sum(seat["released_bytes"] for seat in client["seats"])
+        if released:
+            found.append(f"  c{client['client']} {program(client)}: {format_size(released)} freed by itself under pressure")
     return found
 
 
