@@ -4,7 +4,8 @@
     if client_hook.active():
         client_hook.yield_lease()   # for example between two batches, or before a long step on the CPU
 
-The names are loaded from api.py and steps.py on first use: the notebook opt-in imports this package at each start of Python.
+The names are loaded from api.py and steps.py on first use: the notebook opt-in imports this package at each start of
+Python.
 """
 
 TYPE_CHECKING = False

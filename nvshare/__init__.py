@@ -20,12 +20,14 @@ if sys.version_info < (3, 11):  # noqa: UP036 - from a checkout; pip refuses to 
     )
 
 
-def __getattr__(name: str) -> object:
-    if name not in {"on_pressure", "release_caches", "step"}:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from nvshare import client_hook
+if not TYPE_CHECKING:
 
-    return getattr(client_hook, name)
+    def __getattr__(name: str) -> object:
+        if name not in {"on_pressure", "release_caches", "step"}:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from nvshare import client_hook
+
+        return getattr(client_hook, name)
 
 
 def load_ipython_extension(shell: "Any") -> None:

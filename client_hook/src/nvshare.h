@@ -44,7 +44,7 @@ int nvshare_yield(uint32_t gpu);
 /* The program has done one more of its steps, whatever these are: the coordinator judges speed by them where it can. */
 void nvshare_step(void);
 
-/* Whether memory of this program moves because of others.  Adds up in `times` each order to evict, and each time that evictions became likely.
+/* Whether memory of this program moves because of others.  Adds up in `times` (or NULL) each order to evict, and each time that evictions became likely.
  * 1: the coordinator expects more of them; 0: it does not; -1: a stream is captured, so nothing may be freed now. */
 int nvshare_pressure(uint64_t *times);
 

@@ -462,7 +462,8 @@ NVS_EXPORT void nvshare_step(void)
 
 NVS_EXPORT int nvshare_pressure(uint64_t *times)
 {
-    *times = atomic_load_explicit(&nvs_pressure_times, memory_order_relaxed); /* a count */
+    if (times != NULL)
+        *times = atomic_load_explicit(&nvs_pressure_times, memory_order_relaxed); /* a count */
     if (nvs_capturing())
         return -1;
     return atomic_load_explicit(&nvs_pressure_gpus, memory_order_relaxed) != 0; /* a hint */

@@ -36,9 +36,9 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
         if client["host_share_bytes"]
     ]
     for client in status["clients"]:
-        released = sum(seat["released_bytes"] for seat in client["seats"])
-        if released:
-            found.append(f"  c{client['client']} {program(client)}: {format_size(released)} freed by itself under pressure")
+        if released := sum(seat.get("released_bytes", 0) for seat in client["seats"]):
+            who = f"c{client['client']} {program(client)}"
+            found.append(f"  {who}: freed {format_size(released)} itself under pressure")
     return found
 
 
