@@ -23,18 +23,9 @@ if TYPE_CHECKING:
     from nvshare.client_hook.steps import on_pressure, release_caches, step
 
 __all__ = [
-    "GpuState",
-    "HookNotLoadedError",
-    "Lease",
-    "active",
-    "loaded",
-    "on_pressure",
-    "release_caches",
-    "state",
-    "step",
-    "version",
-    "yield_lease",
-]
+    "GpuState", "HookNotLoadedError", "Lease", "active", "loaded", "on_pressure", "release_caches", "state", "step",
+    "version", "yield_lease",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

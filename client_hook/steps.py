@@ -51,13 +51,7 @@ class _Thread(threading.local):
 
 
 _own = _Thread()
-
-
-def _forget_pressure() -> None:
-    _own.seen = 0
-
-
-os.register_at_fork(after_in_child=_forget_pressure)
+os.register_at_fork(after_in_child=lambda: setattr(_own, "seen", 0))
 
 
 def on_pressure(callback: Callback) -> None:
@@ -154,13 +148,10 @@ def _freed(free: Callable[[Any], bool], library: Any) -> bool:
 
 def _free_cupy(cupy: Any) -> bool:
     pool = cupy.get_default_memory_pool()
-    if api.loaded():
-        for gpu, allocated_bytes in enumerate(_allocated_bytes()):
-            if allocated_bytes:  # to select another GPU would make a context there
-                with cupy.cuda.Device(gpu):
-                    pool.free_all_blocks()
-    else:
-        pool.free_all_blocks()
+    # To select a GPU that the program does not use would make a context there.  None: the current one.
+    for gpu in [gpu for gpu, size in enumerate(_allocated_bytes()) if size] if api.loaded() else [None]:
+        with cupy.cuda.Device(gpu):
+            pool.free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
     return True
 
