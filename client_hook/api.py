@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from nvshare.client_hook import autoload
 
@@ -29,7 +29,13 @@ int nvshare_active(void);
 int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out);
 int nvshare_yield(uint32_t gpu);
 void nvshare_step(void);
+int nvshare_pressure(uint64_t *times);
+int nvshare_released(uint32_t gpu, uint64_t bytes);
 """
+
+
+MOST_GPUS: Final = 32
+"""CUDA ordinals are below this number."""
 
 
 class HookNotLoadedError(RuntimeError):
@@ -70,7 +76,7 @@ class GpuState:
 
 
 @functools.cache
-def _hook() -> tuple[Any, Any] | None:
+def hook() -> tuple[Any, Any] | None:
     """(ffi, library); None without the hook, which cannot be loaded later."""
     import cffi
 
@@ -85,7 +91,7 @@ def _hook() -> tuple[Any, Any] | None:
 
 
 def _needed() -> tuple[Any, Any]:
-    found = _hook()
+    found = hook()
     if found is None:
         raise HookNotLoadedError
     return found
@@ -93,7 +99,7 @@ def _needed() -> tuple[Any, Any]:
 
 def loaded() -> bool:
     """Whether this process runs under the hook, active or not."""
-    return _hook() is not None
+    return hook() is not None
 
 
 def version() -> str:
@@ -108,7 +114,7 @@ def active() -> bool:
 
     False without the hook, with NVSHARE_DISABLE=1, without a coordinator, and before the first use of CUDA.
     """
-    found = _hook()
+    found = hook()
     return found is not None and found[1].nvshare_active() > 0
 
 
@@ -140,16 +146,6 @@ def yield_lease(gpu: int = 0) -> None:
     _check_ordinal(gpu)
     if library.nvshare_yield(gpu) != 0:
         raise ValueError(f"the hook (version {version()}) knows no GPU {gpu}")
-
-
-def step() -> None:
-    """The program has done one more of its steps; the coordinator measures its speed by them.
-
-    Does not block.  Does nothing without the hook.
-    """
-    found = _hook()
-    if found is not None:
-        found[1].nvshare_step()
 
 
 def _check_ordinal(gpu: int) -> None:

@@ -9,11 +9,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from nvshare.client_hook import on_pressure as on_pressure
+    from nvshare.client_hook import release_caches as release_caches
+    from nvshare.client_hook import step as step
+
 if sys.version_info < (3, 11):  # noqa: UP036 - from a checkout; pip refuses to install
     raise ImportError(
         f"nvshare needs Python 3.11 or newer, this is {sys.version_info[0]}.{sys.version_info[1]}: make an environment "
         "with a newer one, such as `conda create -n gpu python=3.12` or `uv venv --python 3.12`"
     )
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in {"on_pressure", "release_caches", "step"}:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from nvshare import client_hook
+
+        return getattr(client_hook, name)
 
 
 def load_ipython_extension(shell: "Any") -> None:

@@ -44,6 +44,13 @@ int nvshare_yield(uint32_t gpu);
 /* The program has done one more of its steps, whatever these are: the coordinator judges speed by them where it can. */
 void nvshare_step(void);
 
+/* Whether memory of this program moves because of others.  Adds up in `times` (or NULL) each order to evict, and each time that evictions became likely.
+ * 1: the coordinator expects more of them; 0: it does not; -1: a stream is captured, so nothing may be freed now. */
+int nvshare_pressure(uint64_t *times);
+
+/* The program has freed so many bytes because of that; `nvshare-ctl memory` shows the sum.  0, or -1 as above. */
+int nvshare_released(uint32_t gpu, uint64_t bytes);
+
 /* Not 0 while the calling thread is in a call that passed the gate; UINT32_MAX on a thread of the hook's own.  For tools that
  * look for work that bypasses the gate. */
 uint32_t nvshare_gate_depth(void);

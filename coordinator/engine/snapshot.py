@@ -51,6 +51,8 @@ class SeatMemorySnapshot:
     host_bytes: int
     evicted_bytes: int
     """Allocated and not resident now."""
+    released_bytes: int
+    """Freed by the program's callbacks of `on_pressure`, since its start."""
     reserved_bytes: int
     room_bytes: int
     """The most that the client can have on the GPU beside immovable memory of others."""

@@ -23,6 +23,8 @@ class SeatMemory:
     resident_bytes: int = 0
     pinned_bytes: int = 0
     host_bytes: int = 0
+    released_bytes: int = 0
+    """What the program itself has freed under pressure, as it reports."""
     reserved_bytes: int = 0
     """The client may allocate up to this without asking again."""
     limit_bytes: int = 0

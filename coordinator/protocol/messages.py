@@ -129,15 +129,19 @@ class Release(Message):
     submissions: int
 
 
-@declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES)
+@declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES, U64)
 class MemoryReport(Message):
-    """The client's memory on this GPU: allocated = resident + evicted; pinned is the immovable part of resident."""
+    """The client's memory on this GPU: allocated = resident + evicted; pinned is the immovable part of resident.
+
+    `released_bytes`: what the program's callbacks of `on_pressure` have freed since its start.
+    """
 
     gpu: int
     allocated_bytes: int
     resident_bytes: int
     pinned_bytes: int
     host_bytes: int
+    released_bytes: int = 0
 
 
 @declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES)

@@ -13,7 +13,7 @@ import pytest
 from nvshare.coordinator.cli import ctl
 from tests.conftest import ROOT
 from tests.end_to_end.conftest import Node
-from tests.jupyter.conftest import USE, Notebook
+from tests.jupyter.conftest import USE, Notebook, started_kernel
 from tests.waiting import BOUND_S, eventually
 
 pytest.importorskip("ipykernel", reason="Jupyter is not installed: pip install '.[test]'")
@@ -55,6 +55,37 @@ def test_a_waiting_cell_says_so_and_can_be_interrupted(node: Node, notebook: Cal
     assert book.error == "KeyboardInterrupt"
     node.control("resume", f"c{client['client']}")
     assert book.run(WAIT).endswith("done\n")
+
+
+CACHE = """
+import cupy, nvshare
+%load_ext nvshare
+nvshare.on_pressure(lambda: print("short of memory"))
+x = cupy.zeros(150 << 20, dtype=cupy.uint8)
+del x
+"""
+
+
+def test_a_notebook_frees_its_caches_between_cells(node: Node, specs: Path, tmp_path: Path) -> None:
+    """Broken: memory that a notebook's libraries keep unused moves, or is freed though the user wants to keep it."""
+    pytest.importorskip("cupy", reason="CuPy is not installed: pip install '.[cupy]'")
+    node.start_coordinator("--capacity=256MiB")
+    environment = node.environment() | {"NVSHARE_SIMULATE": node.simulate, "NVSHARE_MEMORY": "swap"}
+    environment |= {"CUPY_CACHE_DIR": str(tmp_path)}
+    environment.pop("PYTEST_CURRENT_TEST", None)
+
+    def released() -> list[int]:
+        return [seat["released_bytes"] for client in node.control("status")["clients"] for seat in client["seats"]]
+
+    with started_kernel(specs, environment) as first, started_kernel(specs, environment) as second:
+        assert first.run(CACHE) == "", "nobody else needs the GPU"
+        assert "stays when the GPU is short" in first.run("%gpu autorelease off")
+        second.run("import cupy; y = cupy.zeros(150 << 20, dtype=cupy.uint8)")
+        assert second.error == ""
+        assert first.run("1") == "short of memory\n"
+        assert released() == [0, 0]
+        assert "is freed after a cell" in first.run("%gpu autorelease on")
+        eventually(lambda: released()[0] >= 150 << 20, "the report")
 
 
 def test_the_magic_outside_the_hook(capsys: pytest.CaptureFixture[str]) -> None:

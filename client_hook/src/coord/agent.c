@@ -26,6 +26,7 @@
 #include "driver/cuda_api.h"
 #include "driver/library.h"
 #include "gate/gate.h"
+#include "inflight/captures.h"
 #include "memory/memory.h"
 #include "nvshare.h"
 
@@ -458,6 +459,24 @@ NVS_EXPORT int nvshare_yield(uint32_t gpu)
 NVS_EXPORT void nvshare_step(void)
 {
     (void)atomic_fetch_add_explicit(&nvs_steps, 1, memory_order_relaxed); /* a count, orders nothing */
+}
+
+NVS_EXPORT int nvshare_pressure(uint64_t *times)
+{
+    if (times != NULL)
+        *times = atomic_load_explicit(&nvs_pressure_times, memory_order_relaxed); /* a count */
+    if (nvs_capturing())
+        return -1;
+    return atomic_load_explicit(&nvs_pressure_gpus, memory_order_relaxed) != 0; /* a hint */
+}
+
+NVS_EXPORT int nvshare_released(uint32_t gpu, uint64_t bytes)
+{
+    if (gpu >= NVS_MAX_GPUS)
+        return -1;
+    (void)atomic_fetch_add_explicit(&nvs_mail[gpu].released_bytes, bytes, memory_order_relaxed); /* a sum */
+    nvs_agent_memory_changed(gpu);
+    return 0;
 }
 
 /* The hook's own threads move memory while the gate is closed: this is neither a bypass nor work of the application. */

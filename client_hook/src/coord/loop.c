@@ -138,6 +138,7 @@ static void on_lost(void)
     notice_lost();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_progress_lost(gpu);
+        nvs_pressure_expect(gpu, false);
         nvs_agent_set_rate(gpu, NVS_DUTY_ALWAYS);
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_DISCONNECTED});
     }
@@ -187,6 +188,7 @@ static void on_settings(const nvs_gpu_settings *settings)
     atomic_store_explicit(&nvs_ledgers[gpu].quota.limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see memory/quota.h */
     nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
     nvs_memory_prepare_host(gpu, settings->prepare_host_bytes);
+    nvs_pressure_expect(gpu, settings->prepare_host_bytes > 0);
     nvs_memory_set_room(gpu, settings->room_bytes);
     atomic_store_explicit(&nvs_mail[gpu].ask_pins, settings->ask_pins, memory_order_relaxed); /* see its declaration */
     nvs_agent_gpus[gpu].connection.settled = true;
@@ -244,6 +246,7 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_MEMORY_RESERVED: on_reserved(&in.memory_reserved); return;
     case NVS_TYPE_PINS_RESERVED: on_pins(&in.pins_reserved); return;
     case NVS_TYPE_EVICT:
+        (void)atomic_fetch_add_explicit(&nvs_pressure_times, 1, memory_order_relaxed); /* see its declaration */
         move_memory(&(nvs_move_order){.gpu = in.evict.gpu, .out = true, .order_id = in.evict.order_id, .bytes = in.evict.bytes,
                                       .credit_bytes = UINT64_MAX});
         return;

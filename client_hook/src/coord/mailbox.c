@@ -14,6 +14,8 @@
 
 NVS_FORK_STATE nvs_mailbox nvs_mail[NVS_MAX_GPUS];
 _Atomic uint64_t nvs_steps;
+NVS_FORK_STATE _Atomic uint64_t nvs_pressure_times;
+NVS_FORK_STATE _Atomic uint32_t nvs_pressure_gpus;
 NVS_FORK_STATE static _Atomic int eventfd_number = -1; /* relaxed: read after the agent was seen running, and in a fork's child */
 static _Atomic uint64_t eventfd_file;                  /* relaxed: the same for all eventfds */
 NVS_FORK_STATE _Atomic uint32_t nvs_agent_poked;
@@ -103,6 +105,14 @@ void nvs_question_answer(nvs_question *to, uint32_t sequence, uint64_t bytes)
     nvs_futex_wake(&to->answered, INT32_MAX);
 }
 
+void nvs_pressure_expect(uint32_t gpu, bool evictions)
+{
+    const uint32_t bit = 1u << gpu, before = atomic_load_explicit(&nvs_pressure_gpus, memory_order_relaxed); /* only the agent writes it */
+    if (evictions && (before & bit) == 0)
+        (void)atomic_fetch_add_explicit(&nvs_pressure_times, 1, memory_order_relaxed);
+    atomic_store_explicit(&nvs_pressure_gpus, evictions ? before | bit : before & ~bit, memory_order_relaxed);
+}
+
 NVS_FORK_CODE void nvs_mailbox_after_fork(void)
 {
     static const nvs_mailbox empty;
@@ -111,6 +121,8 @@ NVS_FORK_CODE void nvs_mailbox_after_fork(void)
         if (memcmp(&nvs_mail[gpu], &empty, sizeof empty) != 0)
             nvs_mail[gpu] = empty;
     atomic_store_explicit(&nvs_agent_phase, NVS_AGENT_NONE, memory_order_relaxed);
+    atomic_store_explicit(&nvs_pressure_times, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_pressure_gpus, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_agent_poked, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_agent_departing, 0, memory_order_relaxed);

@@ -37,6 +37,8 @@ typedef struct nvs_mailbox {
     nvs_question reserve, pins;
     _Atomic uint32_t ask_pins;       /* 1: the coordinator takes requests for pins.  Relaxed: a hint */
 
+    _Atomic uint64_t released_bytes; /* of nvshare_released.  Relaxed: a sum */
+
     /* For nvshare_gpu_state; relaxed: nothing else depends on them. */
     _Atomic uint32_t shown_state;
     _Atomic uint32_t shown_waiters;
@@ -45,6 +47,8 @@ typedef struct nvs_mailbox {
 
 extern nvs_mailbox nvs_mail[NVS_MAX_GPUS];
 extern _Atomic uint64_t nvs_steps;           /* calls of nvshare_step.  Relaxed: a count */
+extern _Atomic uint64_t nvs_pressure_times;  /* of nvshare_pressure; the agent thread writes.  Relaxed: a count */
+extern _Atomic uint32_t nvs_pressure_gpus;   /* a bit for each GPU that the coordinator expects evictions on.  Relaxed: a hint */
 extern _Atomic uint32_t nvs_agent_poked;     /* 1: the eventfd was written since the agent last looked */
 extern _Atomic uint32_t nvs_agent_connected; /* the coordinator has accepted the connection */
 extern _Atomic uint32_t nvs_agent_departing; /* exit() was called */
@@ -60,6 +64,7 @@ void nvs_agent_close_eventfd(void);
 /* An application's thread.  OK: the coordinator grants so many bytes in all; UNAVAILABLE: no answer in time. */
 nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes);
 void nvs_question_answer(nvs_question *to, uint32_t sequence, uint64_t bytes); /* agent thread */
+void nvs_pressure_expect(uint32_t gpu, bool evictions); /* agent thread */
 void nvs_mailbox_after_fork(void); /* in the child: no agent, and no requests */
 
 #endif

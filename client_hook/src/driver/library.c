@@ -151,13 +151,19 @@ __attribute__((constructor)) static void at_load(void)
 
 static _Atomic(void *) driver; /* handle of libcuda.so.1; never closed, so the driver stays loaded */
 
+/* A profiler's dlopen answers with the first library that has the driver's functions: the hook.  The next library is the driver or the profiler. */
+static void *not_the_hook(void *handle)
+{
+    return handle != NULL && ((const struct link_map *)handle)->l_ld == _DYNAMIC ? RTLD_NEXT : handle;
+}
+
 static void *driver_handle(void)
 {
     /* Relaxed: an opaque word; every thread stores the same value. */
     void *handle = atomic_load_explicit(&driver, memory_order_relaxed);
     if (handle != NULL)
         return handle;
-    handle = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
+    handle = not_the_hook(dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY));
     if (handle == NULL)
         dlerror(); /* clears the hook's error, not the application's */
     else

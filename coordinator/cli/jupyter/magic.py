@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from nvshare.client_hook import api as hook
+from nvshare.client_hook import steps
 from nvshare.client_hook.api import Lease
 from nvshare.client_hook.launcher import JOB_CLASSES
 from nvshare.coordinator.cli.ctl_call import call
@@ -25,9 +26,10 @@ from nvshare.coordinator.system.runtime_dir import client_directory
 from nvshare.coordinator.units import format_duration, format_size
 
 USAGE: Final = """\
-%gpu                this notebook's GPUs: lease, wait, memory, progress
-%gpu class NAME     what kind of program it is: interactive, batch or best-effort
-%gpu release        frees unused memory of CuPy and PyTorch, and gives the GPU to a program that waits"""
+%gpu                  this notebook's GPUs: lease, wait, memory, progress
+%gpu class NAME       what kind of program it is: interactive, batch or best-effort
+%gpu release          frees unused memory of CuPy and PyTorch, and gives the GPU to a program that waits
+%gpu autorelease off  keeps that memory also when the GPU is short of memory; on, the default, frees it after a cell"""
 _LEASES: Final = {
     Lease.NONE: "idle",
     Lease.WAITING: "waits",
@@ -40,8 +42,19 @@ _PHASES: Final = {"idle": "idle", "waiting": "waits", "next": "is next", "holdin
 
 
 def load(shell: Any) -> None:
-    """Registers the magic with an IPython shell."""
+    """Registers the magic with an IPython shell, and the release of caches between its cells."""
     shell.register_magic_function(gpu, magic_kind="line", magic_name="gpu")
+    shell.events.register("post_run_cell", _after_cell)
+    steps.on_pressure(_release_caches)
+
+
+def _after_cell(_: object) -> None:
+    steps.between_cells()
+
+
+def _release_caches() -> None:
+    if _releases:
+        steps.release_caches()
 
 
 def gpu(line: str) -> None:
@@ -67,6 +80,8 @@ def _command(words: list[str]) -> str:
             return f"this notebook is {name} from now on"
         case ["release"]:
             return release()
+        case ["autorelease", "on" | "off" as chosen]:
+            return autorelease(chosen == "on")
         case _:
             return USAGE
 
@@ -109,7 +124,7 @@ def _line(client: Mapping[str, Any], seat: Mapping[str, Any], card: Mapping[str,
 
 def _used() -> Iterator[tuple[int, hook.GpuState]]:
     """The GPUs that the hook has gated calls of."""
-    for ordinal in range(32):
+    for ordinal in range(hook.MOST_GPUS):
         state = hook.state(ordinal)
         if state.calls or state.allocated_bytes or state.lease not in (Lease.NONE, Lease.UNMANAGED):
             yield ordinal, state
@@ -126,27 +141,18 @@ def _own_report() -> Iterator[str]:
 
 def release() -> str:
     """Frees the caches of loaded libraries, and gives each GPU to a program that waits."""
-    freed = [name for name, free in _CACHES.items() if name in sys.modules and _freed(free)]
+    freed = steps.release_caches()
     for ordinal, _ in _used():
         hook.yield_lease(ordinal)
     caches = f"unused memory of {' and '.join(freed)} is free; " if freed else ""
     return f"{caches}a program that waits gets the GPU now"
 
 
-def _freed(free: Callable[[], None]) -> bool:
-    try:
-        free()
-    except Exception:  # a library that is loaded only in part, or has no GPU
-        return False
-    return True
+_releases = True
 
 
-def _free_cupy() -> None:
-    sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
-
-
-def _free_torch() -> None:
-    sys.modules["torch"].cuda.empty_cache()
-
-
-_CACHES: Final[dict[str, Callable[[], None]]] = {"cupy": _free_cupy, "torch": _free_torch}
+def autorelease(chosen: bool) -> str:
+    """Whether the caches are freed between cells when the GPU is short of memory."""
+    global _releases
+    _releases = chosen
+    return f"unused memory {'is freed after a cell' if chosen else 'stays'} when the GPU is short of memory"

@@ -35,6 +35,10 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
         for client in status["clients"]
         if client["host_share_bytes"]
     ]
+    for client in status["clients"]:
+        if released := sum(seat.get("released_bytes", 0) for seat in client["seats"]):
+            who = f"c{client['client']} {program(client)}"
+            found.append(f"  {who}: freed {format_size(released)} itself under pressure")
     return found
 
 

@@ -298,6 +298,18 @@ def test_a_preload_of_the_users_before_the_hook(
     assert client.ended() == (0, "1 launches, first\n")
 
 
+def test_a_profiler_that_takes_the_hook_for_the_driver(
+    coordinator: ScriptedCoordinator, start: StartClient, built: Built, tmp_path: Path
+) -> None:
+    """Broken: under Nsight Compute the hook finds its own functions as the driver's, and calls itself without end."""
+    profiler = compile_c(tmp_path / "profiler.so", PROGRAMS / "profiler.c", flags=("-fPIC", "-shared"))
+    client = start(LD_PRELOAD=f"{built.hook}:{profiler}")
+    hold(coordinator, client)
+    assert coordinator.revoke(7).submissions == 1
+    client.tell("exit")
+    assert client.ended() == (0, "")
+
+
 def test_gpu_that_is_not_shared(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a GPU that the coordinator does not know cannot be used at all."""
     client.tell("launch 1000")

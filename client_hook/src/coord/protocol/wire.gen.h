@@ -160,6 +160,7 @@ typedef struct nvs_memory_report {
     uint64_t resident_bytes;
     uint64_t pinned_bytes;
     uint64_t host_bytes;
+    uint64_t released_bytes;
 } nvs_memory_report;
 
 static const nvs_wire_field nvs_memory_report_fields[] = {
@@ -168,8 +169,9 @@ static const nvs_wire_field nvs_memory_report_fields[] = {
     NVS_WIRE_FIELD(memory_report, resident_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(memory_report, pinned_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(memory_report, host_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(memory_report, released_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
 };
-NVS_WIRE_MESSAGE(memory_report, NVS_TYPE_MEMORY_REPORT, 5, 5)
+NVS_WIRE_MESSAGE(memory_report, NVS_TYPE_MEMORY_REPORT, 5, 6)
 
 typedef struct nvs_reserve_memory {
     uint8_t gpu;

@@ -1,0 +1,86 @@
+"""Memory that a library keeps unused, beside a program that needs the room: what moves with and without callback."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvshare.bench.harness.fixture import Fixture, fixture
+from tests.conftest import Built
+from tests.waiting import BOUND_S, eventually
+
+PROGRAM = Path(__file__).parent / "programs" / "cached_memory.py"
+MIB = 1 << 20
+TURNS = 20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes: the array that the program works on, the freed one that its library keeps, and the rival's."""
+
+    kept: int
+    cached: int
+    rival: int
+
+
+def moved_bytes(stand: Fixture, library: str, sizes: Sizes, *, releases: bool) -> tuple[int, int]:
+    """Bytes moved in `TURNS` hand-overs, out and in, and bytes that the program has freed under pressure."""
+
+    def start(name: str, *words: object) -> subprocess.Popen[str]:
+        command = [sys.executable, str(PROGRAM), library, *map(str, words)]
+        return stand.start(command, hooked=True, name=name, options=("--memory=swap",))
+
+    def gpu() -> dict[str, Any]:
+        found: dict[str, Any] = stand.control("status")["gpus"][0]
+        return found
+
+    def freed() -> int:
+        status = stand.control("status")
+        return sum(seat["released_bytes"] for client in status["clients"] for seat in client["seats"])
+
+    programs = [start("cached", sizes.kept, sizes.cached, int(releases)), start("rival", sizes.rival, 0, 0)]
+    try:
+        eventually(lambda: gpu()["allocated_bytes"] >= sizes.kept + sizes.rival and gpu()["handovers"] >= 4, "turns")
+        if releases:
+            eventually(lambda: freed() > 0, "the callback")
+        begin = gpu()
+        eventually(lambda: gpu()["handovers"] >= begin["handovers"] + TURNS, "more turns")
+        end, released_bytes = gpu(), freed()
+        if releases:
+            shown = subprocess.run(
+                [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "memory"],
+                env=stand.environment(), capture_output=True, text=True, check=True,
+            ).stdout  # fmt: skip
+            assert re.search(r"cached \(.*\): freed .* itself under pressure$", shown, re.MULTILINE), shown
+        for program in programs:
+            program.terminate()
+        for program in programs:
+            out, _ = program.communicate(timeout=BOUND_S)
+            assert program.returncode == 0, out
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
+    moved = sum(end[f"{way}_bytes"] - begin[f"{way}_bytes"] for way in ("evicted", "restored"))
+    return moved, released_bytes
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed (extra cupy)")
+def test_cached_memory_that_is_freed_does_not_move(built: Built) -> None:
+    """Broken: a program that frees its caches under pressure makes the card move as much as before."""
+    sizes = Sizes(kept=200 * MIB, cached=512 * MIB, rival=400 * MIB)
+    with fixture(simulate="1x1GiB", quantum="20ms") as stand:
+        moved, released = moved_bytes(stand, "cupy", sizes, releases=False)
+        assert released == 0
+        assert moved >= TURNS // 2 * (200 + 512 + 400 - 1024) * MIB, "without the callback each turn moves memory"
+    with fixture(simulate="1x1GiB", quantum="20ms") as stand:
+        moved, released = moved_bytes(stand, "cupy", sizes, releases=True)
+        assert released >= 512 * MIB
+        assert moved == 0, "all that is in use fits the card"
