@@ -178,12 +178,12 @@ def _park(context: typer.Context, client: str, parked: bool, as_json: bool, wher
     try:
         directory = directory_of(context, where)
         result = call(directory, make_request(api.ParkClient, client=client, parked=parked))
-        while result["parking"] not in ("parked", "running"):
+        while result["parking"] not in ("parked", "running", "gone"):
             time.sleep(PARK_LOOK_S)
-            found = [each for each in call(directory, api.Status())["clients"] if each["client"] == result["client"]]
-            if not found:
-                raise ControlError("client", f"{client_name(result)} has ended")
-            result.update(parking=found[0]["parking"], why=found[0]["parking_why"])
+            result.update(parking="gone", why="it has ended")
+            for each in call(directory, api.Status())["clients"]:
+                if each["client"] == result["client"]:
+                    result.update(parking=each["parking"], why=each["parking_why"])
     except (ControlError, NoCoordinatorError) as error:
         fail(error, as_json)
     done = result["parking"] == ("parked" if parked else "running")

@@ -50,7 +50,7 @@ def parked(harness: Harness, client: ScriptedClient) -> None:
 
 def asked(harness: Harness, kind: type[commands.Checkpoint | commands.Restore]) -> list[commands.Command]:
     """What the driver is asked for since the last call."""
-    found = [command for command in harness.commands if isinstance(command, kind)]
+    found: list[commands.Command] = [command for command in harness.commands if isinstance(command, kind)]
     harness.commands = [command for command in harness.commands if not isinstance(command, kind)]
     return found
 
