@@ -24,7 +24,8 @@ LAYERS = {
         "graph/graph graph/graph_memory graph/capture "
         "memory/managed memory/effect stream/kernel_time stream/executor "
         "memory/pool stream/streams memory/allocations memory/vmm memory/ipc memory/copy "
-        "module/modules module/kernels graph/nodes graph/exec device/contexts module/runtime nvml"
+        "module/modules module/kernels graph/nodes graph/exec device/contexts device/checkpoint "
+        "module/runtime nvml"
     ),
 }
 """Lowest first, below `src/`: folders, or each file where a subject has files on several levels."""

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define NVS_SIM_MAGIC 0x5550476d6953764eull /* "NvSimGPU" in memory */
-#define NVS_SIM_VERSION 3u
+#define NVS_SIM_VERSION 4u
 #define NVS_SIM_MAX_GPUS 32u
 #define NVS_SIM_MAX_PROCESSES 1024u
 #define NVS_SIM_TRACE_RECORDS (1u << 20)
@@ -60,6 +60,24 @@ typedef struct nvs_sim_slicer { /* of one GPU */
     uint64_t checked_ns;        /* the last search for dead clients of MPS */
 } nvs_sim_slicer;
 
+typedef struct nvs_sim_request { /* a step of a checkpoint, for the restore thread of a process */
+    uint32_t step;       /* of device/checkpoint.c */
+    uint32_t timeout_ms; /* lock; 0: none */
+    uint32_t mapped;     /* restore: one bit for each GPU that the caller named; 0: every GPU stays */
+    uint8_t target[NVS_SIM_MAX_GPUS]; /* restore: the GPU on which the contents of each GPU go on */
+} nvs_sim_request;
+
+#define NVS_SIM_RESULTS 8u
+
+typedef struct nvs_sim_checkpoint {
+    _Atomic uint32_t state;   /* CUprocessState */
+    _Atomic uint32_t thread;  /* thread id of the restore thread; 0: there is none */
+    _Atomic uint32_t asked;   /* requests ever made, by any process; futex of the restore thread */
+    _Atomic uint32_t answered; /* requests ever finished; futex of the callers */
+    nvs_sim_request request;  /* the newest; written with the lock while asked == answered */
+    _Atomic uint32_t results[NVS_SIM_RESULTS]; /* CUresult of request N at N % NVS_SIM_RESULTS */
+} nvs_sim_checkpoint;
+
 typedef struct nvs_sim_process { /* unused if process_id is 0 */
     uint32_t process_id;
     uint32_t mps_priority;                   /* of a client of MPS: 0 normal, 1 below */
@@ -71,6 +89,7 @@ typedef struct nvs_sim_process { /* unused if process_id is 0 */
     uint32_t demand[NVS_SIM_MAX_GPUS];       /* of a client of MPS: the multiprocessors for its running kernels, in millionths */
     _Atomic uint32_t wake[NVS_SIM_MAX_GPUS]; /* futex on which its executor of the GPU sleeps */
     nvs_sim_program programs[NVS_SIM_MAX_GPUS];
+    nvs_sim_checkpoint checkpoint;
 } nvs_sim_process;
 
 typedef struct nvs_sim_shared {

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from ctypes import c_float as c_float  # the programs take these from here
@@ -53,6 +54,24 @@ class AccessDesc(ctypes.Structure):
     """CUmemAccessDesc"""
 
     _fields_ = [("location", Location), ("flags", c_int)]
+
+
+class LockArgs(ctypes.Structure):
+    """CUcheckpointLockArgs"""
+
+    _fields_ = [("timeout_ms", ctypes.c_uint), ("reserved", ctypes.c_uint * 15)]
+
+
+class GpuPair(ctypes.Structure):
+    """CUcheckpointGpuPair"""
+
+    _fields_ = [("old", ctypes.c_ubyte * 16), ("new", ctypes.c_ubyte * 16)]
+
+
+class RestoreArgs(ctypes.Structure):
+    """CUcheckpointRestoreArgs"""
+
+    _fields_ = [("pairs", ctypes.POINTER(GpuPair)), ("count", ctypes.c_uint), ("reserved", ctypes.c_uint * 13)]
 
 
 def say(*words: object) -> None:
@@ -163,6 +182,29 @@ class Driver:
         """Maps, and gives device 0 access."""
         self.cuMemMap(address, c_size_t(size), c_size_t(0), handle, c_uint64(0))
         self.cuMemSetAccess(address, c_size_t(size), byref(AccessDesc(Location(1, 0), 3)), c_size_t(1))
+
+    def uuid(self, device: int = 0) -> str:
+        """UUID of a device, as NVML writes it."""
+        raw = (ctypes.c_ubyte * 16)()
+        self.cuDeviceGetUuid_v2(raw, device)
+        return f"GPU-{uuid.UUID(bytes=bytes(raw))}"
+
+    def state(self, pid: int) -> int:
+        """CUprocessState of a process: 0 running, 1 locked, 2 checkpointed, 3 failed."""
+        state = c_int(-1)
+        self.cuCheckpointProcessGetState(pid, byref(state))
+        return state.value
+
+    def step(self, name: str, pid: int, *words: str) -> int:
+        """One step of a checkpoint; its words: the timeout of a Lock in milliseconds, OLD=NEW UUIDs of a Restore."""
+        arguments = None
+        if name == "Lock" and words:
+            arguments = byref(LockArgs(int(words[0])))
+        if name == "Restore" and words:
+            named = [[uuid.UUID(side[4:]).bytes for side in word.split("=")] for word in words]
+            pairs = (GpuPair * len(named))(*(GpuPair(*map((ctypes.c_ubyte * 16).from_buffer_copy, n)) for n in named))
+            arguments = byref(RestoreArgs(pairs, len(named)))
+        return self.result(f"cuCheckpointProcess{name}", pid, arguments)
 
     def instantiate(self, graph: c_void_p) -> c_void_p:
         executable = c_void_p()

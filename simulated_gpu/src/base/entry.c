@@ -10,7 +10,28 @@
 #include <string.h>
 
 _Thread_local sim_thread nvs_sim_thread;
-bool nvs_sim_initialised, nvs_sim_forked, nvs_sim_ended;
+bool nvs_sim_initialised, nvs_sim_forked, nvs_sim_ended, nvs_sim_locked, nvs_sim_failed;
+uint32_t nvs_sim_calls;
+
+static CUresult count_call(void)
+{
+    nvs_sim_calls += nvs_sim_thread.depth++ == 0;
+    return CUDA_SUCCESS;
+}
+
+/* A call inside a call belongs to work that the lock waits for. */
+static void wait_while_locked(void)
+{
+    while (nvs_sim_locked && nvs_sim_thread.depth == 0 && !nvs_sim_forked && !nvs_sim_ended)
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+}
+
+CUresult nvs_sim_hold(void)
+{
+    pthread_mutex_lock(&nvs_sim_lock);
+    wait_while_locked();
+    return count_call();
+}
 
 CUresult nvs_sim_enter(const char *function, bool need_init)
 {
@@ -23,14 +44,19 @@ CUresult nvs_sim_enter(const char *function, bool need_init)
     if (nvs_sim_thread.in_callback)
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&nvs_sim_lock);
-    if (nvs_sim_ended) {
-        pthread_mutex_unlock(&nvs_sim_lock);
-        return CUDA_ERROR_DEINITIALIZED;
-    }
-    if (!need_init || (nvs_sim_initialised && !nvs_sim_forked))
-        return CUDA_SUCCESS;
+    if (need_init)
+        wait_while_locked();
+    CUresult result = CUDA_SUCCESS;
+    if (nvs_sim_ended)
+        result = CUDA_ERROR_DEINITIALIZED;
+    else if (need_init && (!nvs_sim_initialised || nvs_sim_forked))
+        result = CUDA_ERROR_NOT_INITIALIZED;
+    else if (need_init && nvs_sim_failed)
+        result = CUDA_ERROR_UNKNOWN;
+    if (result == CUDA_SUCCESS)
+        return count_call();
     pthread_mutex_unlock(&nvs_sim_lock);
-    return CUDA_ERROR_NOT_INITIALIZED;
+    return result;
 }
 
 /* Each variant marks the thread, then calls the plain function. */

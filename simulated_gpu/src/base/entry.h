@@ -8,19 +8,27 @@ typedef struct sim_thread {
     bool next_per_thread; /* set by a _ptsz or _ptds entry point for the next call */
     bool per_thread;      /* in this call, the NULL stream is the per-thread default stream */
     bool in_callback;     /* the thread runs host functions: no call is permitted */
+    uint32_t depth;       /* its calls that have not returned; above 1 in functions that libcudart has registered */
 } sim_thread;
 
 extern _Thread_local sim_thread nvs_sim_thread;
 extern bool nvs_sim_initialised, nvs_sim_forked; /* forked: after cuInit; every call then fails */
 extern bool nvs_sim_ended;                       /* exit() has come to the handler that cuInit registered; every call then fails */
 
+extern bool nvs_sim_locked, nvs_sim_failed; /* device/checkpoint.c: new calls wait on nvs_sim_done, or fail */
+extern uint32_t nvs_sim_calls;               /* threads inside calls */
+
 /* Observer and faults come first.  On success the lock is held; otherwise it is free. */
 CUresult nvs_sim_enter(const char *function, bool need_init);
+CUresult nvs_sim_hold(void); /* takes the lock for a function that is not in the table of entry points; always CUDA_SUCCESS */
 
 static inline void nvs_sim_leave(const CUresult *entered)
 {
-    if (*entered == CUDA_SUCCESS)
-        pthread_mutex_unlock(&nvs_sim_lock);
+    if (*entered != CUDA_SUCCESS)
+        return;
+    if (--nvs_sim_thread.depth == 0 && --nvs_sim_calls == 0 && nvs_sim_locked)
+        pthread_cond_broadcast(&nvs_sim_done);
+    pthread_mutex_unlock(&nvs_sim_lock);
 }
 
 /* A public function begins with one of these.  Its return drops the lock, after the value of the return is computed. */

@@ -62,6 +62,7 @@ typedef struct sim_device_graph_memory {
 struct sim_device {
     int ordinal;  /* CUdevice */
     uint32_t gpu; /* index in the shared file */
+    uint32_t card; /* in its PCI address; a restoration on another GPU leaves it (driver 580) */
     uint64_t capacity_bytes;
     uint8_t uuid[16];
     bool instance; /* a MIG instance */
@@ -82,6 +83,9 @@ extern sim_device nvs_sim_devices[NVS_SIM_MAX_GPUS];
 extern int nvs_sim_device_count;
 
 /* devices.c */
+CUresult nvs_sim_state_open(void);   /* the file alone, for a process that has not called cuInit */
+CUresult nvs_sim_devices_open(void); /* the state file, the entry of this process, and the devices */
+void nvs_sim_device_place(sim_device *device, uint32_t gpu); /* the device is that GPU from now on */
 CUresult nvs_sim_device(CUdevice ordinal, sim_device **out);
 sim_device *nvs_sim_device_of_gpu(uint32_t gpu); /* NULL: not visible */
 

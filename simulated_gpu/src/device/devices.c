@@ -1,4 +1,4 @@
-/* The start of the driver, and its devices: those of the shared file that CUDA_VISIBLE_DEVICES names.
+/* What the driver opens at its start: the state file, and its devices, which are those of the shared file that CUDA_VISIBLE_DEVICES names.
  *
  * Before cuInit the process has no mapping and no thread.  In a child that was forked after cuInit every call returns NOT_INITIALIZED,
  * as with the real driver.
@@ -34,6 +34,15 @@ static int find_gpu(const nvs_sim_shared *shared, const char *word)
     return -1;
 }
 
+void nvs_sim_device_place(sim_device *device, uint32_t gpu)
+{
+    const nvs_sim_gpu *on = &nvs_sim_shared_state->gpus[gpu];
+    device->gpu = gpu;
+    device->capacity_bytes = on->capacity_bytes;
+    device->instance = on->instance != 0;
+    memcpy(device->uuid, on->uuid, sizeof device->uuid);
+}
+
 static void add_device(const nvs_sim_shared *shared, uint32_t gpu)
 {
     for (int i = 0; i < nvs_sim_device_count; i++)
@@ -41,10 +50,8 @@ static void add_device(const nvs_sim_shared *shared, uint32_t gpu)
             return;
     sim_device *device = &nvs_sim_devices[nvs_sim_device_count];
     device->ordinal = nvs_sim_device_count++;
-    device->gpu = gpu;
-    device->capacity_bytes = shared->gpus[gpu].capacity_bytes;
-    device->instance = shared->gpus[gpu].instance != 0;
-    memcpy(device->uuid, shared->gpus[gpu].uuid, sizeof device->uuid);
+    device->card = shared->gpus[gpu].card;
+    nvs_sim_device_place(device, gpu);
 }
 
 static void find_devices(const nvs_sim_shared *shared)
@@ -102,19 +109,20 @@ static void at_exit(void)
     pthread_mutex_unlock(&nvs_sim_lock);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
+CUresult nvs_sim_state_open(void)
 {
-    NVS_SIM_ENTER_RAW();
-    NVS_SIM_CHECK(!nvs_sim_forked, CUDA_ERROR_NOT_INITIALIZED);
-    NVS_SIM_CHECK(Flags == 0, CUDA_ERROR_INVALID_VALUE);
-    if (nvs_sim_initialised)
+    if (nvs_sim_shared_state != NULL)
         return CUDA_SUCCESS;
-    if (nvs_sim_shared_state == NULL) {
-        nvs_sim_shared_state = nvs_sim_shared_open();
-        NVS_SIM_CHECK(nvs_sim_shared_state != NULL, CUDA_ERROR_SYSTEM_NOT_READY);
-        pthread_atfork(before_fork, in_parent, in_child);
-        (void)atexit(at_exit);
-    }
+    nvs_sim_shared_state = nvs_sim_shared_open();
+    NVS_SIM_CHECK(nvs_sim_shared_state != NULL, CUDA_ERROR_SYSTEM_NOT_READY);
+    pthread_atfork(before_fork, in_parent, in_child);
+    (void)atexit(at_exit);
+    return CUDA_SUCCESS;
+}
+
+CUresult nvs_sim_devices_open(void)
+{
+    NVS_SIM_TRY(nvs_sim_state_open());
     if (nvs_sim_self == NULL && (nvs_sim_self = nvs_sim_shared_self(nvs_sim_shared_state)) == NULL) {
         nvs_sim_say("more than %u processes use this state file", NVS_SIM_MAX_PROCESSES);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -122,9 +130,7 @@ SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
     nvs_sim_self->mps_priority = nvs_sim_settings.mps.priority;
     if (nvs_sim_device_count == 0)
         find_devices(nvs_sim_shared_state);
-    NVS_SIM_CHECK(nvs_sim_device_count != 0, CUDA_ERROR_NO_DEVICE);
-    nvs_sim_initialised = true;
-    return CUDA_SUCCESS;
+    return nvs_sim_device_count != 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDriverGetVersion(int *driverVersion)
@@ -256,7 +262,7 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute att
         if (attributes[i].attribute == attrib)
             *pi = attributes[i].value;
     if (attrib == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
-        *pi = (int)nvs_sim_shared_state->gpus[device->gpu].card + 1;
+        *pi = (int)device->card + 1;
     return CUDA_SUCCESS;
 }
 
@@ -264,6 +270,6 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevic
 {
     NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
     NVS_SIM_CHECK(pciBusId != NULL && len >= 13, CUDA_ERROR_INVALID_VALUE);
-    snprintf(pciBusId, (size_t)len, "0000:%02x:00.0", nvs_sim_shared_state->gpus[device->gpu].card + 1);
+    snprintf(pciBusId, (size_t)len, "0000:%02x:00.0", device->card + 1);
     return CUDA_SUCCESS;
 }

@@ -92,6 +92,9 @@ bool nvs_sim_kernel_reaches(const sim_context *by, uintptr_t address, size_t byt
 void nvs_sim_managed_touch(sim_device *device); /* a kernel has run */
 void nvs_sim_managed_prefetch(CUdeviceptr pointer, size_t bytes, int32_t gpu);
 
+/* vmm.c */
+extern uint32_t nvs_sim_shared_physical; /* physical memory that was exported from here or imported here */
+
 /* pool.c */
 void nvs_sim_pools_synchronized(sim_device *device); /* after a wait for a stream, an event or a context */
 

@@ -25,9 +25,17 @@ typedef struct sim_physical { /* a handle of cuMemCreate */
     size_t bytes;
     int file;
     sim_device *device; /* NULL: in host memory */
-    bool charged, imported;
+    bool charged, imported, shared;
     CUmemAllocationProp properties;
 } sim_physical;
+
+uint32_t nvs_sim_shared_physical;
+
+static void mark_shared(sim_physical *physical)
+{
+    nvs_sim_shared_physical += !physical->shared;
+    physical->shared = true;
+}
 
 /* The process that is charged for shared memory.  The file holds this record behind the memory. */
 typedef struct charge_record {
@@ -111,6 +119,7 @@ static void free_unused(sim_physical *physical)
         if (physical->imported || physical->properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE)
             (void)write_charge_record(physical->file, physical->bytes, 0, physical->device->gpu);
     }
+    nvs_sim_shared_physical -= physical->shared;
     close(physical->file);
     physical->magic = 0;
     free(physical);
@@ -254,6 +263,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, 
                       CUDA_ERROR_OPERATING_SYSTEM);
     int copy = dup(physical->file);
     NVS_SIM_CHECK(copy >= 0, CUDA_ERROR_OPERATING_SYSTEM);
+    mark_shared(physical);
     memcpy(shareableHandle, &copy, sizeof copy);
     return CUDA_SUCCESS;
 }
@@ -298,6 +308,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocatio
         free(physical);
         return result;
     }
+    mark_shared(physical);
     *handle = (CUmemGenericAllocationHandle)(uintptr_t)physical;
     return CUDA_SUCCESS;
 }

@@ -18,7 +18,7 @@ typedef union cell {
 #define SLOTS 96u
 #define FUNCTION(name) {.function = (slot)(name)}
 
-#define HOLD_LOCK() NVS_SIM_HOLD_LOCK((pthread_mutex_lock(&nvs_sim_lock), CUDA_SUCCESS))
+#define HOLD_LOCK() NVS_SIM_HOLD_LOCK(nvs_sim_hold())
 
 static CUresult not_supported(void) { return CUDA_ERROR_NOT_SUPPORTED; }
 static CUresult no_effect(void) { return CUDA_SUCCESS; }

@@ -108,14 +108,14 @@ static void *call_hosts(void *argument)
     return NULL;
 }
 
-static bool start_thread(void *(*role)(void *), sim_device *device)
+bool nvs_sim_start_thread(void *(*role)(void *), void *argument)
 {
     pthread_t thread;
     sigset_t all, before;
     /* The application's own threads handle its signals. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    const bool started = pthread_create(&thread, NULL, role, device) == 0;
+    const bool started = pthread_create(&thread, NULL, role, argument) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (started)
         pthread_detach(thread);
@@ -127,7 +127,7 @@ static bool calls_host(sim_device *device, const sim_stream *stream, sim_op *op)
 {
     if ((op->work.kind != OP_HOST && op->work.kind != OP_CALLBACK) || op->called || stream->context->error != CUDA_SUCCESS)
         return false;
-    if (!device->executor.calls_started && !(device->executor.calls_started = start_thread(call_hosts, device)))
+    if (!device->executor.calls_started && !(device->executor.calls_started = nvs_sim_start_thread(call_hosts, device)))
         return false;
     op->calling = true;
     pthread_cond_broadcast(&calls_changed);
@@ -260,7 +260,7 @@ static CUresult queue(sim_stream *stream, const sim_work *work, bool counts, boo
         return stream->context->error;
     while (counts && stream->queue.launches >= nvs_sim_settings.launch_queue) /* as in the driver, a full queue blocks the launch */
         pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
-    if (!device->executor.started && !(device->executor.started = start_thread(execute, device)))
+    if (!device->executor.started && !(device->executor.started = nvs_sim_start_thread(execute, device)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     sim_op *op = new_op();
     if (op == NULL)

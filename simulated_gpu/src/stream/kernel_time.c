@@ -203,9 +203,10 @@ void nvs_sim_wake(sim_device *device)
 void nvs_sim_sleep(sim_device *device, uint32_t wakes, uint64_t until_ns)
 {
     struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
+    const _Atomic uint32_t *word = &nvs_sim_self->wake[device->gpu]; /* before the unlock: the device may move to another GPU */
     device->executor.asleep = true;
     pthread_mutex_unlock(&nvs_sim_lock);
-    syscall(SYS_futex, &nvs_sim_self->wake[device->gpu], FUTEX_WAIT_BITSET, wakes, until_ns == UINT64_MAX ? NULL : &until, NULL,
+    syscall(SYS_futex, word, FUTEX_WAIT_BITSET, wakes, until_ns == UINT64_MAX ? NULL : &until, NULL,
             FUTEX_BITSET_MATCH_ANY);
     pthread_mutex_lock(&nvs_sim_lock);
     device->executor.asleep = false;

@@ -173,6 +173,7 @@ void nvs_sim_wake(sim_device *device);                                     /* th
 void nvs_sim_sleep(sim_device *device, uint32_t wakes, uint64_t until_ns); /* until nvs_sim_wakes changes; drops nvs_sim_lock */
 
 /* executor.c: the work is owned here, also after an error */
+bool nvs_sim_start_thread(void *(*role)(void *), void *argument); /* detached, without signals */
 CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, bool graph); /* never captures */
 CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work); /* queues or captures */
 
