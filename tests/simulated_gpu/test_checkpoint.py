@@ -114,17 +114,16 @@ def wake(ask: Ask, pid: int, *pairs: str) -> None:
 
 def nvml(run: Run) -> list[tuple[int, list[int]]]:
     """Of each card as NVML tells it: the memory in use, and the process ids."""
-    return ast.literal_eval(
-        run(
-            """
+    found: list[tuple[int, list[int]]] = ast.literal_eval(
+        run("""
             import pynvml as n
             n.nvmlInit()
             cards = [n.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
             pids = [[p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(card)] for card in cards]
-            print([(n.nvmlDeviceGetMemoryInfo(card).used, found) for card, found in zip(cards, pids)])
-            """
-        )
+            print([(n.nvmlDeviceGetMemoryInfo(card).used, ids) for card, ids in zip(cards, pids)])
+        """)
     )
+    return found
 
 
 FREE: list[tuple[int, list[int]]] = [(0, []), (0, [])]
@@ -440,7 +439,20 @@ def test_fork_exec_and_exit_of_a_locked_program(start: Start, run: Run, ask: Ask
     eventually(lambda: sleeps(caller), "the caller waits for the lock")
     send(again, "os.execvp('cat', ['cat'])")
     assert int(caller.stdout.readline()) == OPERATING_SYSTEM, "the restore thread ended with the program"
+    assert ask("Lock", again.pid) == NOT_INITIALIZED
     again.send_signal(signal.SIGKILL)
+
+
+def test_one_restore_thread(run: Run) -> None:
+    """Broken: two threads that start the driver at once start two restore threads, which take each step twice."""
+    run("""
+        d, together = Driver(init=False), threading.Barrier(8)
+        threads = [threading.Thread(target=lambda: (together.wait(), d.cuInit(0))) for _ in range(8)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        names = [open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task")]
+        assert names.count("simulated_ckpt") == 1, names
+    """)
 
 
 def test_callers_take_turns(start: Start, ask: Ask) -> None:
