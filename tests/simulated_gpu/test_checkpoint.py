@@ -112,26 +112,21 @@ def wake(ask: Ask, pid: int, *pairs: str) -> None:
     assert ask("Restore", pid, *pairs) == ask("Unlock", pid) == 0
 
 
-def used(run: Run) -> list[int]:
-    """Memory in use on each card, as NVML tells it."""
-    return [int(word) for word in run(
-        """
-        import pynvml as n
-        n.nvmlInit()
-        print(*(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(i)).used for i in range(2)))
-        """
-    ).split()]  # fmt: skip
+def nvml(run: Run) -> list[tuple[int, list[int]]]:
+    """Of each card as NVML tells it: the memory in use, and the process ids."""
+    found: list[tuple[int, list[int]]] = ast.literal_eval(
+        run("""
+            import pynvml as n
+            n.nvmlInit()
+            cards = [n.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
+            pids = [[p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(card)] for card in cards]
+            print([(n.nvmlDeviceGetMemoryInfo(card).used, ids) for card, ids in zip(cards, pids)])
+        """)
+    )
+    return found
 
 
-def users(run: Run, card: int = 0) -> list[int]:
-    """Process ids on a card, as NVML tells them."""
-    return [int(word) for word in run(
-        f"""
-        import pynvml as n
-        n.nvmlInit()
-        print(*(p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(n.nvmlDeviceGetHandleByIndex({card}))))
-        """
-    ).split()]  # fmt: skip
+FREE: list[tuple[int, list[int]]] = [(0, []), (0, [])]
 
 
 def sleeps(process: Program) -> bool:
@@ -142,25 +137,22 @@ def sleeps(process: Program) -> bool:
 def test_a_parked_program_leaves_the_card_and_goes_on(start: Start, run: Run, ask: Ask) -> None:
     """Broken: parking frees nothing, loses bytes, or breaks handles; or a call runs while the program is parked."""
     worker = ready(start(WORKER, NVSHARE_SIM_CONTEXT_BYTES=str(100 << 20)))
-    assert used(run) == [BYTES + (100 << 20), 0]
-    assert users(run) == [worker.pid]
-    for _ in range(3):
+    running = [(BYTES + (100 << 20), [worker.pid]), (0, [])]
+    assert nvml(run) == running
+    for _ in range(2):
         assert ask("Lock", worker.pid) == 0
         assert ask("state", worker.pid) == LOCKED
-        assert used(run)[0] != 0
         send(worker, "call()")
         assert worker.stdout.readline() == "calling\n"
         assert ask("Checkpoint", worker.pid) == 0
         assert ask("state", worker.pid) == CHECKPOINTED
-        assert used(run) == [0, 0]
-        assert users(run) == []
+        assert nvml(run) == FREE
         assert ask("Restore", worker.pid) == 0
         assert ask("state", worker.pid) == LOCKED
-        assert used(run) == [BYTES + (100 << 20), 0]
+        assert nvml(run) == running
         assert ask("Unlock", worker.pid) == 0
         assert ast.literal_eval(worker.stdout.readline()) == (BYTES + (100 << 20), RUNNING)
         assert evaluate(worker, "launch()") is True
-    assert users(run) == [worker.pid]
     assert evaluate(worker, "d.cuMemFree_v2(first), d.cuMemFree_v2(second), d.used()") == (None, None, 100 << 20)
 
 
@@ -172,24 +164,22 @@ def test_restored_on_another_gpu(start: Start, run: Run, ask: Ask, state: Path) 
     assert {busy.gpu for busy in read_trace(state) if busy.kind == "graph"} == {0}
     park(ask, worker.pid)
     wake(ask, worker.pid, f"{zero}={one}", f"{one}={zero}")
-    assert used(run) == [0, BYTES]
-    assert (users(run, 0), users(run, 1)) == ([], [worker.pid])
+    assert nvml(run) == [(0, []), (BYTES, [worker.pid])]
     before = len(read_trace(state))
     assert evaluate(worker, "launch()") is True
     assert {busy.gpu for busy in read_trace(state)[before:]} == {1}
     assert evaluate(worker, "d.uuid(0), d.uuid(1)") == (one, zero)
-    identity = "ctypes.create_string_buffer(32)"
-    expression = f"(lambda b: (d.cuDeviceGetPCIBusId(b, 32, 0), b.value))({identity})[1]"
-    assert evaluate(worker, expression) == b"0000:01:00.0", "driver 580 keeps the address of the old GPU"
+    address = "(lambda b: (d.cuDeviceGetPCIBusId(b, 32, 0), b.value))(ctypes.create_string_buffer(32))[1]"
+    assert evaluate(worker, address) == b"0000:01:00.0", "driver 580 keeps the address of the old GPU"
     park(ask, worker.pid)
     wake(ask, worker.pid)
-    assert used(run) == [0, BYTES], "without a map it stays where it is"
+    assert nvml(run)[1] == (BYTES, [worker.pid]), "without a map it stays where it is"
     park(ask, worker.pid)
     wake(ask, worker.pid, f"{zero}={one}", f"{one}={zero}")
-    assert used(run) == [BYTES, 0]
+    assert nvml(run) == [(BYTES, [worker.pid]), (0, [])]
     assert evaluate(worker, "launch()") is True
     worker.communicate()
-    assert used(run) == [0, 0]
+    assert nvml(run) == FREE
 
 
 def test_maps_that_are_refused(start: Start, run: Run, ask: Ask, state: Path) -> None:
@@ -209,7 +199,7 @@ def test_maps_that_are_refused(start: Start, run: Run, ask: Ask, state: Path) ->
     assert ask("state", worker.pid) == CHECKPOINTED
     wake(ask, worker.pid, f"{zero}={one}", f"{one}={zero}")
     assert evaluate(worker, "launch()") is True
-    assert used(run) == [0, BYTES]
+    assert nvml(run)[1] == (BYTES, [worker.pid])
 
 
 def test_a_restoration_without_room(start: Start, run: Run, ask: Ask) -> None:
@@ -220,13 +210,13 @@ def test_a_restoration_without_room(start: Start, run: Run, ask: Ask) -> None:
     ready(holder)
     assert ask("Restore", worker.pid) == OUT_OF_MEMORY
     assert ask("state", worker.pid) == CHECKPOINTED
-    assert used(run)[0] == (1 << 30) - BYTES + 512
+    assert nvml(run) == [((1 << 30) - BYTES + 512, [holder.pid]), (0, [])]
     holder.communicate()
     assert ask("Restore", worker.pid) == OPERATING_SYSTEM
     assert ask("Unlock", worker.pid) == ILLEGAL_STATE
     worker.kill()
     worker.wait()
-    assert used(run) == [0, 0]
+    assert nvml(run) == FREE
 
 
 def test_a_lock_waits_for_work_and_for_calls(start: Start, ask: Ask, state: Path) -> None:
@@ -238,13 +228,13 @@ def test_a_lock_waits_for_work_and_for_calls(start: Start, ask: Ask, state: Path
     assert ask("Lock", worker.pid, 20) == NOT_READY
     assert ask("state", worker.pid) == RUNNING
     assert evaluate(worker, "d.result('cuStreamQuery', stream)") == NOT_READY
-    evaluate(worker, "threading.Thread(target=lambda: [d.cuStreamSynchronize(stream), say('waited')]).start()")
+    evaluate(worker, "exec('t = threading.Thread(target=d.cuStreamSynchronize, args=(stream,)); t.start()')")
     assert ask("Lock", worker.pid, 20) == NOT_READY
     evaluate(worker, "block.__exit__(None, None, None)")
     assert ask("Lock", worker.pid) == 0
     assert [busy.kind for busy in read_trace(state)[before:]] == ["kernel"]
-    assert worker.stdout.readline() == "waited\n"
     assert ask("Unlock", worker.pid) == 0
+    evaluate(worker, "t.join()")
 
 
 def test_steps_in_wrong_states(start: Start, ask: Ask) -> None:
@@ -281,7 +271,7 @@ def test_a_program_is_killed(when: str, start: Start, run: Run, ask: Ask) -> Non
     os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # dead, and still a zombie
     if step:
         assert int(caller.stdout.readline()) == OPERATING_SYSTEM
-    assert used(run) == [0, 0]
+    assert nvml(run) == FREE
     assert ask("Lock", worker.pid) == NOT_INITIALIZED
     worker.wait()
     assert ask("Lock", worker.pid) == INVALID_VALUE
@@ -308,7 +298,8 @@ def test_faults_of_the_caller_refuse_a_step(start: Start) -> None:
     worker = ready(start(WORKER))
     steps = ("Lock", "Checkpoint", "Restore", "Unlock")
     faults = ",".join(f"cuCheckpointProcess{step}@1=999" for step in (*steps, "GetState", "GetRestoreThreadId"))
-    ask = asking(ready(start(CALLER.replace('d.state(int(pid)) if step == "state" else ', ""), NVSHARE_SIM_FAULTS=faults)))
+    caller = CALLER.replace('d.state(int(pid)) if step == "state" else ', "")
+    ask = asking(ready(start(caller, NVSHARE_SIM_FAULTS=faults)))
     assert ask("GetState", worker.pid) == ask("GetRestoreThreadId", worker.pid) == UNKNOWN
     for step in steps:
         assert ask(step, worker.pid) == UNKNOWN
@@ -338,7 +329,7 @@ def test_faults_inside_a_step(step: str, start: Start, run: Run, ask: Ask) -> No
     assert [ask(other, worker.pid) for other in order] == [ILLEGAL_STATE] * 4
     worker.kill()
     worker.wait()
-    assert used(run) == [0, 0]
+    assert nvml(run) == FREE
 
 
 UNSUPPORTED = {
@@ -364,7 +355,7 @@ def test_imported_memory_has_no_checkpoint(start: Start, ask: Ask) -> None:
     """Broken: memory of another process is parked, or a program stays unsupported after it has closed such memory."""
     exporter, importer = ready(start(WORKER)), ready(start(WORKER))
     handle = evaluate(exporter, "(lambda h: (d.cuIpcGetMemHandle(h, first), bytes(h)))((ctypes.c_ubyte * 64)())[1]")
-    evaluate(importer, f"exec('''class Handle(ctypes.Structure): _fields_ = [('b', ctypes.c_ubyte * 64)]''')")
+    evaluate(importer, "exec('''class Handle(ctypes.Structure): _fields_ = [('b', ctypes.c_ubyte * 64)]''')")
     evaluate(importer, "exec('p = c_uint64()')")
     evaluate(importer, f"d.cuIpcOpenMemHandle_v2(byref(p), Handle.from_buffer_copy({handle!r}), 1)")
     assert ask("Lock", importer.pid) == 0
@@ -392,7 +383,8 @@ def test_instances_and_clients_of_mps_have_no_checkpoint(start: Start, tmp_path:
 def test_processes_that_cannot_be_asked(start: Start, run: Run, ask: Ask) -> None:
     """Broken: a wrong process id blocks the caller, or another user's program can be stopped."""
     worker, plain = ready(start(WORKER)), ready(start("say('ready'); wait_for_line()"))
-    for pid, result in ((-1, INVALID_VALUE), (0, INVALID_VALUE), (1 << 30, INVALID_VALUE), (plain.pid, NOT_INITIALIZED)):
+    expected = {-1: INVALID_VALUE, 0: INVALID_VALUE, 1 << 30: INVALID_VALUE, plain.pid: NOT_INITIALIZED}
+    for pid, result in expected.items():
         assert [ask(step, pid) for step in ("Lock", "Checkpoint", "Restore", "Unlock")] == [result] * 4
     other = worker.pid if os.geteuid() == 0 else 1  # process 1 belongs to another user
     assert run(
@@ -414,7 +406,7 @@ def test_arguments_and_older_drivers(start: Start, run: Run) -> None:
     check = f"""
         d, pid = Driver(init=False), {worker.pid}
         thread, bad = c_int(), (ctypes.c_ubyte * 64)(*[0] * 63, 1)
-        print(d.result("cuCheckpointProcessGetState", pid, None), d.result("cuCheckpointProcessGetRestoreThreadId", pid, None))
+        print(*(d.result("cuCheckpointProcessGet" + what, pid, None) for what in ("State", "RestoreThreadId")))
         print(*(d.result("cuCheckpointProcess" + step, pid, bad) for step in ("Lock", "Checkpoint", "Unlock")))
         print(d.step("Restore", pid))
         d.cuInit(0)
@@ -433,12 +425,13 @@ def test_fork_exec_and_exit_of_a_locked_program(start: Start, run: Run, ask: Ask
     """Broken: a child waits for a lock that nobody opens, or a parked program cannot end."""
     worker = ready(start(WORKER))
     assert ask("Lock", worker.pid) == 0
-    child = "(lambda c: os._exit(d.result('cuStreamQuery', stream)) if c == 0 else os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]))"
-    assert evaluate(worker, f"{child}(os.fork())") == NOT_INITIALIZED
+    in_child = "os._exit(d.result('cuStreamQuery', stream))"
+    in_parent = "os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])"
+    assert evaluate(worker, f"{in_parent} if (child := os.fork()) else {in_child}") == NOT_INITIALIZED
     assert ask("Checkpoint", worker.pid) == 0
     worker.communicate()
     assert worker.returncode == 0
-    assert used(run) == [0, 0]
+    assert nvml(run) == FREE
     again = ready(start(WORKER, NVSHARE_SIM_FAULTS="slow:cuCheckpointProcessLock=3600000000000"))
     caller = ready(start(CALLER))
     send(caller, f"Lock {again.pid}")
@@ -446,7 +439,20 @@ def test_fork_exec_and_exit_of_a_locked_program(start: Start, run: Run, ask: Ask
     eventually(lambda: sleeps(caller), "the caller waits for the lock")
     send(again, "os.execvp('cat', ['cat'])")
     assert int(caller.stdout.readline()) == OPERATING_SYSTEM, "the restore thread ended with the program"
+    assert ask("Lock", again.pid) == NOT_INITIALIZED
     again.send_signal(signal.SIGKILL)
+
+
+def test_one_restore_thread(run: Run) -> None:
+    """Broken: two threads that start the driver at once start two restore threads, which take each step twice."""
+    run("""
+        d, together = Driver(init=False), threading.Barrier(8)
+        threads = [threading.Thread(target=lambda: (together.wait(), d.cuInit(0))) for _ in range(8)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        names = [open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task")]
+        assert names.count("simulated_ckpt") == 1, names
+    """)
 
 
 def test_callers_take_turns(start: Start, ask: Ask) -> None:

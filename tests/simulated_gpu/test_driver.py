@@ -329,7 +329,7 @@ def test_addresses_by_name_and_version(run: Run) -> None:
         assert ask(b"cuGetProcAddress", 11030)[0] == exported("cuGetProcAddress")
         assert ask(b"cuNoSuchThing", 13000) == (None, 1)
         assert ask(b"cuMemAllocAsync", 10000) == (None, 2)
-        for name in ("cuIpcGetEventHandle", "cuGLInit", "cuMulticastCreate", "cuCheckpointProcessLock"):
+        for name in ("cuIpcGetEventHandle", "cuGLInit", "cuMulticastCreate", "cuCheckpointOperationComplete"):
             assert d.result(name, None, None, None, None) == 801, name
         text = ctypes.c_char_p()
         d.cuGetErrorName(801, byref(text))

@@ -28,7 +28,7 @@ def test_stress_under_sanitizers(sanitizer: str, tmp_path: Path) -> None:
         **{name: value for name, value in variables.items() if name.endswith("_OPTIONS")},
         "NVSHARE_SIM_COPY_GIBPS": "0",
         "NVSHARE_SIM_STATE": str(tmp_path / "simulated_gpu"),
-        "NVSHARE_SIMULATE": "1x256MiB",
+        "NVSHARE_SIMULATE": "2x256MiB",
         "LD_LIBRARY_PATH": directory,
     }
     # TSan of GCC 12 cannot live with the large address randomisation of newer kernels.

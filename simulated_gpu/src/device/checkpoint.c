@@ -219,10 +219,10 @@ SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
         return CUDA_SUCCESS;
     NVS_SIM_TRY(nvs_sim_devices_open());
     nvs_sim_checkpoint *own = &nvs_sim_self->checkpoint;
+    nvs_sim_initialised = true; /* before the wait: cuInit of another thread starts nothing */
     if (nvs_sim_settings.driver_version >= SINCE && nvs_sim_start_thread(serve, own))
         while (atomic_load_explicit(&own->thread, memory_order_relaxed) == 0)
             pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
-    nvs_sim_initialised = true;
     return CUDA_SUCCESS;
 }
 
@@ -237,6 +237,14 @@ static CUresult begin(const char *function, bool started)
     return nvs_sim_state_open();
 }
 
+/* False also after exec, which ends the thread. */
+static bool serves(int pid, uint32_t thread)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%u", pid, thread);
+    return access(path, F_OK) == 0;
+}
+
 /* With the lock of the shared file. */
 static CUresult find(int pid, nvs_sim_checkpoint **out)
 {
@@ -247,20 +255,12 @@ static CUresult find(int pid, nvs_sim_checkpoint **out)
     NVS_SIM_CHECK(pid > 0 && stat(path, &info) == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(geteuid() == 0 || geteuid() == info.st_uid, CUDA_ERROR_OPERATING_SYSTEM);
     nvs_sim_shared_reap(shared);
-    for (uint32_t i = 0; i < shared->processes_used; i++)
-        if (shared->processes[i].process_id == (uint32_t)pid && shared->processes[i].checkpoint.thread != 0) {
-            *out = &shared->processes[i].checkpoint;
+    for (uint32_t i = 0; i < shared->processes_used; i++) {
+        *out = &shared->processes[i].checkpoint;
+        if (shared->processes[i].process_id == (uint32_t)pid && serves(pid, acquire(&(*out)->thread)))
             return CUDA_SUCCESS;
-        }
+    }
     return CUDA_ERROR_NOT_INITIALIZED;
-}
-
-/* False also after exec, which ends the thread. */
-static bool serves(int pid, uint32_t thread)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/task/%u", pid, thread);
-    return access(path, F_OK) == 0;
 }
 
 static bool zeros(const void *bytes, size_t from, size_t to)

@@ -1,12 +1,15 @@
 /* Several threads at everything at once, for the sanitizers: streams, events, copies, kernels, callbacks, graphs, mapped
- * and managed memory, several contexts.  Exits with 0 when every result and every byte was as it has to be.
+ * and managed memory, several contexts; and a thread that parks the whole process, each time on the other GPU.  Exits with 0 when every result and every byte was as it has to be.
  */
 #include <cuda.h>
 
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define THREADS 4
 #define ROUNDS 60
@@ -147,10 +150,37 @@ static void *work(void *number)
     return NULL;
 }
 
+static atomic_bool ended;
+
+static void *park(void *unused)
+{
+    CUcheckpointGpuPair pairs[2];
+    CUcheckpointRestoreArgs swapped = {.gpuPairs = pairs, .gpuPairsCount = 2};
+    CUprocessState state;
+    int parked = 0;
+    CHECK(cuDeviceGetUuid(&pairs[0].oldUuid, 0));
+    CHECK(cuDeviceGetUuid(&pairs[0].newUuid, 1));
+    pairs[1] = (CUcheckpointGpuPair){.oldUuid = pairs[0].newUuid, .newUuid = pairs[0].oldUuid};
+    while (!ended || parked == 0) {
+        CHECK(cuCheckpointProcessLock(getpid(), NULL));
+        const CUresult result = cuCheckpointProcessCheckpoint(getpid(), NULL);
+        if (result == CUDA_SUCCESS) {
+            parked++;
+            CHECK(cuCheckpointProcessRestore(getpid(), &swapped));
+        } else {
+            DEMAND(result == CUDA_ERROR_NOT_SUPPORTED); /* a thread has managed memory */
+        }
+        CHECK(cuCheckpointProcessUnlock(getpid(), NULL));
+        CHECK(cuCheckpointProcessGetState(getpid(), &state));
+        DEMAND(state == CU_PROCESS_STATE_RUNNING);
+    }
+    return NULL;
+}
+
 int main(void)
 {
     static const char image[] = ".version 8.0\n.target sm_90\n.visible .entry nvs_busy(.param .u64 n) { ret; }\n";
-    pthread_t threads[THREADS];
+    pthread_t threads[THREADS], parker;
     int numbers[THREADS];
     CUmodule module;
     size_t unused, total;
@@ -163,8 +193,11 @@ int main(void)
         numbers[i] = i;
         DEMAND(pthread_create(&threads[i], NULL, work, &numbers[i]) == 0);
     }
+    DEMAND(pthread_create(&parker, NULL, park, NULL) == 0);
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
+    ended = true;
+    pthread_join(parker, NULL);
     CHECK(cuCtxSynchronize());
     CHECK(cuMemGetInfo(&unused, &total));
     DEMAND(unused == total);
