@@ -5,6 +5,7 @@ Non-goals: figures.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -100,3 +101,12 @@ def test_gangs_want_two_gpus() -> None:
     assert done.returncode == 1
     assert "2 GPUs are needed" in done.stderr
     assert "NCCL needs" in started("nvshare.bench.gangs", "--simulate", "--exchange=nccl").stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
+def test_park() -> None:
+    """Broken: a program is not parked, or finds other memory, and the benchmark does not notice."""
+    told = run("nvshare.bench.park", "--simulate", "--gib=0.06", "--cycles=2", "--idle=1")
+    (one,) = told["sizes"]
+    assert (one["mismatches"], one["left_mib"], told["idle"]["left_mib"]) == (0, 0, 0)
+    assert one["had_mib"] >= 60
