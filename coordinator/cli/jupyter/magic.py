@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -25,10 +26,12 @@ from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import client_directory
 from nvshare.coordinator.units import format_duration, format_size
 
+PARK_LOOK_S: Final = 0.05
 USAGE: Final = """\
 %gpu                  this notebook's GPUs: lease, wait, memory, progress
 %gpu class NAME       what kind of program it is: interactive, batch or best-effort
 %gpu release          frees unused memory of CuPy and PyTorch, and gives the GPU to a program that waits
+%gpu park             leaves the GPU altogether until the next cell that uses it, contexts included
 %gpu autorelease off  keeps that memory also when the GPU is short of memory; on, the default, frees it after a cell"""
 _LEASES: Final = {
     Lease.NONE: "idle",
@@ -80,6 +83,8 @@ def _command(words: list[str]) -> str:
             return f"this notebook is {name} from now on"
         case ["release"]:
             return release()
+        case ["park"]:
+            return park()
         case ["autorelease", "on" | "off" as chosen]:
             return autorelease(chosen == "on")
         case _:
@@ -146,6 +151,17 @@ def release() -> str:
         hook.yield_lease(ordinal)
     caches = f"unused memory of {' and '.join(freed)} is free; " if freed else ""
     return f"{caches}a program that waits gets the GPU now"
+
+
+def park() -> str:
+    """Asks to be taken off the GPU, and waits for it.  Nothing here needs the GPU meanwhile."""
+    told = call(client_directory(), api.ParkClient(client=str(os.getpid())))
+    while told["parking"] not in ("parked", "running"):
+        time.sleep(PARK_LOOK_S)
+        clients = call(client_directory(), api.Status())["clients"]
+        own = next(each for each in clients if each["process_id"] == os.getpid())
+        told = {"parking": own["parking"], "why": own["parking_why"]}
+    return "this notebook is off the GPU" if told["parking"] == "parked" else f"it stays on the GPU: {told['why']}"
 
 
 _releases = True
