@@ -33,6 +33,7 @@ _CLIENT_ONLY = frozenset(
         "DEADLINE",
         "MEMORY",
         "MEMORY_LIMIT",
+        "PLACEMENT",
     )
 )
 

@@ -36,10 +36,11 @@ class Client:
         group: str = "",
         weight: int = 1,
         gang: str = "",
+        placement: str = "",
     ) -> None:
         """Says hello."""
         pid = self.client if process_id is None else process_id
-        hello = messages.Hello(1, name, program, pid, priority, mode, limit, "", weight, gang)
+        hello = messages.Hello(1, name, program, pid, priority, mode, limit, "", weight, gang, placement)
         self.give(events.ClientRegistered(self.client, hello, pid, user_id, group))
 
     def profile(self, job_class: JobClass, deadline_ns: int | None) -> None:

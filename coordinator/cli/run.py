@@ -36,7 +36,7 @@ from nvshare.coordinator.units import parse_duration, parse_part, parse_size
 
 _WITH_VALUE = (
     "--memory", "--priority", "--weight", "--gang", "--class", "--share-request", "--share-limit", "--deadline",
-    "--name", "--gpu-memory-limit", "--runtime-dir",
+    "--name", "--gpu-memory-limit", "--gpu", "--with", "--apart", "--runtime-dir",
 )  # fmt: skip
 _NAME_BYTES = 63
 T = TypeVar("T")
@@ -54,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     note_environment(command[0])
     try:
         environ = _prepare(options, dict(os.environ), command[0])
+        if options.gpu or options.beside or options.apart or options.alone:
+            from nvshare.coordinator.cli.gpu_option import with_gpus  # imports ZeroMQ
+
+            environ = with_gpus(environ, options, command)
     except LaunchError as error:
         sys.stderr.write(f"nvshare-run: {error}\n")
         raise SystemExit(1) from None
@@ -136,6 +140,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--name", type=_name, metavar="S", help="name shown by tools (script or program)")
     parser.add_argument("--gpu-memory-limit", type=_size, metavar="SIZE", help="largest allocation in all: 4GiB")
+    _add_gpus(parser)
     parser.add_argument(
         "--simulate",
         nargs="?",
@@ -145,6 +150,27 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_others(parser)
     return parser
+
+
+def _add_gpus(parser: argparse.ArgumentParser) -> None:
+    """Options that choose the GPUs; each of the wishes alone means `--gpu auto` too."""
+    parser.add_argument(
+        "--gpu",
+        type=_gpus,
+        metavar="auto[:N]|LIST",
+        help="N GPUs that the coordinator chooses, or these: 0,1 as nvidia-smi numbers them, or UUIDs",
+    )
+    parser.add_argument("--with", dest="beside", type=_name, metavar="NAME", help="on a GPU where NAME runs")
+    parser.add_argument("--apart", type=_name, metavar="NAME", help="on a GPU where no program NAME runs or comes")
+    parser.add_argument("--alone", action="store_true", help="on a GPU where no other program runs or is placed")
+    parser.add_argument("--wait", action="store_true", help="wait until there is such a GPU")
+
+
+def _gpus(text: str) -> str:
+    gpu = r"((GPU|MIG)-[0-9A-Za-z/-]+|[0-9]{1,3})"
+    if re.fullmatch(rf"auto(:([1-9]|[12][0-9]|3[0-2]))?|{gpu}(,{gpu})*", text):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is no choice of GPUs: write auto, auto:2, 0,1 or UUIDs")
 
 
 def _add_others(parser: argparse.ArgumentParser) -> None:

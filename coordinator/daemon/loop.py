@@ -290,11 +290,12 @@ class Server:
 
     def _control_turn(self) -> None:
         clock, control = time.monotonic_ns, self._sockets.control
-        for connection, user_id, request in control.take(clock()):
+        for connection, peer, request in control.take(clock()):
+            user_id = peer.user_id
             now_ns, began_ns, changes = clock(), time.thread_time_ns(), self._administration.changes
             refusal = self._readers.refusal(user_id, now_ns)
             if refusal is None:
-                reply = self._administration.answer(request, user_id, now_ns)
+                reply = self._administration.answer(request, user_id, now_ns, peer.process_id)
                 logged_ns = CHANGE_NS if self._administration.changes > changes else 0
                 self._readers.charge(user_id, time.thread_time_ns() - began_ns + logged_ns)
             else:

@@ -50,6 +50,7 @@ STATE_MODULES: Final = {
             "gpu",
             "memory",
             "node",
+            "placement",
             "seat",
             "settings",
             "statistics",

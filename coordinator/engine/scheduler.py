@@ -43,6 +43,7 @@ from nvshare.coordinator.model.commands import MANY_HOLDERS, Command, Log, Notif
 from nvshare.coordinator.model.gpu import Gpu, GpuLeases, GpuRules, Recovery
 from nvshare.coordinator.model.memory import GpuMemory
 from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.placement import parse_placement
 from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.model.settings import RECONNECT_NS, OverdueAction, Settings
 from nvshare.coordinator.protocol.messages import (
@@ -301,6 +302,7 @@ class Scheduler:
             rank=Rank(hello.priority, hello.weight),
             gang=hello.gang,
             time_owner="",
+            placement=parse_placement(hello.placement),
         )
         client.time_owner = client.owner if node.settings.users_first else ""
         node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))

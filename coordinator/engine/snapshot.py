@@ -17,6 +17,7 @@ from nvshare.coordinator.model.client import Client, Identity
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.placement import NOT_PLACED, Placement
 from nvshare.coordinator.model.seat import NEXT, Seat
 from nvshare.coordinator.model.statistics import LeaseStatistics, MoveStatistics, SeatMoveStatistics, SeatStatistics
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
@@ -117,6 +118,7 @@ class ClientSnapshot:
     """The reason of the last refusal or failure."""
     spatial: bool = False
     gang: str = ""
+    placement: Placement = NOT_PLACED
 
 
 def paged_out(gpu: Gpu) -> dict[int, int]:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nvshare.coordinator.model.placement import NOT_PLACED, Placement
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import Rank
 
@@ -80,6 +81,7 @@ class Client:
     gang: str
     time_owner: str
     """As `JobView.owner`."""
+    placement: Placement = NOT_PLACED
     spatial: bool = False
     paused: bool = False
     parking: Parking = field(default_factory=Parking)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,8 @@ class Device:
     name: str
     total_bytes: int
     is_mig: bool = False
+    distances: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """NVML's topology level to the other GPUs, as far as it knows, by UUID; 0 over NVLink."""
 
 
 @contextlib.contextmanager
@@ -70,6 +72,7 @@ def discover() -> list[Device]:
         found: list[Device] = []
         for card in range(pynvml.nvmlDeviceGetCount()):
             _add_card(pynvml, pynvml.nvmlDeviceGetHandleByIndex(card), found)
+        found = [replace(device, distances=_distances(pynvml, device, found)) for device in found]
     except pynvml.NVMLError as error:
         raise NoGpuError(f"NVML cannot describe the GPUs ({error}); check `nvidia-smi`") from None
     finally:
@@ -130,6 +133,20 @@ def _describe(pynvml: Any, handle: Any, index: int, *, is_mig: bool) -> Device:
         total_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         is_mig=is_mig,
     )
+
+
+def _distances(pynvml: Any, device: Device, devices: Sequence[Device]) -> dict[str, int]:
+    """Empty where NVML or the driver does not know."""
+    found = {}
+    for other in devices if not device.is_mig else ():
+        if other is device or other.is_mig:
+            continue
+        with contextlib.suppress(pynvml.NVMLError):
+            pair = [pynvml.nvmlDeviceGetHandleByUUID(each.uuid) for each in (device, other)]
+            found[other.uuid] = int(pynvml.nvmlDeviceGetTopologyCommonAncestor(*pair))
+            if pynvml.nvmlDeviceGetP2PStatus(*pair, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == pynvml.NVML_P2P_STATUS_OK:
+                found[other.uuid] = 0
+    return found
 
 
 def text_of(value: str | bytes) -> str:

@@ -243,14 +243,14 @@ static int32_t read_number(const char *variable, int32_t low, int32_t high, int3
     return preset;
 }
 
-static void read_gang(void)
+static void read_text(const char *variable, char *out, size_t size)
 {
-    const char *text = secure_getenv("NVSHARE_GANG");
+    const char *text = secure_getenv(variable);
     size_t length = text != NULL ? strlen(text) : 0;
-    if (length >= sizeof nvs_config.gang || !nvs_wire_text_valid((const uint8_t *)text, length))
-        nvs_log(NVS_LOG_WARNING, "NVSHARE_GANG is longer than %zu bytes or no UTF-8; ignored", sizeof nvs_config.gang - 1);
+    if (length >= size || !nvs_wire_text_valid((const uint8_t *)text, length))
+        nvs_log(NVS_LOG_WARNING, "%s is longer than %zu bytes or no UTF-8; ignored", variable, size - 1);
     else if (length > 0)
-        memcpy(nvs_config.gang, text, length + 1);
+        memcpy(out, text, length + 1);
 }
 
 static void read_path(const char *variable, char *out, size_t size)
@@ -286,7 +286,8 @@ void nvs_config_read(void)
     nvs_config.coordinator_user = read_number("NVSHARE_COORDINATOR_USER", -1, INT32_MAX, -1);
     nvs_config.priority = read_number("NVSHARE_PRIORITY", INT32_MIN, INT32_MAX, 0);
     nvs_config.weight = (uint16_t)read_number("NVSHARE_WEIGHT", 1, (int32_t)NVS_MAX_WEIGHT, 1);
-    read_gang();
+    read_text("NVSHARE_GANG", nvs_config.gang, sizeof nvs_config.gang);
+    read_text("NVSHARE_PLACEMENT", nvs_config.placement, sizeof nvs_config.placement);
     nvs_config.memory_mode = (uint8_t)read_choice("NVSHARE_MEMORY", modes, NVS_MODE_MANAGED);
     nvs_config.memory_limit = read_quantity("NVSHARE_MEMORY_LIMIT", size_units, "4GiB", 0);
     nvs_config.host_limit = read_quantity("NVSHARE_HOST_LIMIT", size_units, "64GiB", 0);

@@ -21,6 +21,7 @@ typedef struct nvs_settings {
     int32_t priority;        /* NVSHARE_PRIORITY */
     uint16_t weight;         /* NVSHARE_WEIGHT, 1 to NVS_MAX_WEIGHT */
     char gang[64];           /* NVSHARE_GANG; empty: none */
+    char placement[256];     /* NVSHARE_PLACEMENT, as the launcher got it from the coordinator; empty: none */
     uint8_t memory_mode;     /* NVSHARE_MEMORY: an nvs_mode */
     uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */
     uint64_t host_limit;     /* NVSHARE_HOST_LIMIT, likewise: host memory for evicted memory in mode swap */

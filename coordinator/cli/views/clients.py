@@ -22,13 +22,13 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
         *(number("ID"), number("PID", wide=True), text("NAME"), text("USER", wide=bool(pods))),
         *(number("GPU", wide=len(status["gpus"]) == 1), word("CLASS"), word("MODE"), word("STATE"), number("SHARE")),
         *(number(title, wide=True) for title in ("PROGRESS", "PRIO", "WEIGHT", "LEASES", "HELD", "MAX WAIT")),
-        *(number("ALLOCATED", wide=True), text("GANG", wide=True)),
+        *(number("ALLOCATED", wide=True), text("GANG", wide=True), text("PLACED", wide=True)),
         *((text("SLOT", wide=True), text("POD")) if pods else ()),
     )
     indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
     rows = []
     for client in status["clients"]:
-        tail = [client["gang"] or "-"]
+        tail = [client["gang"] or "-", client["placed_why"] or "-"]
         tail += [client["group"] or "-", pods.get(client["group"], "-")] if pods else []
         for seat in client["seats"] or (None,):
             figures = _figures(client, seat)

@@ -16,6 +16,7 @@ OVERRIDES: Final = {
 _FIGURES: Final = (
     *("client", "name", "process_id", "user_id", "job_class", "share_request", "share_limit"),
     *("phase", "waiting_since_ns", "progress_normalised", "progress_busy_alone"),
+    *("placed_alone", "placed_why"),
 )
 _RULES: Final = (
     *("index", "uuid", "name", "policy", "sharing", "quantum_ns", "quantum_automatic", "switch_share"),
@@ -49,7 +50,8 @@ def explanation(status: Mapping[str, Any], gpu: str | None = None) -> list[dict[
         running = sorted((s for s in seats if s["client"] in place), key=lambda s: place[s["client"]])
         waiting = [s for s in seats if s["client"] not in place and s["waiting_since_ns"] is not None]
         why = each["why"] if running else "no program wants the GPU"
-        found.append({**{name: each[name] for name in _RULES}, "why": why, "running": running, "waiting": waiting})
+        shown = {"running": running, "waiting": waiting, "placed": [seat for seat in seats if seat["placed_why"]]}
+        found.append({**{name: each[name] for name in _RULES}, "why": why, **shown})
     if gpu is not None and len(found) != 1:
         raise ControlError("gpu", f"{gpu!r} is not one GPU of this coordinator; see `nvshare-ctl status`")
     return found
@@ -68,6 +70,9 @@ def lines(gpus: Iterable[Mapping[str, Any]], now_ns: int) -> list[str]:
         for each in gpu["waiting"]:
             waited_ns = max(0, now_ns - each["waiting_since_ns"])
             text.append(f"  waiting for {format_duration(waited_ns)}: {_program(each)}")
+        for each in gpu["placed"]:
+            alone = " alone" if each["placed_alone"] else ""
+            text.append(f"  placed{alone}: {_who(each)}, {each['placed_why']}")
     return text
 
 
@@ -86,9 +91,12 @@ def notes(gpu: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _who(each: Mapping[str, Any]) -> str:
+    return f"{each['name']} ({user_name(each['user_id'])}, {each['process_id']})"
+
+
 def _program(each: Mapping[str, Any]) -> str:
-    who = f"{each['name']} ({user_name(each['user_id'])}, {each['process_id']})"
-    known = f"{who}, {class_name(each)}, progress {percent(each['progress_normalised'])}"
+    known = f"{_who(each)}, {class_name(each)}, progress {percent(each['progress_normalised'])}"
     if each["progress_busy_alone"]:
         known += f", keeps the GPU busy {percent(each['progress_busy_alone'])} of the time alone"
     if each["share_request"]:

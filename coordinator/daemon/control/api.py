@@ -16,12 +16,17 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from nvshare.coordinator.model.settings import SETTINGS, Value
+from nvshare.coordinator.protocol.messages import MAX_GPUS_PER_CLIENT, MOST_BYTES
+from nvshare.scheduler_policies.api import JobClass
 
 CONTROL_VERSION: Final = 2
 MAX_REQUEST_BYTES: Final = 4096
 
 ClientName = Annotated[str, Field(min_length=1, max_length=63)]
 GpuName = Annotated[str, Field(min_length=1, max_length=95)]
+ShownName = Annotated[str, Field(max_length=63, pattern=r"^\P{C}*$")]
+"""Without control characters."""
+GpuNames = Annotated[str, Field(max_length=3500)]
 Part = Annotated[float, Field(ge=0.0, le=1.0)]
 PositivePart = Annotated[float, Field(gt=0.0, le=1.0)]
 U64_MAX: Final = (1 << 64) - 1
@@ -134,7 +139,30 @@ class ParkClient(_Request):
     parked: bool = True
 
 
-Request = Ping | Status | Set | SetShare | Unset | Pause | Resume | ParkClient
+class Place(_Request):
+    """Chooses GPUs for the calling process, which becomes the program.
+
+    `gpus` are those that it names, separated by commas; else `count` are chosen among those of `visible`, its
+    CUDA_VISIBLE_DEVICES.  `fastest_first`: the indices in it are in CUDA's default order.  `within` is the placement
+    (model/placement.py) of the process itself, if it has one.
+    """
+
+    ask: Literal["place"] = "place"
+    count: Annotated[int, Field(ge=1, le=MAX_GPUS_PER_CLIENT)] = 1
+    gpus: GpuNames = ""
+    visible: GpuNames | None = None
+    fastest_first: bool = True
+    memory_bytes: Annotated[int, Field(ge=0, le=MOST_BYTES)] = 0
+    """The most that it will allocate on a GPU; 0: unknown."""
+    job_class: Annotated[int, Field(ge=0, le=max(JobClass))] = JobClass.BATCH
+    name: ShownName
+    beside: ShownName = ""
+    apart: ShownName = ""
+    alone: bool = False
+    within: Annotated[str, Field(max_length=255)] = ""
+
+
+Request = Ping | Status | Set | SetShare | Unset | Pause | Resume | ParkClient | Place
 _REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 
 

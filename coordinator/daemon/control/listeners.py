@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control.api import MAX_REQUEST_BYTES, encode_event
-from nvshare.coordinator.daemon.peers import Limits
+from nvshare.coordinator.daemon.peers import Limits, Peer
 from nvshare.coordinator.daemon.transport import PeerListener
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ class ControlListener(PeerListener):
         super().__init__(path, mode, _limits(rights, MAX_REQUEST_BYTES, _REPLY_BYTES))
         self._rights = rights
 
-    def take(self, now_ns: int) -> list[tuple[int, int, bytes]]:
-        """(connection, user, request); a few of each user."""
+    def take(self, now_ns: int) -> list[tuple[int, Peer, bytes]]:
+        """(connection, peer, request); a few of each user."""
         found = []
         for connection, frame in self.receive(now_ns)[1]:
             peer = self.peer(connection)
             if peer is not None:
                 self.greeted(connection)
-                found.append((connection, peer.user_id, frame))
+                found.append((connection, peer, frame))
         return found
 
 

@@ -66,7 +66,7 @@ class Rights:
 
     def check_kind(self, user_id: int, request: api.Request) -> None:
         """Raises ControlError for a request that only operators may make, whatever it names."""
-        if isinstance(request, (api.Ping, api.Status)) or self.is_operator(user_id):
+        if isinstance(request, (api.Ping, api.Status, api.Place)) or self.is_operator(user_id):
             return
         if not isinstance(request, OfProgram) or request.client is None:
             raise _refused(
@@ -154,7 +154,8 @@ def hide_names(status: dict[str, Any], user_id: int) -> dict[str, Any]:
 
 def _hidden_client(client: dict[str, Any]) -> dict[str, Any]:
     gang = HIDDEN if client["gang"] else ""
-    return {**client, "name": HIDDEN, "program": HIDDEN, "process_id": 0, "group": "", "gang": gang}
+    placed = {name: HIDDEN if client[name] else "" for name in ("placement", "placed_apart", "placed_why")}
+    return {**client, "name": HIDDEN, "program": HIDDEN, "process_id": 0, "group": "", "gang": gang, **placed}
 
 
 def _without(names: Mapping[str, str], text: str) -> str:

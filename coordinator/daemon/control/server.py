@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.live_settings import NODE, SHARES
+from nvshare.coordinator.daemon.control.placements import Placements
 from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
+from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.model import events
@@ -48,6 +50,8 @@ class Call:
     now_ns: int
     user_id: int
     by_operator: bool
+    process_id: int
+    """0: unknown."""
 
 
 class Administration:
@@ -79,10 +83,11 @@ class Administration:
         """Requests that have changed something; each is logged."""
         self._mps = mps or (lambda: {"mode": "off"})
         self._facts = {"pid": os.getpid(), **facts}
+        self._placements = Placements(devices, rights)
 
-    def answer(self, frame: bytes, user_id: int, now_ns: int) -> bytes:
-        """The reply to one request of this user."""
-        call, kind = Call(now_ns, user_id, self._rights.is_operator(user_id)), "a malformed request"
+    def answer(self, frame: bytes, user_id: int, now_ns: int, process_id: int = 0) -> bytes:
+        """The reply to one request of this user and process."""
+        call, kind = Call(now_ns, user_id, self._rights.is_operator(user_id), process_id), "a malformed request"
         try:
             request = api.decode_request(frame)
             kind = request.ask
@@ -90,7 +95,8 @@ class Administration:
             result = _ANSWERS[type(request)](self, request, call)
             if not isinstance(request, (api.Ping, api.Status)):
                 self.changes += 1
-                known = {name: result[name] for name in ("name", "process_id", "slot") if name in result}
+                names = ("name", "process_id", "slot", "uuids", "why")
+                known = {name: result[name] for name in names if name in result}
                 log.info("user %d: %s", user_id, request.model_dump(exclude_none=True) | known)
             return api.encode_result(result)
         except api.ControlError as error:
@@ -227,6 +233,10 @@ class Administration:
                     self._dispatcher.event(event, call.now_ns)
         return {"undone": [live.plain() for live in undone], **self._lasting()}
 
+    def _place(self, request: api.Place, call: Call) -> dict[str, Any]:
+        caller = Peer(call.process_id, call.user_id)
+        return self._placements.place(request, caller, self._snapshot(call.now_ns), self._gpu)
+
     def _drop(self, owner: Owner | None, names: Sequence[str | None], uuid: str | None, call: Call) -> list[Live]:
         return [e for name in names for e in self._live.drop(owner, name, uuid, by_operator=call.by_operator)]
 
@@ -288,6 +298,7 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, Call], dict[str, 
     api.Pause: Administration._pause,
     api.Resume: Administration._resume,
     api.ParkClient: Administration._park,
+    api.Place: Administration._place,
 }
 
 

@@ -82,6 +82,7 @@ def test_hello_says_who(coordinator: ScriptedCoordinator, start: StartClient) ->
         NVSHARE_MEMORY_LIMIT="1.5GiB",
         NVSHARE_WEIGHT="300",
         NVSHARE_GANG="pär",
+        NVSHARE_PLACEMENT='["1f",true,"",""]',
     )
     client.tell("launch 1000")
     hello = coordinator.expect(messages.Hello)
@@ -89,6 +90,7 @@ def test_hello_says_who(coordinator: ScriptedCoordinator, start: StartClient) ->
     assert (hello.priority, hello.memory_limit_bytes) == (-3, 3 << 29)
     assert (hello.name, hello.program) == ("é" * 31, "client")
     assert (hello.weight, hello.gang) == (300, "pär")
+    assert hello.placement == '["1f",true,"",""]'
 
 
 def test_bad_environment_is_said_and_ignored(coordinator: ScriptedCoordinator, start: StartClient) -> None:
@@ -100,16 +102,18 @@ def test_bad_environment_is_said_and_ignored(coordinator: ScriptedCoordinator, s
         NVSHARE_MEMORY="disk",
         NVSHARE_WEIGHT="10001",
         NVSHARE_GANG="x" * 64,
+        NVSHARE_PLACEMENT="x" * 256,
     )
     client.tell("launch 1000")
     hello = coordinator.expect(messages.Hello)
     assert (hello.priority, hello.memory_limit_bytes, hello.memory_mode) == (0, 0, messages.MemoryMode.MANAGED)
-    assert (hello.weight, hello.gang) == (1, "")
+    assert (hello.weight, hello.gang, hello.placement) == (1, "", "")
     client.process.kill()
     _, errors = client.ended()
     for variable in (
         "NVSHARE_WEIGHT",
         "NVSHARE_GANG",
+        "NVSHARE_PLACEMENT",
         "NVSHARE_PRIORITY",
         "NVSHARE_MEMORY_LIMIT",
         "NVSHARE_ON_LOSS",

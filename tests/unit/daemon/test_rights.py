@@ -18,6 +18,7 @@ from nvshare.coordinator.daemon.control.server import Administration
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.placement import Placement
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.system.devices import Device
@@ -38,9 +39,10 @@ class Node:
         scheduler.handle(events.GpuAdded(GPU, "card", 8 << 30, 8 << 30), 1)
         for number, (user, name) in enumerate(((ALICE, "train"), (BOB, "secret")), start=1):
             gang = f"user:{user}/{name}-gang"
+            placement = Placement("1f", placed_why=f"apart from {name}").text()
             made = events.ClientRegistered(
                 number,
-                messages.Hello(1, name, "python", 0, 0, MemoryMode.SWAP, 0, "", gang=gang),
+                messages.Hello(1, name, "python", 0, 0, MemoryMode.SWAP, 0, "", gang=gang, placement=placement),
                 processes[number - 1],
                 user,
             )
@@ -202,6 +204,7 @@ def test_names_of_others_are_hidden_where_the_setting_says_so(node: Node, rights
     assert (own["name"], own["gang"]) == ("train", f"user:{ALICE}/train-gang")
     assert (other["name"], other["program"], other["process_id"], other["gang"]) == (HIDDEN, HIDDEN, 0, HIDDEN)
     assert other["user_id"] == BOB, "whom to talk to"
+    assert (own["placed_why"], other["placed_why"]) == ("apart from train", HIDDEN)
     assert [live["process_id"] for live in status["live"]] == [own["process_id"]]
     assert {gang["name"] for gang in status["gangs"]} == {HIDDEN, f"user:{ALICE}/train-gang"}
     assert "secret" not in str(status)

@@ -114,7 +114,7 @@ def random_value(rng: random.Random, bound: Field) -> object:
         letters = rng.choice(["a", "é", "漢", "\U0001f600"])
         return letters * rng.randint(0, bound.size // len(letters.encode()))
     _, low, high = limits(bound)
-    return rng.choice([low, high, rng.randint(low, high), rng.randint(0, min(high, 300))])
+    return rng.choice([low, high, rng.randint(low, high), rng.randint(max(low, 0), min(high, 300))])
 
 
 def random_message(rng: random.Random) -> messages.Message:

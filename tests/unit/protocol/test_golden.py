@@ -25,8 +25,10 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             library_version="0.1.0",
             weight=300,
             gang="pair",
+            placement='["1f",true,"","x"]',
         ),
-        "9b0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30cd012ca470616972",
+        "9c0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30cd012ca470616972"
+        "b25b223166222c747275652c22222c2278225d",
     ),
     (
         messages.AttachGpu(
@@ -151,12 +153,16 @@ def test_golden(library: ctypes.CDLL, message: messages.Message, text: str) -> N
     assert codec.c_decode(library, direction, frame) == (codec.OK, frame)
 
 
-def test_a_hello_from_before_weights_is_understood(library: ctypes.CDLL) -> None:
+@pytest.mark.parametrize(("first", "rest", "gang"), [("99", "", ""), ("9b", "cd0001a470616972", "pair")])
+def test_a_hello_from_before_weights_or_placements_is_understood(
+    library: ctypes.CDLL, first: str, rest: str, gang: str
+) -> None:
     """Broken: a hook of an earlier version would be refused."""
-    frame = bytes.fromhex("990101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30")
+    text = first + "0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30" + rest
+    frame = bytes.fromhex(text)
     message = messages.decode(frame, messages.TO_COORDINATOR)
     assert isinstance(message, messages.Hello)
-    assert (message.weight, message.gang) == (1, "")
+    assert (message.weight, message.gang, message.placement) == (1, gang, "")
     verdict, read = codec.c_decode(library, "to_coordinator", frame)
     assert (verdict, messages.decode(read, messages.TO_COORDINATOR)) == (codec.OK, message)
 

@@ -30,6 +30,8 @@ class Card:
     gib: int = 80
     mig: list[Card | None] = field(default_factory=list)
     has_mig: bool = True
+    peers: dict[str, int] = field(default_factory=dict)
+    """NVML's level of other cards; -1: joined by NVLink too."""
 
 
 def play(monkeypatch: pytest.MonkeyPatch, cards: list[Card], *, failing: str = "") -> None:
@@ -46,6 +48,11 @@ def play(monkeypatch: pytest.MonkeyPatch, cards: list[Card], *, failing: str = "
             raise NvmlError("not supported")
         return int(bool(card.mig)), 0
 
+    def level(card: Card, other: Card) -> int:
+        if other.uuid not in card.peers:
+            raise NvmlError("not supported")
+        return max(10, card.peers[other.uuid])
+
     functions: dict[str, Any] = {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
@@ -57,6 +64,9 @@ def play(monkeypatch: pytest.MonkeyPatch, cards: list[Card], *, failing: str = "
         "nvmlDeviceGetUUID": lambda card: card.uuid.encode(),  # old versions answer bytes
         "nvmlDeviceGetName": lambda card: "Card",
         "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(total=card.gib << 30),
+        "nvmlDeviceGetHandleByUUID": lambda uuid: next(card for card in cards if card.uuid == uuid),
+        "nvmlDeviceGetTopologyCommonAncestor": level,
+        "nvmlDeviceGetP2PStatus": lambda card, other, capability: 0 if card.peers[other.uuid] < capability else 3,
     }
 
     def fail(*_: object) -> None:
@@ -66,6 +76,7 @@ def play(monkeypatch: pytest.MonkeyPatch, cards: list[Card], *, failing: str = "
         setattr(module, name, fail if name == failing else function)
     module.NVMLError = NvmlError
     module.NVML_DEVICE_MIG_ENABLE = 1
+    module.NVML_P2P_CAPS_INDEX_NVLINK, module.NVML_P2P_STATUS_OK = 2, 0
     monkeypatch.setitem(sys.modules, "pynvml", module)
 
 
@@ -77,6 +88,13 @@ def test_cards_are_domains(monkeypatch: pytest.MonkeyPatch) -> None:
         (0, "GPU-a", 80 << 30),
         (1, "GPU-b", 16 << 30),
     ]
+
+
+def test_how_far_cards_are_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a program on two cards gets a pair without NVLink, or a driver without topology ends the start."""
+    far = Card("GPU-c", peers={"GPU-a": 50})
+    play(monkeypatch, [Card("GPU-a", peers={"GPU-b": -1, "GPU-c": 50}), Card("GPU-b", peers={"GPU-a": 40}), far])
+    assert [device.distances for device in discover()] == [{"GPU-b": 0, "GPU-c": 50}, {"GPU-a": 40}, {"GPU-a": 50}]
 
 
 def test_a_partitioned_card_is_its_instances_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

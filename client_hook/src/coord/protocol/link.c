@@ -422,6 +422,7 @@ static void say_hello(void)
     size_t length = strnlen(program, sizeof hello.program - 1);
     memcpy(hello.name, nvs_config.name, sizeof hello.name);
     memcpy(hello.gang, nvs_config.gang, sizeof hello.gang);
+    memcpy(hello.placement, nvs_config.placement, sizeof hello.placement);
     memcpy(hello.program, program, length);
     if (!nvs_wire_text_valid((const uint8_t *)hello.program, length))
         memset(hello.program, 0, sizeof hello.program); /* it is only shown */
