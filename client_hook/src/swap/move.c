@@ -185,9 +185,9 @@ out:
     return m->status;
 }
 
-nvs_status nvs_swap_move_out(nvs_segment *segment, CUresult *failure)
+nvs_status nvs_swap_move_segment(nvs_segment *segment, bool out, CUresult *failure)
 {
-    nvs_transfer m = {.gpu = segment->gpu, .out = true, .only = segment};
+    nvs_transfer m = {.gpu = segment->gpu, .out = out, .only = segment};
     m.status = move(&m, segment->bytes);
     *failure = m.failure;
     return m.status;

@@ -230,8 +230,8 @@ bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment);
 /* Discards memory of dead contexts, and memory that cannot be restored after many attempts; then no chunk is missing. */
 nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 
-/* The same for the chunks of one segment that are on the GPU: they leave it. */
-nvs_status nvs_swap_move_out(nvs_segment *segment, CUresult *failure);
+/* The same for all chunks of one segment, without a watch. */
+nvs_status nvs_swap_move_segment(nvs_segment *segment, bool out, CUresult *failure);
 
 /* --- unite.c: a handle's chunks become one, which is pinned --- */
 /* An application's thread in the open gate, which it leaves meanwhile; `slot` is that of nvs_gate_enter. */

@@ -144,7 +144,7 @@ static void set_under_way(nvs_segment *segment, bool under_way)
     nvs_swap_lock();
     segment->vmm->unite.under_way = under_way;
     for (uint32_t i = 0; !under_way && i < segment->chunk_count; i++)
-        if (segment->chunks[i].state == NVS_CHUNK_EVICTED) /* after a failure: the next restoration brings it back */
+        if (segment->chunks[i].state == NVS_CHUNK_EVICTED) /* after two failures: the next restoration brings it back */
             nvs_segment_moved(segment, -(int64_t)nvs_segment_chunk_bytes(segment, i));
     nvs_swap_unlock();
 }
@@ -163,12 +163,12 @@ static CUresult unite(nvs_segment *segment)
 {
     const nvs_chunk one = {.grains = (uint32_t)(segment->bytes / NVS_HOST_GRAIN)};
     const uint32_t count = segment->chunk_count;
-    CUresult result;
+    CUresult result, ignored;
     nvs_chunk *parts = malloc(count * sizeof *parts);
     if (parts == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     set_under_way(segment, true);
-    if (nvs_swap_move_out(segment, &result) != NVS_OK)
+    if (nvs_swap_move_segment(segment, true, &result) != NVS_OK)
         result = result != CUDA_SUCCESS ? result : CUDA_ERROR_OUT_OF_MEMORY;
     nvs_swap_lock();
     if (result == CUDA_SUCCESS && !all_are(segment, NVS_CHUNK_EVICTED))
@@ -188,6 +188,8 @@ static CUresult unite(nvs_segment *segment)
         nvs_swap_unlock();
         for (uint32_t i = 0; i < count; i++)
             nvs_host_give(parts[i].grains, parts[i].host);
+    } else {
+        (void)nvs_swap_move_segment(segment, false, &ignored);
     }
     set_under_way(segment, false);
     free(parts);
