@@ -95,7 +95,7 @@ typedef struct nvs_vmm_handle {
     struct {             /* unite.c, under the lock */
         bool wanted;     /* before the gate opens */
         bool under_way;  /* chunks leave the GPU, and their bytes stay counted as resident */
-        CUresult failed;
+        CUresult result; /* of the last wait for it */
     } unite;
 } nvs_vmm_handle;
 

@@ -23,11 +23,14 @@
 
 /* --- the application's thread --- */
 
-static void set_wanted(nvs_segment *segment, bool wanted)
+/* `result`: of the wait, if this ends it. */
+static void set_wanted(nvs_segment *segment, bool wanted, CUresult result)
 {
     nvs_swap_lock();
-    if (segment->vmm->unite.wanted != wanted)
+    if (segment->vmm->unite.wanted != wanted) {
         nvs_swap_gpus[segment->gpu].uniting += wanted ? segment->bytes : -segment->bytes;
+        segment->vmm->unite.result = result;
+    }
     segment->vmm->unite.wanted = wanted;
     nvs_swap_unlock();
 }
@@ -57,37 +60,21 @@ CUresult nvs_swap_unite(nvs_segment *segment, nvs_slot **slot)
         return CUDA_SUCCESS;
     if (*slot == NULL || nvs_swap_gpu_is_pinned(gpu))
         return CUDA_ERROR_NOT_SUPPORTED;
-    nvs_swap_lock();
-    segment->vmm->unite.failed = CUDA_SUCCESS;
-    nvs_swap_unlock();
-    set_wanted(segment, true);
+    set_wanted(segment, true, CUDA_ERROR_NOT_SUPPORTED);
     while (is_wanted(segment) && agent == NVS_OK && !nvs_gate_dead(gpu) && *slot != NULL) {
         nvs_gate_leave(*slot, gpu);
         agent = nvs_coordinator.reopen(gpu);
         nvs_nap(LOOK_NS);
         *slot = nvs_gate_enter(gpu); /* waits for the lease, also after the gate was closed for another reason */
     }
-    set_wanted(segment, false);
-    if (is_one(segment))
-        return CUDA_SUCCESS;
-    if (nvs_gate_dead(gpu))
-        return CUDA_ERROR_INVALID_VALUE; /* its context is dead */
+    set_wanted(segment, false, nvs_gate_dead(gpu) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED); /* its context is dead; or there is no agent */
     nvs_swap_lock();
-    const CUresult failed = segment->vmm->unite.failed;
+    const CUresult result = segment->chunk_count == 1 ? CUDA_SUCCESS : segment->vmm->unite.result;
     nvs_swap_unlock();
-    return failed != CUDA_SUCCESS ? failed : CUDA_ERROR_NOT_SUPPORTED;
+    return result;
 }
 
 /* --- the mover --- */
-
-/* Ends the wait of the application's thread. */
-static void end_wait(nvs_segment *segment, CUresult result)
-{
-    nvs_swap_lock();
-    segment->vmm->unite.failed = result;
-    nvs_swap_unlock();
-    set_wanted(segment, false);
-}
 
 /* Puts a layout of chunks in the place of the present one. */
 static void set_layout(nvs_segment *segment, const nvs_chunk *chunks, uint32_t count)
@@ -213,23 +200,23 @@ void nvs_swap_unite_wanted(uint32_t gpu)
 {
     for (nvs_segment *at; (at = next_wanted(gpu)) != NULL; nvs_segment_unref(at)) {
         nvs_swap_lock();
-        const bool there = all_are(at, NVS_CHUNK_RESIDENT);
+        const bool there = all_are(at, NVS_CHUNK_RESIDENT), one = at->chunk_count == 1;
         const bool missing = nvs_swap_gpus[gpu].committed > nvs_swap_gpus[gpu].resident;
         nvs_swap_unlock();
-        if (!there && missing) { /* the next restoration goes on */
+        if (!one && !there && missing) { /* the next restoration goes on */
             nvs_segment_unref(at);
             return;
         }
-        const CUresult result = !there || nvs_swap_gpu_is_pinned(gpu) ? CUDA_ERROR_NOT_SUPPORTED : unite(at);
+        const CUresult result = one ? CUDA_SUCCESS : !there || nvs_swap_gpu_is_pinned(gpu) ? CUDA_ERROR_NOT_SUPPORTED : unite(at);
         if (result != CUDA_SUCCESS)
             nvs_log(NVS_LOG_WARNING, "memory of one cuMemCreate (%llu MiB) could not become one allocation to be exported or bound (error %d); it stays "
                                      "as it is", (unsigned long long)(at->bytes >> 20), (int)result);
-        end_wait(at, result);
+        set_wanted(at, false, result);
     }
 }
 
 void nvs_swap_unite_refuse(uint32_t gpu, CUresult why)
 {
     for (nvs_segment *at; (at = next_wanted(gpu)) != NULL; nvs_segment_unref(at))
-        end_wait(at, why);
+        set_wanted(at, false, why);
 }
