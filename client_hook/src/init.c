@@ -43,6 +43,7 @@ const nvs_port nvs_coordinator = {
     .memory_changed = nvs_agent_memory_changed,
     .reserve = nvs_agent_reserve,
     .reserve_pins = nvs_agent_reserve_pins,
+    .reopen = nvs_agent_reopen,
     .reserve_host = nvs_agent_reserve_host,
 };
 void *(*const nvs_thunk_for)(const char *name, void *target) = nvs_thunk_make;

@@ -393,6 +393,18 @@ nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes)
     return ask(gpu, &nvs_mail[gpu].pins, total_bytes);
 }
 
+nvs_status nvs_agent_reopen(uint32_t gpu)
+{
+    if (atomic_load_explicit(&nvs_agent_phase, memory_order_relaxed) != NVS_AGENT_RUNNING || /* nothing is read that it publishes */
+        atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed) != 0)
+        return NVS_UNAVAILABLE;
+    int saved = errno;
+    if (atomic_exchange_explicit(&nvs_mail[gpu].reopen, 1, memory_order_seq_cst) == 0)
+        nvs_agent_poke();
+    errno = saved;
+    return NVS_OK;
+}
+
 void nvs_agent_memory_changed(uint32_t gpu)
 {
     /* seq_cst: the agent clears the flag before it reads the figures, so a later change pokes again. */

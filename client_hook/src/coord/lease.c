@@ -21,6 +21,7 @@
 #include "inflight/pacing.h"
 #include "memory/memory.h"
 #include "nvshare.h"
+#include "swap/swap.h"
 
 #include <string.h>
 
@@ -183,6 +184,8 @@ static void completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error)
 {
     if (error != 0 || moved_bytes == 0)
         nvs_agent_gpus[gpu].opening.tries = UINT32_MAX / 2; /* no immediate try */
+    if (error == CUDA_ERROR_NOT_READY && nvs_lease_open(&nvs_agent_gpus[gpu].lease)) /* else it was ended early */
+        nvs_swap_unite_refuse(gpu, CUDA_ERROR_NOT_READY); /* the program's work does not end, and may wait for the gate */
 }
 
 /* Opens the gate, after moves have ended and missing memory is restored; nvs_agent_continue_open continues it. */
@@ -211,6 +214,15 @@ static void open_again(uint32_t gpu)
 {
     nvs_agent_gpus[gpu].opening.tries = 0;
     open_gate(gpu);
+}
+
+void nvs_agent_close_and_open(uint32_t gpu)
+{
+    const nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    if (!nvs_lease_open(&mine->lease) || mine->opening.pending)
+        return; /* the gate is closed, and will be opened in the same way */
+    (void)nvs_gate_close(gpu, 0);
+    open_again(gpu);
 }
 
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)

@@ -46,6 +46,7 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained);       /* th
 void nvs_agent_set_pacing(uint32_t gpu, uint64_t budget_ns, uint64_t idle_release_ns); /* of received settings */
 void nvs_agent_set_rate(uint32_t gpu, uint32_t rate);                      /* the part of the time that the gate may be open, in thousandths */
 uint64_t nvs_agent_hold_rate(uint32_t gpu);                                /* one slice; returns the time of the next, UINT64_MAX: none */
+void nvs_agent_close_and_open(uint32_t gpu);                               /* the mover waits for the gate and for work, and restores memory */
 bool nvs_agent_ending(const nvs_agent_gpu *mine);
 void nvs_agent_continue_end(uint32_t gpu);                                 /* one slice of closing and draining */
 void nvs_agent_continue_open(uint32_t gpu, uint64_t now);                  /* while `opening` is pending */

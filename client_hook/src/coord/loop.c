@@ -337,6 +337,9 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
     if (atomic_load_explicit(&mail->yield, memory_order_relaxed) != 0 &&
         atomic_exchange_explicit(&mail->yield, 0, memory_order_seq_cst) != 0) /* pairs with nvshare_yield */
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_YIELD});
+    if (atomic_load_explicit(&mail->reopen, memory_order_relaxed) != 0 &&
+        atomic_exchange_explicit(&mail->reopen, 0, memory_order_seq_cst) != 0) /* pairs with nvs_agent_reopen */
+        nvs_agent_close_and_open(gpu);
     if (mine->lease.link.attached && mine->connection.settled) { /* else the GPU may be refused */
         uint32_t asked = atomic_load_explicit(&mail->reserve.asked, memory_order_acquire); /* pairs with ask() */
         if (asked != mine->connection.reserve) {

@@ -31,6 +31,7 @@ typedef struct nvs_mailbox {
     _Atomic uint32_t waited;      /* a thread has waited for them */
 
     _Atomic uint32_t yield;          /* 1: nvshare_yield */
+    _Atomic uint32_t reopen;         /* 1: the gate is to close for a moment */
 
     _Atomic uint32_t stopped;        /* 1: a signal handler has ended a wait, which is logged */
 

@@ -15,6 +15,9 @@ void *nvs_nvml_wrapper_of(nvs_nvml_id id);
 bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy); /* in live memory */
 bool nvs_between_chunks(CUdeviceptr pointer); /* in addresses of the hook's where there is no live memory: an error in every call */
 
+/* Pins memory by its address, as one allocation; the driver's memory needs nothing.  Waits for the lease. */
+CUresult nvs_pin_address(CUdeviceptr ptr, size_t size);
+
 /* Gives another GPU access to a pool's memory in chunks.  Waits for the lease, once. */
 void nvs_swap_pool_opened(CUmemoryPool pool, uint32_t accessor, uint32_t gave); /* `gave`: GPUs, by bit, with such memory */
 

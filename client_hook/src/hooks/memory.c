@@ -138,6 +138,11 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevice
     nvs_allocation as;
     if (!nvs_in_chunks(dptr, &as))
         return nvs_between_chunks(dptr) ? CUDA_ERROR_INVALID_VALUE : NVS_REAL(cuMemGetHandleForAddressRange)(handle, dptr, size, handleType, flags);
+    static _Atomic uint8_t known[NVS_MAX_GPUS];
+    if (as.kind == NVS_MEMORY_MAPPING && nvs_gpu_supports(as.gpu, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, known)) {
+        const CUresult pinned = nvs_pin_address(dptr, size);
+        return pinned == CUDA_SUCCESS ? NVS_REAL(cuMemGetHandleForAddressRange)(handle, dptr, size, handleType, flags) : pinned;
+    }
     NVS_LOG_ONCE(NVS_LOG_WARNING, "memory that moves cannot be exported to other devices (cuMemGetHandleForAddressRange): "
                                   "run this program with --memory device (NVSHARE_MEMORY=device)");
     return CUDA_ERROR_NOT_SUPPORTED;

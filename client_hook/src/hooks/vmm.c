@@ -6,8 +6,8 @@
  * In mode `swap` a handle is a number that stands for a segment (swap/swap.h), so that its memory can move.  Memory that must be the driver's stays on
  * the card: see stays_real().
  *
- * Another process, a multicast object or a sparse array refers to the physical memory of a handle.  So that memory stays on the GPU from then on, and
- * such a call waits for the lease as a launch does.
+ * Another process, another device, a multicast object or a sparse array refers to the physical memory of a handle.  So that memory becomes one
+ * allocation (swap/unite.c) and stays on the GPU from then on, and such a call waits for the lease as a launch does.
  */
 #include "base/base.h"
 #include "base/config.h"
@@ -15,6 +15,7 @@
 #include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
+#include "hooks/hooks.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
 #include "swap/swap.h"
@@ -25,6 +26,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { FABRIC = 8, MOVABLE_TYPES = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | FABRIC }; /* CU_MEM_HANDLE_TYPE_FABRIC, since CUDA 12.4 */
 
 static bool swapping(void)
 {
@@ -61,16 +64,35 @@ static bool rdma_possible(void)
     return answer == YES;
 }
 
-/* Memory that other devices may access physically, or of an unknown kind.  A requested descriptor type alone is no reason (vmm.c). */
+/* Memory that other devices may access physically, or of an unknown kind.  Memory that may be exported moves until it is (swap/unite.c). */
 static bool stays_real(const CUmemAllocationProp *prop, unsigned long long flags)
 {
     static const unsigned char nothing[sizeof prop->allocFlags.reserved];
     const bool plain = prop->type == CU_MEM_ALLOCATION_TYPE_PINNED && prop->win32HandleMetaData == NULL && flags == 0 &&
                        prop->allocFlags.compressionType == 0 && prop->allocFlags.usage == 0 &&
                        memcmp(prop->allocFlags.reserved, nothing, sizeof nothing) == 0;
-    const bool unshared = prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_NONE ||
-                          prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    return !plain || !unshared || (prop->allocFlags.gpuDirectRDMACapable && rdma_possible());
+    return !plain || ((unsigned)prop->requestedHandleTypes & ~MOVABLE_TYPES) != 0 || (prop->allocFlags.gpuDirectRDMACapable && rdma_possible());
+}
+
+/* The driver's answer to memory of these properties, which the hook may not ask it for before the memory is exported: fabric handles need a fabric
+ * manager.  A full card is no answer. */
+static CUresult permitted(const CUmemAllocationProp *prop)
+{
+    static _Atomic uint8_t known[NVS_MAX_GPUS]; /* by bit: the driver makes memory of such types.  Relaxed: nothing else depends on it */
+    const unsigned types = (unsigned)prop->requestedHandleTypes, gpu = (unsigned)prop->location.id;
+    const unsigned kind = ((types & FABRIC) != 0 ? 2u : 0u) + ((types & ~FABRIC) != 0 ? 1u : 0u) + (prop->allocFlags.gpuDirectRDMACapable ? 4u : 0u);
+    CUmemGenericAllocationHandle handle;
+    size_t bytes = 0;
+    if (kind == 0 || (atomic_load_explicit(&known[gpu], memory_order_relaxed) >> kind & 1) != 0) /* see its declaration */
+        return CUDA_SUCCESS;
+    CUresult result = NVS_REAL(cuMemGetAllocationGranularity)(&bytes, prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    if (result == CUDA_SUCCESS)
+        result = NVS_REAL(cuMemCreate)(&handle, bytes, prop, 0);
+    if (result != CUDA_SUCCESS)
+        return result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
+    (void)NVS_REAL(cuMemRelease)(handle);
+    atomic_fetch_or_explicit(&known[gpu], (uint8_t)(1u << kind), memory_order_relaxed); /* see its declaration */
+    return CUDA_SUCCESS;
 }
 
 NVS_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
@@ -81,7 +103,10 @@ NVS_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, si
         !nvs_memory_manages((uint32_t)prop->location.id))
         return NVS_REAL(cuMemCreate)(handle, size, prop, flags);
     if (swapping() && !stays_real(prop, flags)) {
-        CUresult made = nvs_memory_create((uint32_t)prop->location.id, size, prop, handle);
+        CUresult made = permitted(prop);
+        if (made != CUDA_SUCCESS)
+            return made;
+        made = nvs_memory_create((uint32_t)prop->location.id, size, prop, handle);
         if (made != CUDA_ERROR_NOT_SUPPORTED)
             return made;
     }
@@ -323,14 +348,10 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUme
 /* Pins the memory of an entry, which the caller holds. */
 static CUresult pin(const nvs_allocation *handle, CUmemGenericAllocationHandle *real)
 {
-    const uint32_t gpu = handle->gpu;
-    nvs_slot *const slot = nvs_gate_enter(gpu);
-    CUresult result = nvs_swap_pin(handle->backend.kept, real);
-    nvs_gate_leave(slot, gpu);
-    nvs_coordinator.memory_changed(gpu);
+    const CUresult result = nvs_swap_pin(handle->backend.kept, real);
     if (result == CUDA_ERROR_NOT_SUPPORTED)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "memory of one cuMemCreate that moves in parts cannot be shared, bound, or mapped into an array: "
-                                      "run this program with --memory device (NVSHARE_MEMORY=device)");
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "memory of one cuMemCreate that another GPU of this program reaches can no longer be shared, bound, or mapped "
+                                      "into an array: run this program with --memory device (NVSHARE_MEMORY=device)");
     return result;
 }
 
@@ -348,8 +369,7 @@ static CUresult real_handle(CUmemGenericAllocationHandle handle, CUmemGenericAll
     return result;
 }
 
-/* Pins memory by its address; the driver's memory needs nothing. */
-static CUresult pin_address(CUdeviceptr ptr, size_t size)
+CUresult nvs_pin_address(CUdeviceptr ptr, size_t size)
 {
     nvs_allocation at;
     CUmemGenericAllocationHandle ignored;
@@ -428,7 +448,7 @@ NVS_EXPORT CUresult CUDAAPI cuMulticastBindMem(CUmemGenericAllocationHandle mcHa
 NVS_EXPORT CUresult CUDAAPI cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size,
                                                 unsigned long long flags)
 {
-    CUresult result = pin_address(memptr, size);
+    CUresult result = nvs_pin_address(memptr, size);
     return result == CUDA_SUCCESS ? NVS_REAL(cuMulticastBindAddr)(mcHandle, mcOffset, memptr, size, flags) : result;
 }
 
@@ -445,7 +465,7 @@ NVS_EXPORT CUresult CUDAAPI cuMulticastBindMem_v2(CUmemGenericAllocationHandle m
 NVS_EXPORT CUresult CUDAAPI cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUdeviceptr memptr,
                                                    size_t size, unsigned long long flags)
 {
-    CUresult result = pin_address(memptr, size);
+    CUresult result = nvs_pin_address(memptr, size);
     return result == CUDA_SUCCESS ? NVS_REAL(cuMulticastBindAddr_v2)(mcHandle, dev, mcOffset, memptr, size, flags) : result;
 }
 #endif
@@ -463,7 +483,7 @@ NVS_EXPORT CUresult CUDAAPI cuLogicalEndpointBindMem(CUlogicalEndpointId leId, C
 NVS_EXPORT CUresult CUDAAPI cuLogicalEndpointBindAddr(CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset, void *ptr,
                                                       cuuint64_t size, unsigned long long flags)
 {
-    CUresult result = pin_address((CUdeviceptr)(uintptr_t)ptr, size);
+    CUresult result = nvs_pin_address((CUdeviceptr)(uintptr_t)ptr, size);
     return result == CUDA_SUCCESS ? NVS_REAL(cuLogicalEndpointBindAddr)(leId, dev, offset, ptr, size, flags) : result;
 }
 #endif
@@ -505,8 +525,8 @@ static CUresult real_list(const CUarrayMapInfo *list, unsigned int count, CUarra
     {                                                                                                           \
         CUarrayMapInfo *list;                                                                                   \
         const uint32_t gpu = nvs_stream_gpu(hStream);                                                           \
+        CUresult result = real_list(mapInfoList, mapInfoList != NULL ? count : 0, &list); /* may wait outside of the gate */ \
         nvs_slot *const slot = nvs_gate_enter(gpu);                                                             \
-        CUresult result = real_list(mapInfoList, mapInfoList != NULL ? count : 0, &list);                       \
         if (result == CUDA_SUCCESS)                                                                             \
             result = NVS_REAL(symbol)(list != NULL ? list : mapInfoList, count, hStream);                       \
         if (nvs_gate_leave(slot, gpu))                                                                          \

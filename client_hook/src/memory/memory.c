@@ -276,6 +276,9 @@ CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, u
 /* Bytes of unanswered requests.  Relaxed: a count.  It is raised before the figures are read, so memory that is pinned meanwhile may count twice for a
  * moment, but is never missed. */
 NVS_FORK_STATE static _Atomic uint64_t under_way[NVS_MAX_GPUS];
+/* The same for memory that is charged before the request.  It does not count as pinned until the answer: a report between the two would be taken for
+ * memory that was allowed, and a smaller request after a refusal would then be granted. */
+NVS_FORK_STATE static _Atomic uint64_t charged_ahead[NVS_MAX_GPUS];
 
 /* `more`: bytes beside those that are pinned. */
 static bool may_stay(uint32_t gpu, uint64_t more)
@@ -314,21 +317,26 @@ void nvs_pins_log_refused(const char *what)
 
 CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out)
 {
+    const uint64_t more = nvs_memory_grains(bytes);
+    if (gpu >= NVS_MAX_GPUS)
+        return nvs_memory_admit(space, kind, gpu, bytes, out);
+    const uint64_t before = atomic_fetch_add_explicit(&charged_ahead[gpu], more, memory_order_relaxed); /* as under_way */
     CUresult result = nvs_memory_admit(space, kind, gpu, bytes, out);
-    if (result != CUDA_SUCCESS)
-        return result;
-    /* The usage counts it as pinned already: it is charged and does not move. */
-    if (gpu >= NVS_MAX_GPUS || may_stay(gpu, atomic_load_explicit(&under_way[gpu], memory_order_relaxed))) /* see its declaration */
-        return CUDA_SUCCESS;
-    nvs_pins_log_refused("memory of the driver's own (an array, a graph's, or a handle that cannot move)");
-    nvs_memory_drop(*out);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS && !may_stay(gpu, before + more + atomic_load_explicit(&under_way[gpu], memory_order_relaxed))) { /* see its declaration */
+        nvs_pins_log_refused("memory of the driver's own (an array, a graph's, or a handle that cannot move)");
+        nvs_memory_drop(*out);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    atomic_fetch_sub_explicit(&charged_ahead[gpu], more, memory_order_relaxed); /* as under_way */
+    return result;
 }
 
 NVS_FORK_CODE void nvs_memory_after_fork(void)
 {
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) /* one thread: any order will do */
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */
         atomic_store_explicit(&under_way[gpu], 0, memory_order_relaxed);
+        atomic_store_explicit(&charged_ahead[gpu], 0, memory_order_relaxed);
+    }
     atomic_store_explicit(&nvs_graphs_allocate, false, memory_order_relaxed); /* one thread: any order will do */
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         atomic_store_explicit(&beyond[gpu], 0, memory_order_relaxed);
@@ -549,7 +557,8 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
         movable = 0;
         evicted = 0;
     }
-    uint64_t others = allocated > chunked ? allocated - chunked : 0, pinned = others > movable ? others - movable : 0;
+    const uint64_t ahead = load(&charged_ahead[gpu]);
+    uint64_t others = allocated > chunked ? allocated - chunked : 0, pinned = others > movable + ahead ? others - movable - ahead : 0;
     uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
     if (nvs_config.memory_mode == NVS_MODE_SWAP) { /* counted in chunks, which fill the card and move */
         nvs_chunk_figures chunks;

@@ -263,19 +263,19 @@ static CUresult swap_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void
     return result;
 }
 
-/* A handle that the program may export is one chunk: the driver exports whole handles. */
+/* A handle that the program may export is in chunks like any other (unite.c), unless its memory does not move anyway. */
 static CUresult swap_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, void **kept)
 {
     const uint64_t unit = nvs_swap_unit(gpu);
-    const bool whole = properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
+    const bool exportable = properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
     nvs_segment *segment;
     CUdeviceptr ignored;
-    if (bytes == 0 || bytes % unit != 0 || bytes > UINT64_MAX / 2 || (whole && bytes > LARGEST_CHUNK))
+    if (bytes == 0 || bytes % unit != 0 || bytes > UINT64_MAX / 2 || (exportable && nvs_swap_gpu_is_pinned(gpu)))
         return CUDA_ERROR_NOT_SUPPORTED;
     nvs_vmm_handle *vmm = nvs_vmm_handle_new(properties);
     if (vmm == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    const wanted as = {.gpu = gpu, .bytes = bytes, .chunk_bytes = whole ? bytes : chunk_bytes_for(gpu, unit), .vmm = vmm};
+    const wanted as = {.gpu = gpu, .bytes = bytes, .chunk_bytes = chunk_bytes_for(gpu, unit), .vmm = vmm};
     CUresult result = make(&as, &ignored, &segment);
     if (result == CUDA_SUCCESS)
         *kept = segment;
@@ -353,7 +353,10 @@ static nvs_status restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, 
     nvs_swap_unlock();
     if (watch != NULL && watch->asks && !may_grow(gpu, bytes < missing ? bytes : missing))
         return NVS_NO_MEMORY;
-    return nvs_swap_move(gpu, false, bytes, watch, moved_bytes);
+    const nvs_status status = nvs_swap_move(gpu, false, bytes, watch, moved_bytes);
+    if (status == NVS_OK)
+        nvs_swap_unite_wanted(gpu);
+    return status;
 }
 
 static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
@@ -368,7 +371,7 @@ static bool open_gate(uint32_t gpu, bool paced, uint64_t *missing)
     const uint64_t resident = nvs_swap_gpus[gpu].resident;
     const bool closed = swap_gate_closed(gpu);
     /* If the gate is open already, only `paced` changes: an allocation under way maps its own memory. */
-    *missing = closed ? missing_bytes(gpu) : 0;
+    *missing = closed ? missing_bytes(gpu) + nvs_swap_gpus[gpu].uniting : 0;
     if (closed) /* a new lease: other programs may use the room that the last one was granted */
         nvs_memory_set_reserved(gpu, resident);
     if (*missing == 0)

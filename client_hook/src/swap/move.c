@@ -61,7 +61,7 @@ static bool gather(nvs_transfer *m)
     size_t room = 0, count = 0;
     nvs_swap_lock();
     for (const nvs_segment *at = nvs_swap_gpus[m->gpu].first; at != NULL; at = at->node.next)
-        for (uint32_t i = 0; i < at->chunk_count; i++)
+        for (uint32_t i = 0; i < at->chunk_count && (m->only == NULL || m->only == at); i++)
             room += wanted(m, &at->chunks[i]);
     nvs_swap_unlock();
     if (room == 0)
@@ -72,7 +72,7 @@ static bool gather(nvs_transfer *m)
     nvs_swap_lock(); /* newer candidates are left to the next move */
     for (nvs_segment *at = nvs_swap_gpus[m->gpu].first; at != NULL; at = at->node.next)
         for (uint32_t i = 0; i < at->chunk_count && count < room; i++) {
-            if (!wanted(m, &at->chunks[i]))
+            if ((m->only != NULL && m->only != at) || !wanted(m, &at->chunks[i]))
                 continue;
             m->places[count++] = (nvs_place){at, i, nvs_segment_chunk_bytes(at, i), at->chunks[i].restored};
             at->users++;
@@ -183,6 +183,14 @@ static nvs_status move(nvs_transfer *m, uint64_t bytes)
 out:
     free_places(m);
     return m->status;
+}
+
+nvs_status nvs_swap_move_segment(nvs_segment *segment, bool out, CUresult *failure)
+{
+    nvs_transfer m = {.gpu = segment->gpu, .out = out, .only = segment};
+    m.status = move(&m, segment->bytes);
+    *failure = m.failure;
+    return m.status;
 }
 
 /* --- discarding --- */

@@ -161,6 +161,20 @@ NVS_FORK_CODE void nvs_swap_lanes_after_fork(void)
             lanes[gpu] = none;
 }
 
+CUresult nvs_swap_fill(const nvs_segment *segment, const nvs_chunk *chunks, uint32_t count, CUcontext context)
+{
+    lane *with;
+    CUresult result = swap_lane(segment->gpu, context, &with);
+    if (result != CUDA_SUCCESS)
+        return result;
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t grain = 0; grain < chunks[i].grains && result == CUDA_SUCCESS; grain++)
+            result = NVS_REAL(cuMemcpyHtoDAsync_v2)(segment->base + (chunks[i].at + grain) * NVS_HOST_GRAIN, chunks[i].host[grain],
+                                                    NVS_HOST_GRAIN, with->streams[0]);
+    const CUresult ended = NVS_REAL(cuStreamSynchronize)(with->streams[0]);
+    return result == CUDA_SUCCESS ? ended : result;
+}
+
 enum { STREAMS = LANE_STREAMS, IN_FLIGHT = LANE_EVENTS, RING = 16, MOST_ADJACENT = 8 };
 
 typedef struct flight { /* a chunk that moves; each stage hands it to the next under the pipeline's lock */

@@ -104,6 +104,8 @@ void nvs_segment_pin_chunk(nvs_segment *segment, uint32_t chunk)
 void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
+    if (segment->vmm != NULL && segment->vmm->unite.under_way)
+        return; /* its room is used again at once */
     of->resident += (uint64_t)bytes; /* modulo 2^64: right in both directions */
     segment->part.resident += (uint64_t)bytes;
     if (segment->node.dead) {
@@ -606,6 +608,8 @@ static CUresult make(const nvs_segment *segment, uint32_t chunk, CUmemGenericAll
     CUmemAllocationProp prop = segment->vmm != NULL ? segment->vmm->properties : on_gpu(segment->gpu);
     if (segment->vmm == NULL && nvs_share_possible(segment->gpu))
         prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    else if (segment->chunk_count != 1) /* the driver exports whole handles (unite.c) */
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
     return NVS_REAL(cuMemCreate)(handle, bytes, &prop, 0);
 }
 

@@ -181,7 +181,7 @@ int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk)
 static bool pin_chunk(nvs_segment *segment)
 {
     nvs_swap_lock();
-    nvs_segment_pin_chunk(segment, 0);
+    nvs_segment_pin_chunk(segment, 0); /* the only one */
     const uint8_t state = segment->chunks[0].state;
     nvs_swap_unlock();
     return state == NVS_CHUNK_PINNED;
@@ -199,19 +199,21 @@ static bool may_pin(const nvs_segment *segment, uint64_t *bytes)
 
 CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *out)
 {
+    const uint32_t gpu = segment->gpu;
     uint64_t more;
     CUmemGenericAllocationHandle got;
-    CUresult result = CUDA_SUCCESS;
-    if (segment->chunk_count != 1)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    if (!may_pin(segment, &more)) {
+    nvs_slot *slot = nvs_gate_enter(gpu);
+    CUresult result = may_pin(segment, &more) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS) {
+        result = nvs_swap_unite(segment, &slot);
+        if (result == CUDA_SUCCESS && !pin_chunk(segment))
+            result = CUDA_ERROR_INVALID_VALUE; /* its context is dead */
+        nvs_pins_counted(gpu, more);
+    } else {
         nvs_pins_log_refused("memory whose handle is exported or bound");
-        return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    const bool pinned = pin_chunk(segment);
-    nvs_pins_counted(segment->gpu, more);
-    if (!pinned)
-        return CUDA_ERROR_INVALID_VALUE; /* its context is dead */
+    if (result != CUDA_SUCCESS)
+        goto out;
     nvs_segment_claim(segment, true);
     if (segment->vmm->driver_handle == 0) {
         result = NVS_REAL(cuMemRetainAllocationHandle)(&got, (void *)(uintptr_t)segment->base);
@@ -220,6 +222,9 @@ CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *out)
     }
     *out = segment->vmm->driver_handle;
     nvs_segment_unclaim(segment);
+    nvs_coordinator.memory_changed(gpu);
+out:
+    nvs_gate_leave(slot, gpu);
     return result;
 }
 

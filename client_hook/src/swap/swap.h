@@ -12,7 +12,7 @@
  *  - a segment reserves host memory for all its bytes (host/pool.h), so that it can be evicted.
  *
  * A segment may stand for a handle of the application (`vmm`).  Copies use the segment's addresses; each chunk is mapped a second time
- * wherever the application mapped the handle (segment.c).
+ * wherever the application mapped the handle (segment.c).  When the driver's handle is needed, the segment becomes one pinned chunk (unite.c).
  *
  * Threads: the allocating thread writes `state` and `host` of a chunk before the segment is listed.  Afterwards the agent thread and its
  * movers write them, under the lock.  A thread in the open gate may pin a chunk; a share may end at any time (share.c).  The lock is never
@@ -92,6 +92,11 @@ typedef struct nvs_vmm_handle {
     nvs_view *views;
     uint32_t claims; /* under the lock: shared claims, or EXCLUSIVE (segment.c) */
     CUmemGenericAllocationHandle driver_handle; /* 0: not pinned */
+    struct {             /* unite.c, under the lock */
+        bool wanted;     /* before the gate opens */
+        bool under_way;  /* chunks leave the GPU, and their bytes stay counted as resident */
+        CUresult result; /* of the last wait for it */
+    } unite;
 } nvs_vmm_handle;
 
 typedef struct nvs_segment {
@@ -133,6 +138,7 @@ typedef struct nvs_swap_gpu {
     uint64_t pinned;    /* of the resident ones */
     uint64_t restorations;
     uint32_t failures;  /* consecutive restorations that failed, though there was room */
+    uint64_t uniting;   /* bytes of the segments that are wanted as one chunk (unite.c) */
     struct {                /* share.c changes it */
         uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */
         uint32_t complete;  /* of the accessors, those that have access to all mapped chunks */
@@ -212,7 +218,7 @@ typedef struct nvs_share { /* the chunks that hold a range of addresses */
  * pointer may be stale.  CUDA_ERROR_OUT_OF_MEMORY: other programs need the room. */
 CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out);
 void nvs_share_end(const nvs_share *share); /* takes the lock; may destroy the segment */
-/* Pins a segment of one chunk, and returns the driver's handle.  The caller is in the open gate. */
+/* Pins the memory of a handle, as one chunk, and returns the driver's handle.  Waits for the lease.  The caller keeps the segment alive. */
 CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *out);
 /* A file descriptor of a mapped chunk's memory, which the caller closes; -1: failed. */
 int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk);
@@ -224,11 +230,21 @@ bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment);
 /* Discards memory of dead contexts, and memory that cannot be restored after many attempts; then no chunk is missing. */
 nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 
+/* The same for all chunks of one segment, without a watch. */
+nvs_status nvs_swap_move_segment(nvs_segment *segment, bool out, CUresult *failure);
+
+/* --- unite.c: a handle's chunks become one, which is pinned --- */
+/* An application's thread in the open gate, which it leaves meanwhile; `slot` is that of nvs_gate_enter. */
+CUresult nvs_swap_unite(nvs_segment *segment, nvs_slot **slot);
+void nvs_swap_unite_wanted(uint32_t gpu); /* the mover, with all memory on the GPU: unites what threads wait for */
+void nvs_swap_unite_refuse(uint32_t gpu, CUresult why); /* ends the wait of those threads */
+
 /* --- pipeline.c: the same thread, and two of its own while it runs --- */
 typedef struct nvs_transfer { /* one move; move.c chooses the chunks */
     uint32_t gpu;
     bool out;
     bool discard; /* move.c: contents are discarded, of all chunks if `out`, else of the missing ones */
+    const nvs_segment *only; /* move.c: of this segment; NULL: of all */
     bool ran;     /* move.c: in a context that was not dead */
     nvs_place *places;
     size_t count;
@@ -239,6 +255,8 @@ typedef struct nvs_transfer { /* one move; move.c chooses the chunks */
 } nvs_transfer;
 /* The context is current.  On return no copy is under way.  A failure (`status`) and the end of the context (nvs_context_ends) stop it early. */
 void nvs_swap_transfer(nvs_transfer *job, CUcontext context);
+/* Copies evicted chunks to a segment's addresses, and waits.  The context is current.  The host keeps the contents. */
+CUresult nvs_swap_fill(const nvs_segment *segment, const nvs_chunk *chunks, uint32_t count, CUcontext context);
 
 void nvs_swap_lane_ahead(uint32_t gpu); /* makes the streams and events of the GPU's moves, before memory fills the card */
 void nvs_swap_lanes_context_leaving(CUcontext context); /* no move uses it any more; the driver may still refuse to end it */

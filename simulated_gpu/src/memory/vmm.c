@@ -64,10 +64,10 @@ static CUresult find_physical(CUmemGenericAllocationHandle handle, sim_physical 
 
 static CUresult check_properties(const CUmemAllocationProp *properties, sim_device **device)
 {
+    const unsigned types = (unsigned)properties->requestedHandleTypes;
     *device = NULL;
     if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-        (properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE &&
-         properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
+        (types & ~(unsigned)(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)) != 0)
         return CUDA_ERROR_INVALID_VALUE;
     switch (properties->location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE: return nvs_sim_device(properties->location.id, device);
@@ -256,7 +256,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, 
     NVS_SIM_ENTER_FIND(sim_physical *physical, find_physical(handle, &physical));
     NVS_SIM_CHECK(shareableHandle != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(handleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
-    NVS_SIM_CHECK(physical->properties.requestedHandleTypes == handleType, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK((physical->properties.requestedHandleTypes & handleType) != 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(!physical->imported, CUDA_ERROR_INVALID_VALUE); /* as in driver 580 */
     if (physical->charged)
         NVS_SIM_CHECK(write_charge_record(physical->file, physical->bytes, (int32_t)getpid(), physical->device->gpu),

@@ -6,15 +6,22 @@ Non-goals: what one call answers (tests/hook/swap/test_swap_vmm.py).
 from __future__ import annotations
 
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node, finish, until_evicted
+from tests.end_to_end.memory.test_ipc import TOLD, ask, begin
 from tests.end_to_end.test_sanitized import finish_sanitized, sanitized
 from tests.hook.compiled import compile_c
+from tests.waiting import eventually
 
+MIB = 1 << 20
+OUT_OF_MEMORY = 2
+EXPORTABLE = 1 | 8
+"""A POSIX file descriptor or a fabric handle: what JAX asks for."""
 SOURCE = Path(__file__).parent / "programs" / "vmm_program.c"
 
 
@@ -38,6 +45,42 @@ def test_handles_move_and_keep_their_contents(node: Node, vmm_program: Path) -> 
         assert all(result["checks"] > 50 and result["left"] == 0 for result in results), results
 
     until_evicted(node, pair)
+
+
+def preallocated(node: Node, size: int, name: str) -> tuple[subprocess.Popen[str], int, int]:
+    """A program with one allocation that it may export, mapped and written; the handle and the address."""
+    program = node.run(TOLD, "--memory=swap", f"--name={name}")
+    begin(program)
+    result, handle = ask(program, f"create_as {size} {EXPORTABLE} 1")
+    assert result == 0
+    result, address = ask(program, f"reserve {size}")
+    assert result == 0
+    assert ask(program, f"map {address} {size} 0 {handle}") == 0
+    assert ask(program, f"allow {address} {size} 0 3") == 0
+    return program, handle, address
+
+
+@pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
+def test_two_programs_that_preallocate_most_of_the_card_take_turns(node: Node) -> None:
+    """Broken: JAX, which takes 75 % of the card at once, locks every other program out, or is refused beside one."""
+    size = 192 * MIB
+    node.start_coordinator("--quantum=20ms")
+    both = [preallocated(node, size, name) for name in ("one", "other")]
+    for turn in range(4):
+        for number, (program, _, address) in enumerate(both):
+            assert turn == 0 or ask(program, f"same {address} {size} {2 * turn + number}") is True
+            assert ask(program, f"write {address} {size} {2 * turn + number + 2}") == 0
+    status = node.control("status")
+    assert status["gpus"][0]["evicted_bytes"] >= 7 * 128 * MIB
+    assert all(client["seats"][0]["pinned_bytes"] == 0 for client in status["clients"])
+    (one, handle, address), (other, *_) = both
+    assert ask(other, f"create_as {80 * MIB} {EXPORTABLE} 1")[0] == OUT_OF_MEMORY, "more than the card, at once"
+    assert ask(one, f"export {handle} 1")[0] == OUT_OF_MEMORY, "the other one would never run again"
+    assert ask(one, f"same {address} {size} 8") is True
+    other.kill()
+    other.wait()
+    eventually(lambda: ask(one, f"export {handle} 1")[0] == 0, "the room that it left")
+    assert ask(one, f"same {address} {size} 8") is True
 
 
 @pytest.mark.sanitizer

@@ -157,6 +157,112 @@ def test_what_others_know_of_stays(coordinator: ScriptedCoordinator, holder: Cli
     until(holder, "info", [0, CAPACITY, CAPACITY, CAPACITY])
 
 
+FABRIC, NOT_PERMITTED, UNKNOWN = 8, 800, 999
+
+
+def imported_is(client: Client, descriptor: int, size: int, seed: int) -> None:
+    """What another mapping of the exported memory shows."""
+    result, other = client.ask("import", descriptor)
+    assert result == 0
+    seen = mapped(client, other, size)
+    assert client.ask("same", seen, size, seed) is True
+    assert client.ask("unmap", seen, size) == 0
+    assert client.ask("release", other) == 0
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_may_be_exported_moves_until_it_is(
+    coordinator: ScriptedCoordinator, holder: Client, there: bool
+) -> None:
+    """Broken: JAX's one allocation of 75 % of the card stays there, or an export loses data, mappings or rights."""
+    size = 192 * MIB
+    result, handle = holder.ask("create_as", size, DESCRIPTOR | FABRIC, 1)
+    assert result == 0
+    first, second = mapped(holder, handle, size), mapped(holder, handle, size)
+    assert holder.ask("write", first, size, 3) == 0
+    coordinator.revoke(1)
+    assert last_report(coordinator).pinned_bytes == 0
+    moved, error = order(coordinator, messages.Evict, 1, 50 * MIB)
+    assert (50 * MIB <= moved < 60 * MIB, error) == (True, 0), "in parts"
+    if there:
+        coordinator.grant(2)
+        assert holder.ask("same", second, size, 3) is True
+        result, descriptor = holder.ask("export", handle, DESCRIPTOR)
+    else:
+        assert order(coordinator, messages.Evict, 2, GIB)[1] == 0
+        holder.tell(f"export {handle} {DESCRIPTOR}")
+        coordinator.expect(messages.Request)
+        coordinator.grant(2)
+        result, descriptor = holder.result()
+    assert result == 0
+    assert holder.ask("properties", handle) == [0, DESCRIPTOR | FABRIC, 0]
+    assert holder.ask("access", second, 0) == [0, READ_WRITE]
+    imported_is(holder, descriptor, size, 3)
+    assert holder.ask("write", second, size, 4) == 0
+    imported_is(holder, descriptor, size, 4)
+    assert holder.ask("same", first, size, 4) is True
+    coordinator.revoke(2)
+    report = last_report(coordinator)
+    assert (report.allocated_bytes, report.resident_bytes, report.pinned_bytes) == (size, size, size)
+    assert order(coordinator, messages.Evict, 3, GIB) == (0, 0)
+    for address in (first, second):
+        assert holder.ask("unmap", address, size) == 0
+    assert holder.ask("release", handle) == 0
+    until(holder, "info", [0, CAPACITY, CAPACITY, CAPACITY])
+
+
+def test_an_export_waits_for_work_that_uses_the_memory(coordinator: ScriptedCoordinator, holder: Client) -> None:
+    """Broken: memory is taken from below a kernel that runs, because another thread exports it."""
+    size = 16 * MIB
+    _, handle = holder.ask("create_as", size, DESCRIPTOR, 0)
+    address = mapped(holder, handle, size)
+    assert holder.ask("write", address, size, 1) == 0
+    assert holder.ask("busy", 300_000_000) == 0
+    result, descriptor = holder.ask("export", handle, DESCRIPTOR)
+    assert result == 0
+    coordinator.nothing(messages.Release)  # it keeps its lease
+    imported_is(holder, descriptor, size, 1)
+
+
+def test_what_the_driver_forbids_is_refused_at_creation(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: without a fabric manager a framework believes that it has fabric memory, and fails at the export."""
+    with start({**environment, "NVSHARE_SIM_FAULTS": "cuMemCreate@1=800,cuMemCreate@3=2"}, tmp_path) as client:
+        attached(client, coordinator)
+        assert client.ask("create_as", 16 * MIB, FABRIC, 0)[0] == NOT_PERMITTED
+        assert client.ask("create_as", 16 * MIB, DESCRIPTOR, 0)[0] == 0
+        assert client.ask("create_as", 16 * MIB, FABRIC, 0)[0] == 0, "a full card is no answer"
+        assert client.ask("create_as", 16 * MIB, 2, 0)[0] == INVALID_VALUE, "no such kind on this system"
+
+
+@pytest.mark.parametrize(
+    "fault", ["cuMemCreate@6", "cuMemMap@9", "cuMemMap@10", "cuMemSetAccess@3", "cuMemcpyHtoDAsync@1", "cuMemUnmap@6"]
+)
+def test_a_failing_export_loses_nothing(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, fault: str
+) -> None:
+    """Broken: one refusal of the driver while memory becomes one allocation costs its contents, or pins it for good."""
+    size = 16 * MIB
+    with start({**environment, "NVSHARE_SIM_FAULTS": f"{fault}={UNKNOWN}"}, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        _, handle = client.ask("create_as", size, DESCRIPTOR, 0)
+        address = mapped(client, handle, size)
+        assert client.ask("write", address, size, 5) == 0
+        assert client.ask("export", handle, DESCRIPTOR)[0] == UNKNOWN
+        assert client.ask("same", address, size, 5) is True
+        coordinator.revoke(1)
+        assert last_report(coordinator).pinned_bytes == 0
+        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+        assert last_report(coordinator).resident_bytes == 0
+        coordinator.grant(2)
+        result, descriptor = client.ask("export", handle, DESCRIPTOR)
+        assert result == 0
+        imported_is(client, descriptor, size, 5)
+        assert client.ask("same", address, size, 5) is True
+
+
 def test_attributes_survive_a_move(coordinator: ScriptedCoordinator, holder: Client) -> None:
     """Broken: a setting of a pointer is lost with the memory that it was made on, or copies go wrong."""
     sync_memops = 6

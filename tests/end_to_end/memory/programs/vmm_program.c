@@ -1,15 +1,20 @@
 /* A program that manages virtual memory itself, at random: vmm_program SEED ROUNDS MIB
  *
- * It creates, maps (several times), unmaps, retains, releases, writes and reads physical memory by handles, up to MIB in all,
+ * It creates, maps (several times), unmaps, retains, releases, exports, writes and reads physical memory by handles, up to MIB in all,
  * and checks what it reads against what it wrote last, through whichever mapping.  At the end everything is given back.
- * One line of JSON says what happened; anything that the driver refuses is a failure.
+ * One line of JSON says what happened; anything that the driver refuses is a failure, but for an export that others leave no room for.
  */
+#define _GNU_SOURCE /* RTLD_DEFAULT */
+#include "nvshare.h"
+
 #include <cuda.h>
 
+#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
 enum { HANDLES = 12, VIEWS = 3 };
@@ -18,13 +23,13 @@ typedef struct owned {
     CUmemGenericAllocationHandle handle;
     size_t bytes;
     uint64_t generation; /* what is in it; 0: nothing was written */
-    int references, views;
+    int references, views, exportable;
     CUdeviceptr view[VIEWS];
 } owned;
 
 static owned all[HANDLES];
 static uint64_t dice, generations;
-static unsigned long failures, mismatches, checks, maps;
+static unsigned long failures, mismatches, checks, maps, exports;
 static size_t in_use, most;
 static unsigned char *buffer;
 
@@ -72,9 +77,9 @@ static void create(owned *one)
     size_t bytes = (1 + roll(12)) * 2 * MIB;
     if (in_use + bytes > most)
         return;
-    if (roll(4) == 0)
-        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    *one = (owned){.bytes = bytes, .references = 1};
+    *one = (owned){.bytes = bytes, .references = 1, .exportable = roll(4) == 0};
+    if (one->exportable)
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC;
     if (failed("cuMemCreate", cuMemCreate(&one->handle, bytes, &prop, 0)))
         one->references = 0;
     else
@@ -157,10 +162,22 @@ static void check(owned *one)
     mismatches += !same(one->generation, one->bytes);
 }
 
+static void export(const owned *one)
+{
+    int descriptor = -1;
+    if (one->references == 0 || !one->exportable)
+        return;
+    CUresult result = cuMemExportToShareableHandle(&descriptor, one->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY || failed("cuMemExportToShareableHandle", result))
+        return;
+    exports++;
+    close(descriptor);
+}
+
 static void step(void)
 {
     owned *one = &all[roll(HANDLES)];
-    switch (roll(12)) {
+    switch (roll(13)) {
     case 0: case 1: case 2:
         if (one->references == 0 && one->views == 0) {
             create(one);
@@ -173,6 +190,7 @@ static void step(void)
     case 4: release(one); break;
     case 5: retain(one); break;
     case 6: case 7: put(one); break;
+    case 12: export(one); break;
     default: check(one); break;
     }
 }
@@ -197,10 +215,12 @@ int main(int count, char **words)
         while (one->views != 0)
             unmap(one);
     }
-    size_t free_bytes = 0, total = 0;
-    failed("cuMemGetInfo", cuMemGetInfo(&free_bytes, &total));
-    printf("{\"checks\": %lu, \"maps\": %lu, \"mismatches\": %lu, \"failures\": %lu, \"left\": %zu}\n", checks, maps, mismatches, failures,
-           total - free_bytes);
+    struct nvshare_gpu state = {.size = sizeof state};
+    int (*ask)(uint32_t gpu, struct nvshare_gpu *out) = NULL;
+    *(void **)&ask = dlsym(RTLD_DEFAULT, "nvshare_gpu_state");
+    failures += ask == NULL || ask(0, &state) != 0;
+    printf("{\"checks\": %lu, \"maps\": %lu, \"exports\": %lu, \"mismatches\": %lu, \"failures\": %lu, \"left\": %lu}\n", checks, maps,
+           exports, mismatches, failures, (unsigned long)state.allocated_bytes);
     free(buffer);
     return mismatches != 0 || failures != 0;
 }
