@@ -79,6 +79,7 @@ typedef struct nvs_hello {
     char library_version[64];
     uint16_t weight;
     char gang[64];
+    bool memory_auto;
 } nvs_hello;
 
 static const nvs_wire_field nvs_hello_fields[] = {
@@ -92,8 +93,9 @@ static const nvs_wire_field nvs_hello_fields[] = {
     NVS_WIRE_FIELD(hello, library_version, TEXT, 0, 63, 0, NULL),
     NVS_WIRE_FIELD(hello, weight, UINT, 1, UINT64_C(10000), 1u, NULL),
     NVS_WIRE_FIELD(hello, gang, TEXT, 0, 63, 0, ""),
+    NVS_WIRE_FIELD(hello, memory_auto, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 8, 10)
+NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 8, 11)
 
 typedef struct nvs_attach_gpu {
     uint8_t gpu;
