@@ -105,12 +105,14 @@ def test_a_coordinator_that_waits_for_a_card_says_so_to_others(directory: Runtim
     parent, child = socket.socketpair()
     pid = os.fork()
     if pid == 0:
+        parent.close()  # the parent's end, also by a failure, ends this process
         held = lock(directory)
-        for reason in ("GPU-1 is scheduled by process 7; stop it", "", "end"):
+        for reason in ("GPU-1 is scheduled by process 7; stop it", ""):
             note_wait(held, reason)
             child.send(b"1")
             child.recv(1)
         os._exit(0)
+    child.close()
     assert parent.recv(1) == b"1"
     assert directory.coordinator_pid() == pid
     text = rf"\(pid {pid}\) does not serve yet: GPU-1 is scheduled by process 7; stop it$"
@@ -122,13 +124,9 @@ def test_a_coordinator_that_waits_for_a_card_says_so_to_others(directory: Runtim
     assert parent.recv(1) == b"1"
     with pytest.raises(RuntimeDirError, match=rf"another coordinator \(pid {pid}\) runs"):
         lock(directory)
-    parent.send(b"1")
-    assert parent.recv(1) == b"1"
-    parent.send(b"1")
+    parent.close()
     os.waitpid(pid, 0)
     assert directory.waiting_reason() == ""  # of a process that is gone
-    child.close()
-    parent.close()
 
 
 def test_asking_who_runs_is_no_obstacle_to_starting(directory: RuntimeDir) -> None:
