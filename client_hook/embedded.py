@@ -92,7 +92,7 @@ class Launch:
 def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     """Ensures a running coordinator, and returns the environment of a client's program.  Raises LaunchError."""
     hook = find_hook(environ)
-    check_memory_mode(launch.options.memory or environ.get("NVSHARE_MEMORY") or "managed")
+    check_memory_mode(launch.options.memory or environ.get("NVSHARE_MEMORY") or "auto")
     simulate = launch.simulate or environ.get("NVSHARE_SIMULATE") or launch.simulate
     directory = choose_directory(environ, launch.runtime_dir, simulate)
     ensure_coordinator(directory, environ, simulate=simulate, arguments=launch.coordinator_arguments)
@@ -186,6 +186,8 @@ def _await_daemon(directory: RuntimeDir, environ: Mapping[str, str]) -> None:
     deadline = time.monotonic() + patience_ns / 1e9
     while not directory.answers():
         if time.monotonic() > deadline:
+            if reason := directory.waiting_reason():
+                raise LaunchError(f"the coordinator in {directory.path} does not serve yet: {reason}")
             raise LaunchError(
                 f"the coordinator in {directory.path} does not answer; restart it (see its log), or remove "
                 f"{directory.daemon_mark} if it should stay stopped, or {_ELSEWHERE}"
@@ -297,6 +299,9 @@ def _above_standard(descriptor: int) -> int:
 
 def _wait_for_other(directory: RuntimeDir, deadline: float) -> bool:
     """Waits for a coordinator that was started by hand and does not listen yet."""
+    if reason := directory.waiting_reason():
+        text = f"nvshare: waiting for the coordinator in {directory.path}, which does not serve yet: {reason}\n"
+        sys.stderr.write(text)
     while not directory.answers():
         if directory.coordinator_pid() is None or time.monotonic() > deadline:
             return False

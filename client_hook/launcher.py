@@ -15,7 +15,7 @@ from pathlib import Path
 HOOK_NAME = "libnvshare_hook.so"
 SYSTEM_PRELOAD = "/etc/ld.so.preload"
 """What glibc's loader preloads into every program.  It names the hook in a container with a slot."""
-MEMORY_MODES = ("managed", "device", "swap")
+MEMORY_MODES = ("auto", "swap", "managed", "device")
 JOB_CLASSES = ("batch", "interactive", "best-effort")
 _CLIENT_ONLY = frozenset(
     f"NVSHARE_{name}"

@@ -64,6 +64,9 @@ def check_reachable(directory: RuntimeDir) -> None:
             text = f"the coordinator in {directory.path} belongs to another user; only that user and root control it"
             raise ControlError("permission", text) from None
         except OSError:
+            if reason := directory.waiting_reason():
+                text = f"the coordinator in {directory.path} does not serve yet: {reason}"
+                raise NoCoordinatorError(text) from None
             raise NoCoordinatorError(
                 f"no coordinator runs in {directory.path}; start nvshare-coordinator, run a program with nvshare-run, "
                 "or name the directory with --runtime-dir"

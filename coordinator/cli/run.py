@@ -110,7 +110,10 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--memory", choices=MEMORY_MODES, metavar="managed|swap|device", help="kind of device allocations (managed)"
+        "--memory",
+        choices=MEMORY_MODES,
+        metavar="auto|swap|managed|device",
+        help="kind of device allocations; auto: swap where the GPU can, else managed (auto)",
     )
     parser.add_argument(
         "--priority", type=_priority, metavar="N", help="higher runs first, under the policy priority (0)"

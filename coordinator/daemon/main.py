@@ -7,6 +7,7 @@ one message with the remedy and exits with code 1, or 2 for a wrong command line
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import os
@@ -132,7 +133,9 @@ def serve(settings: Settings, options: Options) -> None:
     devices = wait_for_devices(settings, options)
     patience_s = None if options.ready_fd is None else CARD_PATIENCE_S
     own = devices if options.devices is None else []  # made-up GPUs need no lock
-    cards = card_lock.hold([device.uuid for device in own], patience_s)
+    note_wait = functools.partial(runtime_dir.note_wait, lock)
+    cards = card_lock.hold([device.uuid for device in own], patience_s, note_wait)
+    note_wait("")
     try:
         coordinator = Coordinator(settings, options, devices)
     except OSError as error:

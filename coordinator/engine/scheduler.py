@@ -297,6 +297,7 @@ class Scheduler:
             client_id=event.client,
             identity=Identity(hello.name, hello.program, event.process_id, event.user_id, event.group),
             memory_mode=MemoryMode(hello.memory_mode),
+            memory_auto=hello.memory_auto,
             memory_limit_bytes=hello.memory_limit_bytes,
             registered_at_ns=now_ns,
             rank=Rank(hello.priority, hello.weight),

@@ -94,6 +94,8 @@ class SeatSnapshot:
     statistics: SeatStatistics
     """The present lease included."""
     moves: SeatMoveStatistics
+    recent_moved_bytes: int
+    """Moved out and in during the last minute."""
     progress: Progress
     step_rate: float
     """Steps a second as the program counts them; 0: it does not."""
@@ -107,6 +109,7 @@ class ClientSnapshot:
     identity: Identity
     rank: Rank
     memory_mode: MemoryMode
+    memory_auto: bool
     registered_at_ns: int
     paused: bool
     limit_bytes: int
@@ -166,6 +169,7 @@ def _seat(seat: Seat, paged: Mapping[int, int], now_ns: int) -> SeatSnapshot:
         ),
         statistics=replace(seat.statistics, used_ns=seat.held_ns(now_ns)),
         moves=replace(seat.moves.statistics),
+        recent_moved_bytes=int(seat.moves.recent.growth(now_ns, seat.moves.statistics.moved_bytes)),
         progress=seat.progress.view(),
     )
 
@@ -251,6 +255,10 @@ class GpuMemorySnapshot:
     """Memory that does not fit, as clients were told."""
     moving: int
     """Open memory orders."""
+    recent_moved_bytes: int
+    """Moved out and in during the last minute, of clients that have left too."""
+    recent_wait_ns: int
+    """Time of the last minute in which grants waited for memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +325,8 @@ def take_gpu(gpu: Gpu, paged: Mapping[int, int], now_ns: int) -> GpuSnapshot:
             pinned_bytes=sum(seat.memory.pinned_bytes for seat in seats),
             overflow_bytes=memory.overflow.bytes,
             moving=len(memory.moving),
+            recent_moved_bytes=int(memory.recent_moved.growth(now_ns, memory.statistics.moved_bytes)),
+            recent_wait_ns=int(memory.recent_waited.growth(now_ns, gpu.exposed_clock_ns(now_ns))),
         ),
         statistics=replace(gpu.leases.statistics, held_ns=gpu.leases.statistics.held_ns + running_ns),
         moves=replace(memory.statistics),

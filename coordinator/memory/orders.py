@@ -243,11 +243,20 @@ def progress(node: Node, seat: Seat, message: MoveProgress, now_ns: int) -> None
             f"progress of order {message.order_id}, which client {seat.client.client_id} does not have"
         )
     order.heard_ns, order.stalled = now_ns, False
+    _mark_recent(seat, now_ns)
     _count_moved(
         seat, order, max(order.moved_bytes, min(message.moved_bytes, max(order.bytes, seat.memory.allocated_bytes)))
     )
+    _mark_recent(seat, now_ns)
     if message.finished:
         _finish(node, seat, order, message, now_ns)
+
+
+def _mark_recent(seat: Seat, now_ns: int) -> None:
+    gpu = seat.gpu
+    seat.moves.recent.mark(now_ns, seat.moves.statistics.moved_bytes)
+    gpu.memory.recent_moved.mark(now_ns, gpu.memory.statistics.moved_bytes)
+    gpu.memory.recent_waited.mark(now_ns, gpu.exposed_clock_ns(now_ns))
 
 
 def _count_moved(seat: Seat, order: Order, moved: int) -> None:

@@ -74,6 +74,8 @@ class Client:
     client_id: int
     identity: Identity
     memory_mode: MemoryMode
+    memory_auto: bool
+    """The hook chose the mode."""
     memory_limit_bytes: int
     """For GPUs that it attaches later."""
     registered_at_ns: int

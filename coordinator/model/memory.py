@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nvshare.coordinator.model.statistics import MoveStatistics, SeatMoveStatistics
+from nvshare.coordinator.model.statistics import MoveStatistics, RecentSum, SeatMoveStatistics
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.seat import Seat
@@ -118,6 +118,8 @@ class SeatMoves:
     unused_credit_bytes: int = 0
     """The credit that the restoration left unused.  With more credit there is a further order."""
     statistics: SeatMoveStatistics = field(default_factory=SeatMoveStatistics)
+    recent: RecentSum = field(default_factory=RecentSum)
+    """Bytes moved out and in."""
 
 
 @dataclass(slots=True)
@@ -188,6 +190,10 @@ class GpuMemory:
     checking: bool = False
     """The driver's figures are asked for.  Changed by memory/checks.py."""
     statistics: MoveStatistics = field(default_factory=MoveStatistics)
+    recent_moved: RecentSum = field(default_factory=RecentSum)
+    """Bytes moved out and in, of clients that have left too."""
+    recent_waited: RecentSum = field(default_factory=RecentSum)
+    """Time that grants waited for memory.  Both are changed by memory/orders.py."""
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from nvshare.coordinator.model.client import ParkState
 from nvshare.coordinator.model.memory import SeatMemory, SeatMoves, SeatRoom
-from nvshare.coordinator.model.statistics import RecentUse, SeatStatistics
+from nvshare.coordinator.model.statistics import RecentSum, SeatStatistics
 from nvshare.coordinator.protocol.messages import Allot, GpuSettings
 from nvshare.scheduler_policies.api import Allotment, JobView, Memory, Progress, State, Turn
 
@@ -82,7 +82,7 @@ class Place:
     """It has asked for the GPU at least once.  Clients that only look at the GPU do not cause pacing of others."""
     view: JobView | None = None
     """Cached; None when something in it has changed."""
-    recent: RecentUse = field(default_factory=RecentUse)
+    recent: RecentSum = field(default_factory=RecentSum)
 
 
 @dataclass(slots=True)

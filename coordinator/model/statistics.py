@@ -8,7 +8,7 @@ from typing import Final
 
 RECENT_NS: Final = 60_000_000_000
 MARK_NS: Final = 5_000_000_000
-"""Marks are so far apart, or as far as two leases' ends."""
+"""A mark replaces the last one if the one before that is younger."""
 
 
 @dataclass(slots=True)
@@ -42,6 +42,11 @@ class MoveStatistics:
     late_switches: int = 0
     refused_reservations: int = 0
 
+    @property
+    def moved_bytes(self) -> int:
+        """Out and in."""
+        return self.evicted_bytes + self.restored_bytes
+
 
 @dataclass(slots=True)
 class SeatStatistics:
@@ -68,31 +73,43 @@ class SeatMoveStatistics:
     exposed_move_ns: int = 0
     failed_orders: int = 0
 
+    @property
+    def moved_bytes(self) -> int:
+        """Out and in."""
+        return self.moved_out_bytes + self.moved_in_bytes
+
 
 @dataclass(slots=True)
-class RecentUse:
-    """Sums of one client's lease time on one GPU during the last minute.  Changed by engine/leases.py."""
+class RecentSum:
+    """The growth of a sum during the last minute.  Changed by engine/leases.py and memory/orders.py."""
 
     marks: deque[tuple[int, int]] = field(default_factory=deque)
-    """(time, lease time until then), oldest first.  The first one is at least a minute old, or from the first grant."""
+    """(time, sum until then), oldest first.  The first one is at least a minute old, or the first of all."""
 
-    def mark(self, now_ns: int, used_ns: int) -> None:
-        """A lease begins or ends."""
+    def mark(self, now_ns: int, total: int) -> None:
+        """The sum begins or ends to grow, or has grown."""
         marks = self.marks
-        if marks and now_ns - marks[-1][0] < MARK_NS:
-            return
         while len(marks) > 1 and marks[1][0] <= now_ns - RECENT_NS:
             marks.popleft()
-        marks.append((now_ns, used_ns))
+        if len(marks) > 1 and now_ns - marks[-2][0] < MARK_NS:
+            marks.pop()
+        marks.append((now_ns, total))
 
-    def share(self, now_ns: int, used_ns: int, attached_at_ns: int) -> float:
-        """The part of the last minute, or since it attached, in which it had a lease.  An estimate."""
-        from_ns = max(now_ns - RECENT_NS, attached_at_ns)
-        before = (attached_at_ns, 0)
-        for at_ns, then_ns in (*self.marks, (now_ns, used_ns)):
+    def growth(self, now_ns: int, total: int, start: tuple[int, int] | None = None) -> float:
+        """The growth during the last minute, or since a later `start`: (time, sum then); None: the first mark.
+
+        An estimate: even growth between two marks.
+        """
+        before = start or next(iter(self.marks), (now_ns, total))
+        from_ns = max(now_ns - RECENT_NS, before[0])
+        for at_ns, sum_then in (*self.marks, (now_ns, total)):
             if at_ns > from_ns:
                 part = (from_ns - before[0]) / (at_ns - before[0])
-                used_before_ns = before[1] + part * (then_ns - before[1])
-                return min(1.0, max(0.0, (used_ns - used_before_ns) / (now_ns - from_ns)))
-            before = (at_ns, then_ns)
+                return max(0.0, total - before[1] - part * (sum_then - before[1]))
+            before = (at_ns, sum_then)
         return 0.0
+
+    def share(self, now_ns: int, used_ns: int, attached_at_ns: int) -> float:
+        """The part of the last minute, or since it attached, in which a client had a lease.  An estimate."""
+        span_ns = min(RECENT_NS, now_ns - attached_at_ns)
+        return min(1.0, self.growth(now_ns, used_ns, (attached_at_ns, 0)) / span_ns) if span_ns > 0 else 0.0

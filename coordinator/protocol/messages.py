@@ -64,13 +64,14 @@ ORDINAL: Final = Field("uint", 8, most=MAX_GPUS_PER_CLIENT - 1)
 # --- from a client -------------------------------------------------------------------------------------------------
 
 
-@declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, BYTES, NAME, WEIGHT, NAME, SENTENCE)
+@declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, BYTES, NAME, WEIGHT, NAME, SENTENCE, BOOL)
 class Hello(Message):
     """First message of a connection.
 
     `process_id` is the id in the client's PID namespace, for display only: the kernel identifies the process.
     `memory_limit_bytes` 0 asks for no limit.  `weight` is from 1 to `MAX_WEIGHT`.  `gang` "" is no gang.
     `placement` is what the coordinator gave its launcher (model/placement.py); "": the program was not placed.
+    `memory_auto`: the hook chose the memory mode; it is not `SWAP` only where a GPU of the program cannot do that.
     """
 
     protocol: int
@@ -84,6 +85,7 @@ class Hello(Message):
     weight: int = 1
     gang: str = ""
     placement: str = ""
+    memory_auto: bool = False
 
 
 @declare(TO_COORDINATOR, 2, ORDINAL, UUID, BYTES, U64, BOOL, BYTES, BYTES, BYTES, BOOL)

@@ -21,7 +21,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Final
@@ -37,14 +37,17 @@ _PAUSE_S: Final = 0.05
 OVERRULE_S: Final = 5.0
 _FOLDER: Final = Path("/run/nvshare-cards")
 _COMMAND_BYTES: Final = 300
+_REMEDY: Final = "stop that coordinator, or use it: nvshare-run --runtime-dir"
 
 
 class CardHeldError(Exception):
     """Another coordinator schedules the GPU; the text names it and the remedy."""
 
 
-def hold(uuids: Sequence[str], patience_s: float | None) -> list[socket.socket | FileIO]:
-    """Locks these GPUs; the open sockets and files are the locks.
+def hold(
+    uuids: Sequence[str], patience_s: float | None, waits: Callable[[str], None] = lambda _: None
+) -> list[socket.socket | FileIO]:
+    """Locks these GPUs; the open sockets and files are the locks.  `waits` is told who holds one, and the remedy.
 
     Raises CardHeldError for a GPU that is not free after `patience_s`; None waits forever.
     """
@@ -52,7 +55,7 @@ def hold(uuids: Sequence[str], patience_s: float | None) -> list[socket.socket |
     held: list[socket.socket | FileIO] = []
     try:
         for uuid in sorted(uuids):  # a fixed order prevents deadlocks between coordinators
-            name = _hold(uuid, give_up_at)
+            name = _hold(uuid, give_up_at, waits)
             held += [] if name is None else [name]
             file = _lock_file(uuid)
             held += [] if file is None else [file]
@@ -63,7 +66,7 @@ def hold(uuids: Sequence[str], patience_s: float | None) -> list[socket.socket |
     return held
 
 
-def _hold(uuid: str, give_up_at: float | None) -> socket.socket | None:
+def _hold(uuid: str, give_up_at: float | None, waits: Callable[[str], None]) -> socket.socket | None:
     """The bound name; None where root overrules its holder."""
     logged, overrule_at = "", time.monotonic() + OVERRULE_S
     while (lock := _bind(uuid)) is None:
@@ -78,9 +81,10 @@ def _hold(uuid: str, give_up_at: float | None) -> socket.socket | None:
                     return None
                 left_s = min(overrule_at - time.monotonic(), math.inf if left_s is None else left_s)
             if left_s is not None and left_s <= 0:
-                raise CardHeldError(f"{text}; stop that coordinator, or use it: nvshare-run --runtime-dir")
+                raise CardHeldError(f"{text}; {_REMEDY}")
             if text != logged:
                 log.warning("%s; waiting for its end", text)
+                waits(f"{text}; {_REMEDY}")
                 logged = text
             if not connected:
                 left_s = _PAUSE_S if left_s is None else min(_PAUSE_S, left_s)

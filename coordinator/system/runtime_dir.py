@@ -86,6 +86,15 @@ class RuntimeDir:
         finally:
             os.close(descriptor)
 
+    def waiting_reason(self) -> str:
+        """Why the coordinator that has the lock does not serve yet, with the remedy; empty without such a reason."""
+        if self.coordinator_pid() is None:
+            return ""
+        try:
+            return self.lock_file.read_text(encoding="utf-8", errors="replace").partition("\n")[2].strip()
+        except OSError:
+            return ""
+
     def is_foreign(self) -> bool:
         """Whether the directory belongs to another user; for a user's own default also a link in its place."""
         try:
@@ -191,6 +200,8 @@ def lock(directory: RuntimeDir, *, embedded: bool = False) -> int:
     if not _flock_soon(descriptor) and (embedded or not _take_over(descriptor)):
         pid = _pid_in(descriptor)
         os.close(descriptor)
+        if reason := directory.waiting_reason():
+            raise RuntimeDirError(f"the coordinator in {directory.path} (pid {pid}) does not serve yet: {reason}")
         raise RuntimeDirError(
             f"another coordinator (pid {pid or 'unknown'}) runs in {directory.path}; stop it or choose another "
             "directory with --runtime-dir"
@@ -262,8 +273,15 @@ def take_keepalive_exclusively(directory: RuntimeDir) -> int | None:
     return descriptor
 
 
+def note_wait(lock: int, reason: str) -> None:
+    """Says in the lock file why its coordinator does not serve yet, with the remedy; an empty reason ends that."""
+    with contextlib.suppress(OSError):  # a full disk
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n{reason}\n".encode(errors="replace"), 0)
+
+
 def _pid_in(descriptor: int) -> int | None:
     try:
-        return int(os.pread(descriptor, 32, 0))
+        return int(os.pread(descriptor, 32, 0).partition(b"\n")[0])
     except (OSError, ValueError):
         return None

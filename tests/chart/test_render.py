@@ -163,7 +163,7 @@ def test_a_group_of_nodes_has_its_values() -> None:
         return list(plugin["args"])
 
     assert {"--slots-per-gpu=16", "--memory=swap"} <= set(arguments(big))
-    assert {"--slots-per-gpu=4", "--memory=managed"} <= set(arguments(base)) & set(arguments(small))
+    assert {"--slots-per-gpu=4", "--memory=auto"} <= set(arguments(base)) & set(arguments(small))
     assert small["template"]["spec"]["runtimeClassName"] == "nvidia"
     assert "tolerations" not in small["template"]["spec"]
     assert "tolerations" in big["template"]["spec"]

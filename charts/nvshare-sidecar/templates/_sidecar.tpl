@@ -29,8 +29,8 @@ host, or root.
 {{- end }}
 {{- end }}
 {{- $settings := mergeOverwrite (deepCopy $defaults) (deepCopy $given) }}
-{{- if not (has $settings.memoryMode (list "managed" "swap" "device")) }}
-{{- fail (printf "nvshare.memoryMode: %v: is none of managed, swap, device" $settings.memoryMode) }}
+{{- if not (has $settings.memoryMode (list "auto" "swap" "managed" "device")) }}
+{{- fail (printf "nvshare.memoryMode: %v: is none of auto, swap, managed, device" $settings.memoryMode) }}
 {{- end }}
 {{- toYaml $settings }}
 {{- end }}

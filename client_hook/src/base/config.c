@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The name of the script that a Python interpreter runs, for tools.  The command line comes from /proc, because the application may change its own copy. */
+/* The name of the script that an interpreter runs, for tools.  The command line comes from /proc, because the application may change its own copy. */
 
 enum { KERNEL_NAME = 15 }; /* `kernel-` and eight digits */
 
@@ -59,21 +59,75 @@ static const char *base_name(const char *path)
     return slash != NULL && slash[1] != 0 ? slash + 1 : path;
 }
 
-/* The interpreter's option that selects its program: 'm', 'c', or 0 for a script.  `value`: the module, code or script; NULL: none. */
-static char find_value(struct words *words, const char **value)
+/* The command lines of interpreters, as far as they tell the program. */
+typedef struct interpreter {
+    const char *name;
+    const char *letters;  /* short options with a value: `e:` attached or the next word, `M?` attached.  NULL: an option is a whole word */
+    const char *code;     /* of these, the ones whose value is the program's text */
+    const char *program;  /* of these, the ones whose value names the program */
+    const char *longs;    /* options with their value in the next word, each between spaces */
+    const char *commands; /* words that may precede the script, likewise */
+} interpreter;
+
+static const interpreter interpreters[] = {
+    {"python", "c:m:W:X:", "c", "m", " --check-hash-based-pycs ", ""},
+    {"pypy", "c:m:W:X:", "c", "m", " --check-hash-based-pycs ", ""},
+    {"node", "e:p:r:C:", "ep", "", " --require --import --loader --experimental-loader --conditions ", " inspect "},
+    {"nodejs", "e:p:r:C:", "ep", "", " --require --import --loader --experimental-loader --conditions ", " inspect "},
+    {"deno", "c:L:", "", "", " --config --import-map --location --cert ", " run serve "},
+    {"bun", "e:p:r:", "ep", "", " --preload --cwd --env-file --config ", " run "},
+    {"ruby", "e:r:I:C:E:W?T?x?", "e", "", " --encoding ", ""},
+    {"perl", "e:E:I:M?m?i?l?x?D?F?C?", "eE", "", "", ""},
+    {"php", "r:f:d:c:S:t:z:B:R:F:E:", "rBRE", "fF", " --run --define --php-ini --server --docroot ", ""},
+    {"R", "f:e:g:d:", "e", "f", " --gui --debugger --encoding ", ""}, /* Rscript becomes it */
+    {"julia", "e:E:L:p:t:J:C:H:g?O?i?", "eE", "", " --load --procs --threads --sysimage --cpu-target --home ", ""},
+    {"java", NULL, "", "", " -cp -classpath --class-path -p --module-path --add-modules --add-opens --add-exports ", ""},
+    {"bash", "c:o:O:", "c", "", " --rcfile --init-file ", ""},
+    {"sh", "c:o:", "c", "", "", ""},
+};
+
+/* By the program's name, which may end with a version.  NULL: it is none. */
+static const interpreter *interpreter_of(const char *program)
+{
+    for (size_t i = 0; i < sizeof interpreters / sizeof *interpreters; i++) {
+        const size_t length = strlen(interpreters[i].name);
+        if (strncmp(program, interpreters[i].name, length) == 0 && (program[length] == 0 || strchr("0123456789.-", program[length]) != NULL))
+            return &interpreters[i];
+    }
+    return NULL;
+}
+
+static bool is_among(const char *word, const char *list)
+{
+    const size_t length = strlen(word);
+    for (const char *at = list; length != 0 && (at = strstr(at, word)) != NULL; at++)
+        if (at != list && at[-1] == ' ' && at[length] == ' ')
+            return true;
+    return false;
+}
+
+/* The option that selects the program, or 0 for a script.  `value`: the code, program or script; NULL: none. */
+static char find_value(const interpreter *of, struct words *words, const char **value)
 {
     const char *word;
-    while ((word = next(words)) != NULL && word[0] == '-' && word[1] != 0) {
-        if (word[1] == '-') {
-            if (strcmp(word, "--check-hash-based-pycs") == 0)
-                next(words);
-            continue;
+    bool first = true;
+    while ((word = next(words)) != NULL && ((word[0] == '-' && word[1] != 0) || (first && is_among(word, of->commands)))) {
+        first = first && word[0] == '-';
+        if (strncmp(word, "--file=", 7) == 0) { /* R */
+            *value = word + 7;
+            return 0;
         }
-        const char *letter = word + 1 + strcspn(word + 1, "cmWX"); /* the options with a value, which may follow others: -um */
-        if (*letter == 0)
+        if (is_among(word, of->longs))
+            next(words);
+        if (word[0] != '-' || word[1] == '-' || of->letters == NULL)
+            continue;
+        const char *letter = word + 1, *known = NULL; /* options with a value may follow others: -um */
+        while (*letter != 0 && ((known = strchr(of->letters, *letter)) == NULL || *letter == ':' || *letter == '?'))
+            letter++;
+        if (*letter == 0 || known[1] == '?')
             continue;
         *value = letter[1] != 0 ? letter + 1 : next(words);
-        if (*letter == 'c' || *letter == 'm')
+        if (strchr(of->code, *letter) != NULL || strchr(of->program, *letter) != NULL)
             return *letter;
     }
     *value = word != NULL && word[0] != '-' ? word : NULL;
@@ -97,31 +151,33 @@ static const char *notebook(struct words *words, char kernel[KERNEL_NAME + 1])
     return "notebook";
 }
 
-/* The script's base name, the module of `-m`, the notebook of a Jupyter kernel (else `kernel-` and the beginning of its id), or `python -c`.
- * A process of Python's multiprocessing has its parent's name.  False: this is no Python interpreter, or it has no script. */
+/* The script's base name, Python's module of `-m`, the notebook of a Jupyter kernel (else `kernel-` and the beginning of its id), or `python -c`.
+ * A process of Python's multiprocessing has its parent's name.  False: this is no interpreter, or it has no script. */
 static bool script_name(char *out, size_t size)
 {
     struct words words;
     const char *program, *name = NULL;
-    char kernel[KERNEL_NAME + 1];
+    char kernel[KERNEL_NAME + 1], inline_code[32];
     pid_t process = getpid();
     for (;;) {
         if (!read_words(&words, process) || (program = next(&words)) == NULL)
             return false;
-        program = base_name(program);
-        if (strncmp(program, "python", 6) != 0 && strncmp(program, "pypy", 4) != 0)
+        const interpreter *of = interpreter_of(base_name(program));
+        if (of == NULL)
             return false;
-        const char option = find_value(&words, &name);
+        const char option = find_value(of, &words, &name);
         if (name == NULL)
             return false;
         if (option == 'c' && process == getpid() && strncmp(name, "from multiprocessing.", 21) == 0) {
             process = getppid();
             continue;
         }
-        if (option == 'c')
-            name = "python -c";
-        else if (option == 0)
+        if (option != 0 && strchr(of->code, option) != NULL) {
+            snprintf(inline_code, sizeof inline_code, "%s -%c", of->name, option);
+            name = inline_code;
+        } else if (option != 'm') {
             name = base_name(name);
+        }
         break;
     }
     if (strncmp(name, "ipykernel", 9) == 0)
@@ -267,7 +323,7 @@ static void read_path(const char *variable, char *out, size_t size)
 void nvs_config_read(void)
 {
     static const char *const levels[] = {"off", "error", "warning", "info", "debug", NULL};
-    static const char *const modes[] = {"device", "managed", "swap", NULL}; /* in the order of nvs_mode */
+    static const char *const modes[] = {"device", "managed", "swap", "auto", NULL}; /* in the order of nvs_mode */
     static const char *const losses[] = {"wait", "run", NULL};
     static const char *const classes[] = {"batch", "interactive", "best-effort", NULL}; /* as on the wire */
     const char *mps = secure_getenv("NVSHARE_MPS");
@@ -288,7 +344,8 @@ void nvs_config_read(void)
     nvs_config.weight = (uint16_t)read_number("NVSHARE_WEIGHT", 1, (int32_t)NVS_MAX_WEIGHT, 1);
     read_text("NVSHARE_GANG", nvs_config.gang, sizeof nvs_config.gang);
     read_text("NVSHARE_PLACEMENT", nvs_config.placement, sizeof nvs_config.placement);
-    nvs_config.memory_mode = (uint8_t)read_choice("NVSHARE_MEMORY", modes, NVS_MODE_MANAGED);
+    nvs_config.memory_mode = (uint8_t)read_choice("NVSHARE_MEMORY", modes, NVS_MODE_AUTO);
+    nvs_config.memory_auto = nvs_config.memory_mode == NVS_MODE_AUTO;
     nvs_config.memory_limit = read_quantity("NVSHARE_MEMORY_LIMIT", size_units, "4GiB", 0);
     nvs_config.host_limit = read_quantity("NVSHARE_HOST_LIMIT", size_units, "64GiB", 0);
     nvs_config.profile.job_class = (uint8_t)read_choice("NVSHARE_CLASS", classes, 0);
@@ -302,4 +359,3 @@ void nvs_config_read(void)
     nvs_config.on_loss.timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);
 }
 
-/* The command line comes from /proc, because the application may change its own copy. */

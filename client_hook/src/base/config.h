@@ -9,7 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum nvs_mode { NVS_MODE_DEVICE, NVS_MODE_MANAGED, NVS_MODE_SWAP } nvs_mode; /* where device allocations go; as on the wire */
+/* Where device allocations go; as on the wire, but AUTO: not chosen yet (memory/backend.h). */
+typedef enum nvs_mode { NVS_MODE_DEVICE, NVS_MODE_MANAGED, NVS_MODE_SWAP, NVS_MODE_AUTO } nvs_mode;
 
 #define NVS_MAX_WEIGHT 10000u /* as on the wire */
 
@@ -22,7 +23,8 @@ typedef struct nvs_settings {
     uint16_t weight;         /* NVSHARE_WEIGHT, 1 to NVS_MAX_WEIGHT */
     char gang[64];           /* NVSHARE_GANG; empty: none */
     char placement[256];     /* NVSHARE_PLACEMENT, as the launcher got it from the coordinator; empty: none */
-    uint8_t memory_mode;     /* NVSHARE_MEMORY: an nvs_mode */
+    uint8_t memory_mode;     /* NVSHARE_MEMORY: an nvs_mode; the one in force once it is chosen */
+    bool memory_auto;        /* it was AUTO */
     uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */
     uint64_t host_limit;     /* NVSHARE_HOST_LIMIT, likewise: host memory for evicted memory in mode swap */
     struct nvs_profile_settings { /* of the message Profile */

@@ -27,6 +27,7 @@
 #include "driver/library.h"
 #include "gate/gate.h"
 #include "inflight/captures.h"
+#include "memory/backend.h"
 #include "memory/memory.h"
 #include "nvshare.h"
 
@@ -236,6 +237,7 @@ static bool describe(uint32_t gpu)
         if (!atomic_compare_exchange_strong_explicit(&mail->facts_state, &seen, NVS_FACTS_ASKING, memory_order_acquire,
                                                      memory_order_acquire))
             continue;
+        nvs_memory_choose_mode(); /* if the driver began without our cuInit */
         nvs_status status = nvs_gpu_describe(gpu, &mail->facts);
         seen = status == NVS_OK ? NVS_FACTS_KNOWN : NVS_FACTS_FAILED;
         if (seen == NVS_FACTS_FAILED) {
@@ -326,10 +328,16 @@ static void register_once(atomic_flag *done, void (*handler)(void))
         (void)atexit(handler);
 }
 
-void nvs_agent_driver_begun(void)
+void nvs_agent_driver_begun(bool ready)
 {
     static atomic_flag registered = ATOMIC_FLAG_INIT;
-    register_once(&registered, at_exit);
+    int saved = errno;
+    nvs_memory_choose_mode();
+    if (ready)
+        register_once(&registered, at_exit);
+    if (nvs_config.memory_auto)
+        nvs_agent_poke();
+    errno = saved;
 }
 
 void nvs_agent_begin(void)

@@ -10,8 +10,8 @@
 
 /* Before cuInit: starts the agent, which connects while the driver initialises. */
 void nvs_agent_begin(void);
-/* After cuInit: at exit() the agent ends before the driver does. */
-void nvs_agent_driver_begun(void);
+/* After cuInit: the memory mode is known, so the agent may introduce the program; and at exit() it ends before a driver that is ready does. */
+void nvs_agent_driver_begun(bool ready);
 
 /* Before the first use of a GPU, after cuInit: attaches in the background, so that nvs_agent_attach waits less. */
 void nvs_agent_expect(uint32_t gpu);

@@ -25,11 +25,11 @@ NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
     if (!atomic_load_explicit(&done, memory_order_relaxed))
         nvs_agent_begin(); /* connects during cuInit, which takes a tenth of a second */
     const CUresult result = NVS_REAL(cuInit)(Flags);
+    nvs_context_learn();
+    nvs_agent_driver_begun(result == CUDA_SUCCESS);
     if (result != CUDA_SUCCESS)
         return result;
-    nvs_agent_driver_begun();
     atomic_store_explicit(&done, true, memory_order_relaxed);
-    nvs_context_learn();
     if (nvs_only_gpu() != NVS_NO_GPU)
         nvs_agent_expect(nvs_only_gpu()); /* a runtime's next call queries the memory size */
     return result;

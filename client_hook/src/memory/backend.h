@@ -51,4 +51,8 @@ extern const nvs_backend *const nvs_memory_chunked __attribute__((visibility("hi
 bool nvs_memory_manages(uint32_t gpu);
 const nvs_backend *nvs_memory_backend(uint32_t gpu);
 
+/* After the real cuInit and before any allocation: chooses the mode of a process that was started with `auto`.  Idempotent. */
+void nvs_memory_choose_mode(void);
+bool nvs_memory_mode_chosen(void); /* on any thread; then nvs_config.memory_mode is the mode in force */
+
 #endif

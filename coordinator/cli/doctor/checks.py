@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nvshare.client_hook.launcher import HOOK_NAME, preload_entries
+from nvshare.client_hook.launcher import HOOK_NAME, MEMORY_MODES, preload_entries
 from nvshare.coordinator.cli.doctor.facts import Facts, Finding
+from nvshare.coordinator.cli.views.sentences import WHY_NOT_SWAP, mode_lines
 from nvshare.coordinator.system.gpu_processes import REMEDY
 from nvshare.coordinator.system.processes import ProcessFacts
 from nvshare.coordinator.units import format_size
@@ -15,7 +16,7 @@ _MOST_UNHOOKED = 8
 
 def examine(facts: Facts) -> list[Finding]:
     """All findings, in the order in which a person would look."""
-    checks = (_driver, _libraries, _directory, _coordinator, _memory, _mps, _shell, _program, _unhooked)
+    checks = (_driver, _libraries, _directory, _coordinator, _memory, _mode, _mps, _shell, _program, _unhooked)
     return [finding for check in checks for finding in check(facts)]
 
 
@@ -92,6 +93,20 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield Finding("warning", "host memory", text, remedy)
     else:
         yield Finding("ok", "host memory", text)
+
+
+def _mode(facts: Facts) -> Iterator[Finding]:
+    wanted, mode = facts.shell.environ.get("NVSHARE_MEMORY") or "auto", facts.machine.memory_mode
+    if wanted not in MEMORY_MODES:
+        text = f"NVSHARE_MEMORY={wanted} is no memory mode, so programs started here have auto"
+        yield Finding("warning", "memory mode", text, f"set it to one of {', '.join(MEMORY_MODES)}, or unset it")
+    elif wanted != "auto":
+        yield Finding("ok", "memory mode", f"programs started here have {wanted}, from NVSHARE_MEMORY")
+    elif mode:
+        why = f": {WHY_NOT_SWAP[mode]}" if mode in WHY_NOT_SWAP else ""
+        yield Finding("ok", "memory mode", f"programs started here have {mode} (auto){why}")
+    for line in mode_lines(facts.coordinator.status or {"clients": ()}):
+        yield Finding("ok", "memory mode", line)
 
 
 def _mps(facts: Facts) -> Iterator[Finding]:

@@ -29,6 +29,8 @@ class MachineFacts:
     """Its version; empty without a usable driver."""
     driver_error: str
     cards: tuple[str, ...]
+    memory_mode: str
+    """What `--memory auto` is for a program that uses all GPUs that CUDA shows here; empty if CUDA does not answer."""
     glibc: tuple[int, int] | None
     """None: this Python is not linked against glibc."""
     hook: str

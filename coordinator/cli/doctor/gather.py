@@ -9,7 +9,10 @@ import platform
 import re
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
+from typing import Final
 
 from nvshare.client_hook.launcher import LaunchError, find_hook
 from nvshare.client_hook.python_environment import environment_without_nvshare
@@ -33,7 +36,7 @@ def gather(directory: RuntimeDir, process_id: int | None) -> Facts:
     python = shutil.which("python") or shutil.which("python3") or ""
     unhooked = unhooked_processes(computing_processes())
     return Facts(
-        machine=_machine(environ),
+        machine=_machine(environ, directory),
         directory=_directory(directory),
         coordinator=_coordinator(directory),
         shell=ShellFacts(os.geteuid(), environ, (environment_without_nvshare(python) or "") if python else ""),
@@ -45,7 +48,7 @@ def gather(directory: RuntimeDir, process_id: int | None) -> Facts:
     )
 
 
-def _machine(environ: dict[str, str]) -> MachineFacts:
+def _machine(environ: dict[str, str], directory: RuntimeDir) -> MachineFacts:
     driver, error, cards = _driver()
     hook, hook_error = "", ""
     try:
@@ -58,6 +61,7 @@ def _machine(environ: dict[str, str]) -> MachineFacts:
         driver=driver,
         driver_error=error,
         cards=cards,
+        memory_mode=_memory_mode(environ, directory),
         glibc=_glibc(),
         hook=hook,
         hook_error=hook_error,
@@ -77,6 +81,32 @@ def _driver() -> tuple[str, str, tuple[str, ...]]:
             return version, "", tuple(text_of(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
     except pynvml.NVMLError as error:
         return "", str(error), ()
+
+
+_AUTO: Final = """
+import ctypes
+cuda, number, value = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+def has(attribute, gpu):
+    return cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, gpu) == 0 and value.value != 0
+if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0 and number.value > 0:
+    gpus = range(number.value)
+    print("swap" if all(has(102, g) for g in gpus) else "managed" if any(has(89, g) for g in gpus) else "device")
+"""
+"""The rule of client_hook/src/memory/backend.c: virtual memory management, and managed access beside the GPU's."""
+
+
+def _memory_mode(environ: dict[str, str], directory: RuntimeDir) -> str:
+    """Asked in a process of its own, because a broken driver may hang in cuInit."""
+    if directory.simulated_gpu.exists():
+        from nvshare.simulated_gpu.environment import simulated_environment
+
+        environ = simulated_environment(directory.simulated_gpu, None, environ)
+    command = [sys.executable, "-c", _AUTO]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        made = {**environ, "NVSHARE_DISABLE": "1"}
+        done = subprocess.run(command, env=made, capture_output=True, text=True, timeout=10, check=False)
+        return done.stdout.strip()
+    return ""
 
 
 def _glibc() -> tuple[int, int] | None:

@@ -38,7 +38,7 @@ def install(
         Literal["interactive", "batch", "best-effort"], typer.Option("--class", help="kind of program")
     ] = "interactive",
     memory: Annotated[
-        Literal["managed", "swap", "device"] | None, typer.Option(help="memory mode; default: NVSHARE_MEMORY")
+        Literal["auto", "swap", "managed", "device"] | None, typer.Option(help="memory mode; default: NVSHARE_MEMORY")
     ] = None,
     limit: Annotated[str | None, typer.Option(help="GPU memory of each notebook: 8GiB")] = None,
     user: Annotated[bool, typer.Option("--user", help="for this user, not this environment")] = False,

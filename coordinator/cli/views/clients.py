@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nvshare.coordinator.cli.views.explain import class_name, percent
+from nvshare.coordinator.cli.views.sentences import mode_lines
 from nvshare.coordinator.cli.views.slots import pod_of
 from nvshare.coordinator.cli.views.table import layout, number, text, word
 from nvshare.coordinator.cli.views.words import duration, size, state
@@ -35,7 +36,7 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
             on = "-" if seat is None else indices[seat["uuid"]]
             shown_state = state(client, seat, status["now_ns"])
             rows.append([*_who(client), on, *_kind(client), shown_state, *figures, *tail])
-    return layout(columns, rows, width, wide=wide)
+    return [*layout(columns, rows, width, wide=wide), *mode_lines(status)]
 
 
 def _who(client: Mapping[str, Any]) -> list[str]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.model.statistics import RECENT_NS
 from nvshare.coordinator.system.users import user_name
-from nvshare.coordinator.units import format_duration, format_share
+from nvshare.coordinator.units import format_duration, format_share, format_size
 
 OVERRIDES: Final = {
     "exclusive": "the operator allows one program at a time",
     "concurrent": "the operator wants all programs side by side, as far as their memory fits",
 }
+_SIZES: Final = ("allocated_bytes", "recent_moved_bytes")
 _FIGURES: Final = (
     *("client", "name", "process_id", "user_id", "job_class", "share_request", "share_limit"),
     *("phase", "waiting_since_ns", "progress_normalised", "progress_busy_alone"),
     *("placed_alone", "placed_why"),
+    *_SIZES,
 )
+_MOST_PAIRS: Final = 5
 _RULES: Final = (
     *("index", "uuid", "name", "policy", "sharing", "quantum_ns", "quantum_automatic", "switch_share"),
     *("switch_cost_ns", "held_back", "crowded", "slot_of_gang"),
@@ -51,10 +56,30 @@ def explanation(status: Mapping[str, Any], gpu: str | None = None) -> list[dict[
         waiting = [s for s in seats if s["client"] not in place and s["waiting_since_ns"] is not None]
         why = each["why"] if running else "no program wants the GPU"
         shown = {"running": running, "waiting": waiting, "placed": [seat for seat in seats if seat["placed_why"]]}
-        found.append({**{name: each[name] for name in _RULES}, "why": why, **shown})
+        found.append({**{name: each[name] for name in _RULES}, "why": why, **shown, "memory": _memory(each, seats)})
     if gpu is not None and len(found) != 1:
         raise ControlError("gpu", f"{gpu!r} is not one GPU of this coordinator; see `nvshare-ctl status`")
     return found
+
+
+def _memory(gpu: Mapping[str, Any], seats: list[dict[str, Any]]) -> dict[str, Any]:
+    """What programs that do not fit together cost: bytes moved out and in, and time that turns waited for them."""
+    pairs = [
+        (a, b)
+        for a, b in itertools.combinations(seats, 2)
+        if a["allocated_bytes"] + b["allocated_bytes"] > gpu["capacity_bytes"]
+        and a["recent_moved_bytes"] + b["recent_moved_bytes"] > 0
+    ]
+    pairs.sort(key=lambda pair: -pair[0]["recent_moved_bytes"] - pair[1]["recent_moved_bytes"])
+    return {
+        **{name: gpu[name] for name in ("allocated_bytes", "capacity_bytes")},
+        "moved_bytes_per_minute": gpu["recent_moved_bytes"],
+        "moving_share": gpu["recent_wait_ns"] / RECENT_NS,
+        "pairs": [
+            [{name: each[name] for name in ("client", "name", *_SIZES)} for each in pair]
+            for pair in pairs[:_MOST_PAIRS]
+        ],
+    }
 
 
 def lines(gpus: Iterable[Mapping[str, Any]], now_ns: int) -> list[str]:
@@ -65,7 +90,7 @@ def lines(gpus: Iterable[Mapping[str, Any]], now_ns: int) -> list[str]:
         automatic = f" (auto, {format_share(gpu['switch_share'])})" if gpu["quantum_automatic"] else ""
         quantum = f"quantum {format_duration(gpu['quantum_ns'])}{automatic}"
         text.append(f"  policy {gpu['policy']}, sharing {gpu['sharing']}, {quantum}")
-        text += [f"  {sentence}" for sentence in notes(gpu)]
+        text += [f"  {sentence}" for sentence in (*notes(gpu), *_costs(gpu["memory"]))]
         text += [f"  running: {_program(each)}" for each in gpu["running"]]
         for each in gpu["waiting"]:
             waited_ns = max(0, now_ns - each["waiting_since_ns"])
@@ -93,6 +118,23 @@ def notes(gpu: Mapping[str, Any]) -> list[str]:
 
 def _who(each: Mapping[str, Any]) -> str:
     return f"{each['name']} ({user_name(each['user_id'])}, {each['process_id']})"
+
+
+def _costs(memory: Mapping[str, Any]) -> Iterator[str]:
+    """What moving memory cost during the last minute."""
+    if not memory["moved_bytes_per_minute"]:
+        return
+    moved, share = format_size(memory["moved_bytes_per_minute"]), memory["moving_share"]
+    yield (
+        f"the programs have {format_size(memory['allocated_bytes'])} of {format_size(memory['capacity_bytes'])}: in "
+        f"the last minute {moved} moved, and turns waited for it {share:.1%} of the time"
+    )
+    for pair in memory["pairs"]:
+        a, b = (
+            f"{each['name']} ({format_size(each['allocated_bytes'])}, {format_size(each['recent_moved_bytes'])} moved)"
+            for each in pair
+        )
+        yield f"{a} and {b} do not fit together"
 
 
 def _program(each: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from nvshare.coordinator.cli.views.words import count
 from nvshare.coordinator.model.settings import SETTINGS
@@ -71,6 +71,23 @@ def room_lines(status: Mapping[str, Any]) -> list[str]:
                 "End or shrink one of these"
             )
     return lines
+
+
+WHY_NOT_SWAP: Final = {
+    "managed": "not every GPU has virtual memory management, which swap needs",
+    "device": "not every GPU has virtual memory management, and none moves managed memory while it is in use",
+}
+"""Why the hook chose this memory mode for a program that was started with `auto`."""
+
+
+def mode_lines(status: Mapping[str, Any]) -> list[str]:
+    """Clients for which `--memory auto` is not `swap`, with the reason."""
+    return [
+        f"{client['name']} ({client['process_id']}) has memory mode {client['memory_mode']}: "
+        f"{WHY_NOT_SWAP[client['memory_mode']]}"
+        for client in status["clients"]
+        if client.get("memory_auto") and client["memory_mode"] in WHY_NOT_SWAP
+    ]
 
 
 def _index(status: Mapping[str, Any], seat: Mapping[str, Any]) -> int:

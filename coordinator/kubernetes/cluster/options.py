@@ -46,7 +46,7 @@ class Options:
     memory_resource: str | None = None
     allow_several_slots: bool = False
     preference: Preference = "spread"
-    memory: str = "managed"
+    memory: str = "auto"
     on_loss: str = "run"
     loss_timeout_ns: int | None = 300_000_000_000
     coordinator_grace_ns: int = 30_000_000_000

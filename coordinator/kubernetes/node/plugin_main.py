@@ -60,7 +60,7 @@ Several = Annotated[
     bool, _given("ALLOW_SEVERAL_SLOTS", "allow one container several slots of the same GPU", "--allow-several-slots")
 ]
 Preferred = Annotated[str, _given("PREFERRED", "order of allocation: spread over the GPUs, or pack")]
-MemoryMode = Annotated[str, _given("MEMORY", "memory mode of containers: managed, device, swap")]
+MemoryMode = Annotated[str, _given("MEMORY", "memory mode of containers: auto, swap, managed, device")]
 OnLoss = Annotated[str, _given("ON_LOSS", "behaviour of containers without a coordinator: wait, or run")]
 LossTimeout = Annotated[str | None, _given("LOSS_TIMEOUT", "with --on-loss=run: time before they run, such as 5m")]
 Grace = Annotated[str, _given("COORDINATOR_GRACE", "time without a coordinator after which slots are unhealthy")]
@@ -99,7 +99,7 @@ def run(
     runtime_dir: RuntimeDirectory = SYSTEM_DIRECTORY,
     allow_several_slots: Several = False,
     preferred: Preferred = "spread",
-    memory: MemoryMode = "managed",
+    memory: MemoryMode = "auto",
     on_loss: OnLoss = "run",
     loss_timeout: LossTimeout = "5m",
     coordinator_grace: Grace = "30s",

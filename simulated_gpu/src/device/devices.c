@@ -252,6 +252,20 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
 };
 
+/* NVSHARE_SIM_ATTRIBUTES: what cards without a feature answer, such as 102=0 without virtual memory management. */
+static void override(CUdevice_attribute attribute, int *value)
+{
+    const char *at = getenv("NVSHARE_SIM_ATTRIBUTES");
+    int number, wanted, length;
+    for (; at != NULL && sscanf(at, "%d=%d%n", &number, &wanted, &length) == 2; at += *at == ',') {
+        at += length;
+        if (number == (int)attribute)
+            *value = wanted;
+    }
+    if (at != NULL && *at != '\0')
+        nvs_sim_say("NVSHARE_SIM_ATTRIBUTES: '%s' does not begin with NUMBER=VALUE; it is ignored", at);
+}
+
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 {
     NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));
@@ -261,6 +275,7 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute att
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
         if (attributes[i].attribute == attrib)
             *pi = attributes[i].value;
+    override(attrib, pi);
     if (attrib == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
         *pi = (int)device->card + 1;
     return CUDA_SUCCESS;

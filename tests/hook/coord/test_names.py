@@ -1,4 +1,4 @@
-"""The name that a Python program has for tools: what it runs, not `python`."""
+"""The name that a program of an interpreter has for tools: what it runs, not `python` or `node`."""
 
 from __future__ import annotations
 
@@ -59,5 +59,47 @@ def test_a_python_program_is_its_script(
     program = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
     try:
         assert coordinator.expect(messages.Hello).name == name
+    finally:
+        program.communicate()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("node --require ./trace.js -r dotenv --max-old-space-size=8192 /srv/server.mjs --port 80", "server.mjs"),
+        ("/usr/bin/nodejs inspect server.js", "server.js"),
+        ("node -e work()", "node -e"),
+        ("deno run --allow-net --config deno.json chat.ts", "chat.ts"),
+        ("bun run --preload a.ts chat.ts", "chat.ts"),
+        ("ruby3.1 -w -Ilib -r json train.rb", "train.rb"),
+        ("perl5.36 -w -MData::Dumper -I lib train.pl", "train.pl"),
+        ("perl -we work", "perl -e"),
+        ("php8.2 -d memory_limit=-1 -f /srv/job.php", "job.php"),
+        ("/usr/lib/R/bin/exec/R --no-echo --no-restore --file=/home/a/fit.R --args 3", "fit.R"),
+        ("julia --project=. -O3 -t 4 --threads 4 fit.jl", "fit.jl"),
+        ("java -Xmx4g -cp a.jar:b.jar -Djob=1 -jar /opt/app.jar", "app.jar"),
+        ("java -classpath a.jar com.acme.Train 3", "com.acme.Train"),
+        ("bash -x -o pipefail /srv/job.sh", "job.sh"),
+        ("sh -c work", "sh -c"),
+        ("node", "client"),
+        ("node -", "client"),
+        ("nodemon server.js", "client"),
+        ("javac -d out Train.java", "client"),
+    ],
+)
+def test_a_program_of_another_interpreter_is_its_script(
+    coordinator: ScriptedCoordinator, hook_env: dict[str, str], client_program: Path, words: str, name: str
+) -> None:
+    """Broken: all servers of an interpreter are called `node`, or a program by an option's value."""
+    program = subprocess.Popen(
+        words.split(), executable=client_program, env={**hook_env, "NVSHARE_NAME": ""}, stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert program.stdin is not None
+    program.stdin.write(b"state\n")  # its first command begins with cuInit
+    program.stdin.flush()
+    try:
+        expected = words.split()[0] if name == "client" else name
+        assert coordinator.expect(messages.Hello).name == expected
     finally:
         program.communicate()

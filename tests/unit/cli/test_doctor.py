@@ -25,6 +25,7 @@ from nvshare.coordinator.cli.doctor.facts import (
     MachineFacts,
     ShellFacts,
 )
+from nvshare.coordinator.cli.views.sentences import WHY_NOT_SWAP
 from nvshare.coordinator.system.gpu_processes import UnhookedWatch
 from nvshare.coordinator.system.processes import ProcessFacts, read_process
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
@@ -40,7 +41,7 @@ STATUS: dict[str, Any] = {
     "mps": {"mode": "off"},
 }
 WELL = Facts(
-    machine=MachineFacts("580.1", "", ("card",), (2, 36), "/lib/libnvshare_hook.so", "", (2, 28), ""),
+    machine=MachineFacts("580.1", "", ("card",), "swap", (2, 36), "/lib/libnvshare_hook.so", "", (2, 28), ""),
     directory=DirectoryFacts("/run/nvshare", True, 0, 0o755, "", ""),
     coordinator=CoordinatorFacts(STATUS, ""),
     shell=ShellFacts(1000, {}, ""),
@@ -79,11 +80,43 @@ def test_a_healthy_machine_has_no_remedies() -> None:
 
 
 @pytest.mark.parametrize(
+    ("facts", "texts"),
+    [
+        (WELL, ["programs started here have swap (auto)"]),
+        (
+            replace(WELL, **machine(memory_mode="managed")),
+            [f"programs started here have managed (auto): {WHY_NOT_SWAP['managed']}"],
+        ),
+        (replace(WELL, **machine(memory_mode="")), []),
+        (
+            replace(WELL, **shell(NVSHARE_MEMORY="managed")),
+            ["programs started here have managed, from NVSHARE_MEMORY"],
+        ),
+        (
+            replace(
+                WELL,
+                **well(clients=[{"process_id": 41, "name": "job", "memory_mode": "device", "memory_auto": True}]),
+                **machine(memory_mode=""),
+            ),
+            [
+                "job (41) has memory mode device: not every GPU has virtual memory management, and none moves managed "
+                "memory while it is in use"
+            ],
+        ),
+    ],
+)
+def test_the_memory_mode_is_told_with_its_reason(facts: Facts, texts: list[str]) -> None:
+    """Broken: nobody finds out why programs do not swap."""
+    assert [finding.text for finding in examine(facts) if finding.about == "memory mode"] == texts
+
+
+@pytest.mark.parametrize(
     ("changes", "level", "text", "remedy"),
     [
         (machine(driver="", driver_error="NVML: no"), "problem", "driver is not usable (NVML: no)", "nvidia-smi"),
         (machine(cards=()), "problem", "driver 580.1 shows no GPU", "nvidia-smi -L"),
         (machine(glibc=None), "problem", "is not glibc", "Debian"),
+        (shell(NVSHARE_MEMORY="fast"), "warning", "NVSHARE_MEMORY=fast is no memory mode", "auto, swap, managed"),
         (machine(glibc=(2, 17)), "problem", "glibc is 2.17, and the hook needs 2.28", "build the hook"),
         (machine(hook_error="no hook; install it"), "problem", "no hook", "install it"),
         (machine(mps_directory="/tmp/pipe"), "warning", "not the coordinator's answers in /tmp/pipe", "stop it"),

@@ -62,12 +62,16 @@ def test_who_waits_gets_the_card_of_a_holder_that_was_killed(
 ) -> None:
     """Broken: a daemon never comes back, or a dead coordinator's lock stays."""
     with ThreadPoolExecutor() as threads, caplog.at_level(logging.WARNING, "nvshare"):
-        waiting = threads.submit(card_lock.hold, [card], None)
+        told: list[str] = []
+        waiting = threads.submit(card_lock.hold, [card], None, told.append)
         eventually(lambda: "waiting for its end" in caplog.text, "the waiting one says so")
         assert not waiting.done()
         holder.send_signal(signal.SIGKILL)
         held = waiting.result(60)
     assert caplog.text.count("waiting for its end") == 1
+    (text,) = told
+    assert f"{card} is scheduled by process {holder.pid} of user " in text
+    assert "; stop that coordinator, or use it: nvshare-run --runtime-dir" in text
     for each in held:
         each.close()
 

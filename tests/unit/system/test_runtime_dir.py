@@ -21,6 +21,7 @@ from nvshare.coordinator.system.runtime_dir import (
     RuntimeDirError,
     client_directory,
     lock,
+    note_wait,
     own_directory,
     prepare,
 )
@@ -97,6 +98,35 @@ def test_the_lock_names_its_holder_and_ends_with_it(directory: RuntimeDir) -> No
     os.close(lock(directory))
     child.close()
     parent.close()
+
+
+def test_a_coordinator_that_waits_for_a_card_says_so_to_others(directory: RuntimeDir) -> None:
+    """Broken: who starts a program is told to stop the coordinator that waits, not the one that has the card."""
+    parent, child = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        parent.close()  # the parent's end, also by a failure, ends this process
+        held = lock(directory)
+        for reason in ("GPU-1 is scheduled by process 7; stop it", ""):
+            note_wait(held, reason)
+            child.send(b"1")
+            child.recv(1)
+        os._exit(0)
+    child.close()
+    assert parent.recv(1) == b"1"
+    assert directory.coordinator_pid() == pid
+    text = rf"\(pid {pid}\) does not serve yet: GPU-1 is scheduled by process 7; stop it$"
+    with pytest.raises(RuntimeDirError, match=text):
+        lock(directory)
+    with pytest.raises(NoCoordinatorError, match="does not serve yet: GPU-1 is scheduled by process 7; stop it"):
+        check_reachable(directory)
+    parent.send(b"1")
+    assert parent.recv(1) == b"1"
+    with pytest.raises(RuntimeDirError, match=rf"another coordinator \(pid {pid}\) runs"):
+        lock(directory)
+    parent.close()
+    os.waitpid(pid, 0)
+    assert directory.waiting_reason() == ""  # of a process that is gone
 
 
 def test_asking_who_runs_is_no_obstacle_to_starting(directory: RuntimeDir) -> None:

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "base/system.h"
+#include "memory/backend.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -354,12 +355,12 @@ NVS_FORK_CODE void nvs_transport_abandon(void)
 #define REFUSED_RETRY_NS 5000000000u /* after the coordinator refused us for good */
 enum { FRAMES_A_ROUND = 64 };
 
-static bool open_socket, up, broken, refused, has_more;
+static bool open_socket, answered, up, broken, refused, has_more; /* answered: the coordinator; up: hello is sent too */
 static uint64_t up_since_ns, lost_ns, retry_at_ns, retry_delay_ns;
 
 void nvs_link_start(void)
 {
-    open_socket = up = broken = refused = has_more = false;
+    open_socket = answered = up = broken = refused = has_more = false;
     retry_at_ns = 0;
     retry_delay_ns = FIRST_RETRY_NS;
     lost_ns = nvs_now_ns();
@@ -414,6 +415,7 @@ static void say_hello(void)
         .priority = nvs_config.priority,
         .weight = nvs_config.weight,
         .memory_mode = nvs_config.memory_mode,
+        .memory_auto = nvs_config.memory_auto,
         .memory_limit_bytes = nvs_config.memory_limit,
         .library_version = NVS_VERSION,
     };
@@ -449,7 +451,7 @@ static void drop(const nvs_link_handlers *handlers)
     retry_at_ns = now + (refused ? REFUSED_RETRY_NS : retry_delay_ns);
     retry_delay_ns = retry_delay_ns * 2 < longest ? retry_delay_ns * 2 : longest;
     transport_close();
-    open_socket = up = broken = refused = has_more = false; /* nothing to receive before the next connection */
+    open_socket = answered = up = broken = refused = has_more = false; /* nothing to receive before the next connection */
     if (was_up) {
         nvs_log(NVS_LOG_INFO, "connection to %s lost", nvs_config.socket);
         handlers->lost();
@@ -468,6 +470,13 @@ void nvs_link_serve(const nvs_link_handlers *handlers)
     if (open_socket && !transport_own())
         broken = true;
     for (unsigned i = 0; i < FRAMES_A_ROUND && open_socket && !broken; i++) {
+        if (answered && !up && nvs_memory_mode_chosen()) { /* hello names the mode */
+            up = true;
+            up_since_ns = nvs_now_ns();
+            say_hello();
+            say_profile();
+            handlers->connected();
+        }
         nvs_transport_event event = transport_next(frame, sizeof frame, &size);
         has_more = event != NVS_TRANSPORT_NOTHING; /* there may be more than one round takes */
         if (!has_more)
@@ -476,12 +485,8 @@ void nvs_link_serve(const nvs_link_handlers *handlers)
             handlers->frame(frame, size);
         } else if (event == NVS_TRANSPORT_LOST) {
             broken = true;
-        } else if (!up) {
-            up = true;
-            up_since_ns = nvs_now_ns();
-            say_hello();
-            say_profile();
-            handlers->connected();
+        } else {
+            answered = true;
         }
     }
     if (broken)

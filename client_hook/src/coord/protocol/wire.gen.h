@@ -82,6 +82,7 @@ typedef struct nvs_hello {
     uint16_t weight;
     char gang[64];
     char placement[256];
+    bool memory_auto;
 } nvs_hello;
 
 static const nvs_wire_field nvs_hello_fields[] = {
@@ -96,8 +97,9 @@ static const nvs_wire_field nvs_hello_fields[] = {
     NVS_WIRE_FIELD(hello, weight, UINT, 1, UINT64_C(10000), 1u, NULL),
     NVS_WIRE_FIELD(hello, gang, TEXT, 0, 63, 0, ""),
     NVS_WIRE_FIELD(hello, placement, TEXT, 0, 255, 0, ""),
+    NVS_WIRE_FIELD(hello, memory_auto, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 8, 11)
+NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 8, 12)
 
 typedef struct nvs_attach_gpu {
     uint8_t gpu;
