@@ -26,9 +26,10 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             weight=300,
             gang="pair",
             placement='["1f",true,"","x"]',
+            memory_auto=True,
         ),
-        "9c0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30cd012ca470616972"
-        "b25b223166222c747275652c22222c2278225d",
+        "9d0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30cd012ca470616972"
+        "b25b223166222c747275652c22222c2278225dc3",
     ),
     (
         messages.AttachGpu(
@@ -40,9 +41,10 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             allocated_bytes=1073741824,
             resident_bytes=536870912,
             pinned_bytes=4096,
+            parked=True,
         ),
-        "990200d9284750552d35316131633064652d303030302d343030302d383030302d303030303030303030303030cf0000"
-        "00040000000007c3ce40000000ce20000000cd1000",
+        "9a0200d9284750552d35316131633064652d303030302d343030302d383030302d303030303030303030303030cf0000"
+        "00040000000007c3ce40000000ce20000000cd1000c3",
     ),
     (messages.Request(gpu=3), "920303"),
     (
@@ -125,6 +127,8 @@ GOLDEN: list[tuple[messages.Message, str]] = [
     ),
     (messages.Allot(gpu=2, rate=300, report=True, watch=False), "954d02cd012cc3c2"),
     (messages.ExplainWait(gpu=1), "920d01"),
+    (messages.ParkAnswer(ready=False, reason="captures"), "930ec2a86361707475726573"),
+    (messages.Park(on=True), "924fc3"),
     (messages.WaitExplained(gpu=1, index=3, text="waiting for GPU 3"), "944e0103b177616974696e6720666f72204750552033"),
     (
         messages.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
