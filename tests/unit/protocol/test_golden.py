@@ -25,8 +25,9 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             library_version="0.1.0",
             weight=300,
             gang="pair",
+            memory_auto=True,
         ),
-        "9b0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30cd012ca470616972",
+        "9c0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30cd012ca470616972c3",
     ),
     (
         messages.AttachGpu(
