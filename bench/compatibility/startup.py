@@ -43,8 +43,8 @@ Stages = list[tuple[float, float]]
 
 
 def hooked_environment(stand: Fixture, name: str = "") -> dict[str, str]:
-    """Environment of a client of that coordinator."""
-    options = ClientOptions(memory="device", name=name or None)
+    """Environment of a client of that coordinator, in memory mode NVSHARE_MEMORY, `device` without it."""
+    options = ClientOptions(name=name or None)
     return client_environment(
         stand.environment(), hook=find_hook(os.environ), runtime_dir=stand.directory, options=options
     )
@@ -54,7 +54,8 @@ def import_rows(stand: Fixture, modules: Sequence[str], *, pairs: int, deadline:
     """Rows of the compatibility matrix: a start of the interpreter, in STAGES."""
     plain, hooked = stand.environment(), hooked_environment(stand, "start-up")
     for module in modules:
-        row: dict[str, Any] = {"case": f"start-up, {module}", "group": "start-up", "mode": "device", "result": "ok"}
+        mode = hooked["NVSHARE_MEMORY"]
+        row: dict[str, Any] = {"case": f"start-up, {module}", "group": "start-up", "mode": mode, "result": "ok"}
         if importlib.util.find_spec(module) is None:
             yield row | {"result": "skipped", "reason": f"{module} not installed"}
             continue
