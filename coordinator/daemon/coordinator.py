@@ -43,6 +43,7 @@ from nvshare.coordinator.system.mps.daemon import ControlDaemon
 from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.process_limits import possible_connections
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.service_manager import ServiceManager
 from nvshare.coordinator.system.web_process import WebError, WebProcess, listen
 from nvshare.coordinator.units import format_size
 from nvshare.scheduler_policies import registry
@@ -74,7 +75,9 @@ class Options:
 class Coordinator:
     """All parts of one coordinator."""
 
-    def __init__(self, settings: Settings, options: Options, devices: Sequence[Device]) -> None:
+    def __init__(
+        self, settings: Settings, options: Options, devices: Sequence[Device], manager: ServiceManager
+    ) -> None:
         """Opens the sockets.  The directory must be prepared and locked.  Raises StartError and OSError."""
         directory = options.directory
         all_users = directory.path == runtime_dir.SYSTEM_DIRECTORY
@@ -82,6 +85,7 @@ class Coordinator:
         self.settings = self._started = settings = settings_file.with_machine(settings, several=self._several)
         self.options = options
         self._real = options.simulate is None and options.devices is None
+        self._manager = manager
         self._keepalive: int | None = None
         settings_file.check_gpus(settings, devices)
         if time_limit.possible():
@@ -170,7 +174,20 @@ class Coordinator:
             self._card_memory.start()
         if self.options.embedded:
             self.server.leave_when(self._is_unused, self.options.linger_ns)
-        self.server.handle_signals(self.reload)
+        if self._manager.ping_period_ns is not None:
+            self.server.ping(self._manager.ping_period_ns, lambda: self._manager.tell("WATCHDOG=1", self.status_line()))
+        self.server.handle_signals(self._reload_by_signal)
+
+    def status_line(self) -> str:
+        """What `systemctl status` shows."""
+        kind = "" if self.options.simulate is None else "simulated "
+        programs = len(self.dispatcher)
+        return f"STATUS=serving {len(self._devices)} {kind}GPU(s) to {programs} program{'s' * (programs != 1)}"
+
+    def _reload_by_signal(self) -> None:
+        self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1_000}")
+        self.reload()
+        self._manager.tell("READY=1", self.status_line())
 
     def _memory_checked(self, uuid: str, by_process: dict[str, int], unlisted_bytes: int) -> None:
         checked = events.MemoryChecked(uuid, by_process, unlisted_bytes)
