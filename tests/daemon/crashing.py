@@ -1,5 +1,9 @@
-"""As made_up_gpus.py, with a mistake of our own: a client named `crash` makes the core raise."""
+"""As made_up_gpus.py, with mistakes of our own: a client named `crash` makes the core raise, and one named `hang` blocks
+the loop until the file $HANG_UNTIL exists; `$HANG_UNTIL.began` says that it does."""
 
+import os
+import threading
+from pathlib import Path
 from typing import Any
 
 from nvshare.coordinator.engine.scheduler import Scheduler
@@ -10,6 +14,11 @@ _registered = Scheduler._registered
 def _crash(self: Scheduler, event: Any, now_ns: int) -> Any:
     if event.hello.name == "crash":
         raise RuntimeError("made-up mistake")
+    if event.hello.name == "hang":
+        end = Path(os.environ["HANG_UNTIL"])
+        end.with_suffix(".began").touch()
+        while not end.exists():
+            threading.Event().wait(0.01)
     return _registered(self, event, now_ns)
 
 
