@@ -7,20 +7,27 @@ engine does with a specification.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tests.daemon.processes import TURNS, environment
+from tests.waiting import BOUND_S
+
 _NAMESPACE: Final = """
 umount /sys/fs/cgroup/unified 2>/dev/null
 mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/etc,workdir=$1/etc.work" /etc && echo made && exec cat
 """
+_LAUNCHER: Final = Path(__file__).parents[1] / "launch" / "programs" / "system_coordinator.py"
 OUTER_USER: Final = 100_000
 """What root of a container with users of its own is outside."""
 
@@ -167,3 +174,23 @@ def edits_for(specification: Mapping[str, Any], device: str) -> list[dict[str, A
     assert specification["kind"] == kind
     (found,) = (each for each in specification["devices"] if each["name"] == name)
     return [specification.get("containerEdits", {}), found["containerEdits"]]
+
+
+@contextlib.contextmanager
+def simulated_coordinator(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A machine's coordinator of two simulated GPUs, for all users, with exclusive turns of 100 ms."""
+    ready, report = os.pipe()
+    command = [sys.executable, str(_LAUNCHER), str(directory), "--simulate=2x8GiB", "--ready-fd", str(report)]
+    log = directory.with_suffix(".log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment(**TURNS), pass_fds=(report,), stdout=output, stderr=output
+        )
+    os.close(report)
+    try:
+        with os.fdopen(ready, "rb") as answer:
+            assert answer.read(1), log.read_text()
+        yield process
+    finally:
+        process.terminate()
+        process.wait(BOUND_S)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +15,10 @@ from typing import Any
 import pytest
 
 from nvshare.simulated_gpu.trace import overlaps, read_trace
-from tests.containers.engines import OUTER_USER, Crun, Engine, Podman
-from tests.daemon.processes import TURNS, ctl, environment
+from tests.containers.engines import OUTER_USER, Crun, Engine, Podman, simulated_coordinator
+from tests.daemon.processes import ctl
 from tests.waiting import BOUND_S, eventually
 
-LAUNCHER = Path(__file__).parents[1] / "launch" / "programs" / "system_coordinator.py"
 WORK = ("1000", "1000000", "4")
 """Seconds, duration of a kernel, kernels in flight."""
 
@@ -72,7 +70,7 @@ def machine(request: pytest.FixtureRequest, base: Path) -> Iterator[Machine]:
         if probe.returncode != 0:
             pytest.skip(f"{kind.__name__} runs no container here: {said}")
         directory = base / "nvshare"
-        with serving(directory) as coordinator:
+        with simulated_coordinator(directory) as coordinator:
             words = ("install", "cdi", "--library-dir", str(base / "lib"), "--output", str(engine.specification))
             done = ctl(directory, *words)
             assert done.returncode == 0, done.stderr
@@ -81,33 +79,11 @@ def machine(request: pytest.FixtureRequest, base: Path) -> Iterator[Machine]:
         engine.close()
 
 
-class serving:  # noqa: N801 - a context manager
-    """The coordinator: exclusive turns of 100 ms."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def __enter__(self) -> subprocess.Popen[bytes]:
-        ready, report = os.pipe()
-        command = [sys.executable, str(LAUNCHER), str(self._directory), "--simulate=2x8GiB", "--ready-fd", str(report)]
-        with self._directory.with_suffix(".log").open("wb") as log:
-            self._process = subprocess.Popen(
-                command, env=environment(**TURNS), pass_fds=(report,), stdout=log, stderr=log
-            )
-        os.close(report)
-        with os.fdopen(ready, "rb") as answer:
-            assert answer.read(1), self._directory.with_suffix(".log").read_text()
-        return self._process
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(BOUND_S)
-
-
 def test_two_containers_take_turns(machine: Machine, saturate: Path) -> None:
-    """Broken: containers do not share a GPU, run at the same time, or keep the lease and memory when they are killed."""
+    """Broken: containers do not share a GPU, run at the same time, or keep lease and memory when they are killed."""
     for name in ("one", "two"):
-        machine.engine.start(name, saturate, *WORK, device="nvshare.com/gpu=0", NVSHARE_NAME=name, NVSHARE_MEMORY="swap")
+        device = "nvshare.com/gpu=0"
+        machine.engine.start(name, saturate, *WORK, device=device, NVSHARE_NAME=name, NVSHARE_MEMORY="swap")
     eventually(lambda: machine.status()["gpus"][0]["grants"] >= 8, "turns")
     clients = machine.clients()
     assert clients.keys() == {"one", "two"}
@@ -144,7 +120,7 @@ def test_a_restarted_coordinator_has_its_containers_again(machine: Machine, satu
     process = machine.clients()["one"]["process_id"]
     machine.coordinator.kill()
     machine.coordinator.wait(BOUND_S)
-    with serving(machine.directory):
+    with simulated_coordinator(machine.directory):
         eventually(lambda: machine.holder() == "one", "it runs again")
         assert machine.clients()["one"]["process_id"] == process
 

@@ -1,5 +1,7 @@
-"""As made_up_gpus.py, with mistakes of our own: a client named `crash` makes the core raise, and one named `hang` blocks
-the loop until the file $HANG_UNTIL exists; `$HANG_UNTIL.began` says that it does."""
+"""As made_up_gpus.py, with mistakes of our own: a client named `crash` makes the core raise.
+
+One named `hang` makes `$HANG_UNTIL.began` and blocks the loop until the file `$HANG_UNTIL` exists.
+"""
 
 import os
 import threading

@@ -47,9 +47,11 @@ def supervisor(coordinators: Coordinators) -> Iterator[Supervisor]:
     made.socket.close()
 
 
-def supervised(coordinators: Coordinators, supervisor: Supervisor, **more: str) -> Running:
+def supervised(coordinators: Coordinators, supervisor: Supervisor, hang_until: str = "") -> Running:
     """A coordinator that is a service with a watchdog."""
-    return coordinators.start(NOTIFY_SOCKET=supervisor.address, WATCHDOG_USEC=WATCHDOG_USEC, **more)
+    return coordinators.start(
+        NOTIFY_SOCKET=supervisor.address, WATCHDOG_USEC=WATCHDOG_USEC, HANG_UNTIL=hang_until
+    )
 
 
 def test_ready_means_that_clients_are_served(
@@ -72,7 +74,7 @@ def test_a_hung_loop_gives_no_sign_of_life(
     """Broken: a coordinator that serves nobody any more is never restarted."""
     end = coordinators.base / "end"
     coordinators.program = "crashing.py"
-    running = supervised(coordinators, supervisor, HANG_UNTIL=str(end))
+    running = supervised(coordinators, supervisor, str(end))
     for _ in range(3):
         supervisor.until("WATCHDOG=1")
     connect(running).hello("hang")
