@@ -119,7 +119,7 @@ def test_systemd_takes_the_units(unit: str, tmp_path: Path, capsys: pytest.Captu
     scope = ["--user"] if unit == "user" else []
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_LOG_LEVEL": "warning"}
     checks = [["verify", str(file)]]
-    if unit == "system":  # of ten; without a sandbox 9.3
+    if unit == "system":  # of ten; without a sandbox 9.6
         checks.append(["security", "--offline=true", "--threshold=40", str(file)])
     for check in checks:
         words = [analyze, *scope, *check]
