@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 
 
-class ServiceManager:
+class Supervisor:
     """The supervisor of this process.  A message that it does not take is dropped: nothing here waits or fails."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
