@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define NVS_SIM_MAGIC 0x5550476d6953764eull /* "NvSimGPU" in memory */
-#define NVS_SIM_VERSION 4u
+#define NVS_SIM_VERSION 5u
 #define NVS_SIM_MAX_GPUS 32u
 #define NVS_SIM_MAX_PROCESSES 1024u
 #define NVS_SIM_TRACE_RECORDS (1u << 20)

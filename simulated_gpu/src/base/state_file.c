@@ -247,17 +247,20 @@ static bool has_ended(uint32_t index, const nvs_sim_process *process, uint64_t n
     return entry_lock(index, F_OFD_GETLK, F_WRLCK, &lock) && lock.l_type == F_UNLCK;
 }
 
-static bool is_own(const nvs_sim_process *process, uint64_t namespace)
+static bool names(uint32_t id, uint64_t namespace, const nvs_sim_process *process)
 {
-    return process->local_id == (uint32_t)getpid() && process->pid_namespace == namespace;
+    return process->process_id != 0 && process->local_id == id && process->pid_namespace == namespace;
 }
+
+bool nvs_sim_shared_names(uint32_t id, const nvs_sim_process *process) { return names(id, own_pid_namespace(), process); }
 
 void nvs_sim_shared_reap(nvs_sim_shared *shared)
 {
+    const uint32_t own = (uint32_t)getpid();
     const uint64_t namespace = own_pid_namespace();
     for (uint32_t i = 0; i < shared->processes_used; i++) {
         nvs_sim_process *process = &shared->processes[i];
-        if (process->process_id != 0 && !is_own(process, namespace) && has_ended(i, process, namespace))
+        if (process->process_id != 0 && !names(own, namespace, process) && has_ended(i, process, namespace))
             memset(process, 0, sizeof *process);
     }
 }
@@ -272,7 +275,7 @@ nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared)
     nvs_sim_shared_reap(shared);
     for (uint32_t i = 0; i < shared->processes_used; i++) {
         const nvs_sim_process *process = &shared->processes[i];
-        const bool mine = process->process_id != 0 && is_own(process, namespace);
+        const bool mine = names(own, namespace, process);
         if (mine || (process->process_id == 0 && found == unknown)) /* an entry of this process: left by the program before exec */
             found = i;
         if (mine)
