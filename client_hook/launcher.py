@@ -17,7 +17,9 @@ SYSTEM_PRELOAD = "/etc/ld.so.preload"
 """What glibc's loader preloads into every program.  It names the hook in a container with a slot."""
 MEMORY_MODES = ("auto", "swap", "managed", "device")
 JOB_CLASSES = ("batch", "interactive", "best-effort")
-_CLIENT_ONLY = frozenset(
+_OF_A_SERVICE = frozenset(("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"))
+"""Of the service that a launcher runs in: a coordinator started there is not that service."""
+_CLIENT_ONLY = _OF_A_SERVICE | frozenset(
     f"NVSHARE_{name}"
     for name in (
         "SOCKET",

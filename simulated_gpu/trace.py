@@ -1,6 +1,6 @@
 """Reads the shared state of simulated GPUs: the cards, and the trace of ended work.
 
-The layout is version 4 of include/simulated_gpu.h; other versions are an error.  Reading needs no lock: a record counts
+The layout is version 5 of include/simulated_gpu.h; other versions are an error.  Reading needs no lock: a record counts
 only if its sequence number is the expected one before and after.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MAGIC = 0x5550476D6953764E
-_VERSION = 4
+_VERSION = 5
 _HEADER = struct.Struct("<QIIQQQ")
 _GPU = struct.Struct("<16sQIIQ")
 _RECORD = struct.Struct("<QQQQQQIHH")

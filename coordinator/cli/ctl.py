@@ -33,7 +33,7 @@ from nvshare.coordinator.cli.ctl_call import (
     say,
 )
 from nvshare.coordinator.cli.doctor.command import doctor
-from nvshare.coordinator.cli.install.command import completion, install_unit, man
+from nvshare.coordinator.cli.install import command as install
 from nvshare.coordinator.cli.jupyter import kernelspec
 from nvshare.coordinator.cli.top import command as top
 from nvshare.coordinator.cli.trace import command as trace
@@ -141,9 +141,10 @@ ctl_settings.register(app)
 top.register(app)
 trace.register(app)
 app.command()(doctor)
-app.command()(install_unit)
-app.command()(man)
-app.command()(completion)
+app.add_typer(install.app, name="install")
+app.command("install-unit", hidden=True)(install.install_unit)  # its name before `install` had more to install
+app.command()(install.man)
+app.command()(install.completion)
 app.add_typer(kernelspec.app, name="kernelspec")
 
 

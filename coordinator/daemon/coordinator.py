@@ -20,6 +20,7 @@ from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.loop import Server, Sockets
 from nvshare.coordinator.daemon.peers import Limits
 from nvshare.coordinator.daemon.settings_file import Key, StartError
+from nvshare.coordinator.daemon.supervisor import Supervisor
 from nvshare.coordinator.engine.policy_guard import PolicyGuard
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot import note_hook_registered
@@ -74,7 +75,9 @@ class Options:
 class Coordinator:
     """All parts of one coordinator."""
 
-    def __init__(self, settings: Settings, options: Options, devices: Sequence[Device]) -> None:
+    def __init__(
+        self, settings: Settings, options: Options, devices: Sequence[Device], supervisor: Supervisor
+    ) -> None:
         """Opens the sockets.  The directory must be prepared and locked.  Raises StartError and OSError."""
         directory = options.directory
         all_users = directory.path == runtime_dir.SYSTEM_DIRECTORY
@@ -82,6 +85,7 @@ class Coordinator:
         self.settings = self._started = settings = settings_file.with_machine(settings, several=self._several)
         self.options = options
         self._real = options.simulate is None and options.devices is None
+        self._supervisor = supervisor
         self._keepalive: int | None = None
         settings_file.check_gpus(settings, devices)
         if time_limit.possible():
@@ -170,7 +174,21 @@ class Coordinator:
             self._card_memory.start()
         if self.options.embedded:
             self.server.leave_when(self._is_unused, self.options.linger_ns)
-        self.server.handle_signals(self.reload)
+        tell, period_ns = self._supervisor.tell, self._supervisor.ping_period_ns
+        if period_ns is not None:
+            self.server.ping(period_ns, lambda: tell("WATCHDOG=1", self.status_line()))
+        self.server.handle_signals(self._reload_by_signal)
+
+    def status_line(self) -> str:
+        """What `systemctl status` shows."""
+        kind = "" if self.options.simulate is None else "simulated "
+        programs = len(self.dispatcher)
+        return f"STATUS=serving {len(self._devices)} {kind}GPU(s) to {programs} program{'s' * (programs != 1)}"
+
+    def _reload_by_signal(self) -> None:
+        self._supervisor.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1_000}")
+        self.reload()
+        self._supervisor.tell("READY=1", self.status_line())
 
     def _memory_checked(self, uuid: str, by_process: dict[str, int], unlisted_bytes: int) -> None:
         checked = events.MemoryChecked(uuid, by_process, unlisted_bytes)

@@ -160,6 +160,9 @@ class Server:
         self._leave_check_ns: int | None = None
         self._look_ns: int | None = None
         self._slots: SlotWatch | None = None
+        self._ping: Callable[[], None] = lambda: None
+        self._ping_period_ns = 0
+        self._ping_at_ns: int | None = None
         sockets.waiter.add(self._wake_read)
 
     # --- set-up -----------------------------------------------------------------------------------------------------
@@ -171,6 +174,10 @@ class Server:
         """
         self._leave_when = condition
         self._linger_ns = linger_ns
+
+    def ping(self, period_ns: int, ping: Callable[[], None]) -> None:
+        """Calls `ping` from the loop every `period_ns`, so a loop that hangs gives no sign of life."""
+        self._ping, self._ping_period_ns, self._ping_at_ns = ping, period_ns, time.monotonic_ns()
 
     def watch_slots(self, slots: SlotWatch) -> None:
         """Serves the slots of this watch; reads the present ones at once."""
@@ -356,6 +363,9 @@ class Server:
             due_ns = listener.next_deadline_ns()
             if due_ns is not None and now_ns >= due_ns:
                 listener.expire(now_ns)
+        if self._ping_at_ns is not None and now_ns >= self._ping_at_ns:
+            self._ping_at_ns = now_ns + self._ping_period_ns
+            self._ping()
         if self._leave_check_ns is not None and now_ns >= self._leave_check_ns:
             self._leave_check_ns = None
             if self._leave_when is not None and self._leave_when():
@@ -370,7 +380,7 @@ class Server:
 
     def _timeout_ns(self) -> int | None:
         slots_ns = None if self._slots is None else self._slots.next_deadline_ns()
-        due = [self._dispatcher.deadline_ns, self._leave_check_ns, self._look_ns, slots_ns]
+        due = [self._dispatcher.deadline_ns, self._leave_check_ns, self._look_ns, self._ping_at_ns, slots_ns]
         due += [listener.next_deadline_ns() for listener in self._listeners]
         due += [holder.check_at_ns for holder in self._holders.values()]
         times = [at for at in due if at is not None]

@@ -24,6 +24,7 @@ from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.coordinator import Coordinator, Options
 from nvshare.coordinator.daemon.log_limit import LogLimit
 from nvshare.coordinator.daemon.settings_file import StartError
+from nvshare.coordinator.daemon.supervisor import Supervisor
 from nvshare.coordinator.engine.scheduler import InvariantError
 from nvshare.coordinator.kubernetes.slots import slot
 from nvshare.coordinator.kubernetes.slots.slot import SlotError
@@ -130,6 +131,8 @@ def serve(settings: Settings, options: Options) -> None:
         except SlotError as error:
             raise StartError(f"--slots-dir: {error}") from None
     lock = runtime_dir.lock(options.directory, embedded=options.embedded)
+    supervisor = Supervisor(os.environ)
+    supervisor.tell("STATUS=looking for a driver and a GPU that no other coordinator serves")
     devices = wait_for_devices(settings, options)
     patience_s = None if options.ready_fd is None else CARD_PATIENCE_S
     own = devices if options.devices is None else []  # made-up GPUs need no lock
@@ -137,7 +140,7 @@ def serve(settings: Settings, options: Options) -> None:
     cards = card_lock.hold([device.uuid for device in own], patience_s, note_wait)
     note_wait("")
     try:
-        coordinator = Coordinator(settings, options, devices)
+        coordinator = Coordinator(settings, options, devices, supervisor)
     except OSError as error:
         raise runtime_dir.unusable(options.directory.path, error) from None
     began_ns, crashed = time.monotonic_ns(), False
@@ -148,7 +151,9 @@ def serve(settings: Settings, options: Options) -> None:
         if not options.embedded:
             _mark(options.directory.daemon_mark)
         _tell_ready(options.ready_fd)
+        supervisor.tell("READY=1", coordinator.status_line())
         coordinator.server.run()
+        supervisor.tell("STOPPING=1")
         if not options.embedded and coordinator.server.ended_by == signal.SIGINT:  # at a terminal: no supervisor
             with contextlib.suppress(OSError):
                 options.directory.daemon_mark.unlink(missing_ok=True)

@@ -12,10 +12,11 @@
 #include <stdint.h>
 
 #define NVS_SIM_MAGIC 0x5550476d6953764eull /* "NvSimGPU" in memory */
-#define NVS_SIM_VERSION 4u
+#define NVS_SIM_VERSION 5u
 #define NVS_SIM_MAX_GPUS 32u
 #define NVS_SIM_MAX_PROCESSES 1024u
 #define NVS_SIM_TRACE_RECORDS (1u << 20)
+#define NVS_SIM_FOREIGN (1u << 30) /* above all process ids */
 
 enum { /* nvs_sim_record.kind */
     NVS_SIM_KERNEL = 1,
@@ -79,9 +80,11 @@ typedef struct nvs_sim_checkpoint {
 } nvs_sim_checkpoint;
 
 typedef struct nvs_sim_process { /* unused if process_id is 0 */
-    uint32_t process_id;
-    uint32_t mps_priority;                   /* of a client of MPS: 0 normal, 1 below */
+    uint32_t process_id;                     /* in the state file's PID namespace; elsewhere NVS_SIM_FOREIGN and more */
+    uint32_t local_id;                       /* in its own PID namespace */
+    uint64_t pid_namespace;                  /* inode of /proc/self/ns/pid */
     uint64_t start_time;                     /* field 22 of /proc/PID/stat: detects a reused process id */
+    uint64_t mps_priority;                   /* of a client of MPS: 0 normal, 1 below */
     uint64_t fixed_bytes[NVS_SIM_MAX_GPUS];  /* device memory that cannot move */
     uint64_t paged_bytes[NVS_SIM_MAX_GPUS];  /* resident managed memory; other processes may page it out */
     uint64_t attached[NVS_SIM_MAX_GPUS];     /* its contexts there */
@@ -102,6 +105,7 @@ typedef struct nvs_sim_shared {
     nvs_sim_gpu gpus[NVS_SIM_MAX_GPUS];
     pthread_mutex_t lock; /* process-shared and robust; guards the fields below, and context_switches */
     uint32_t processes_used; /* the entries from here on were never in use */
+    uint64_t pid_namespace;  /* of the process that created the file */
     nvs_sim_process processes[NVS_SIM_MAX_PROCESSES];
     nvs_sim_slicer slicers[NVS_SIM_MAX_GPUS];
 } nvs_sim_shared;

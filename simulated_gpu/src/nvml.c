@@ -380,7 +380,8 @@ SIM_EXPORT nvml_result nvmlDeviceGetUtilizationRates(nvml_device *device, unsign
     return NVML_SUCCESS;
 }
 
-/* The processes of a card include those of its instances.  Without an array the function only counts. */
+/* The processes of a card include those of its instances.  Without an array the function only counts.  Programs in other PID namespaces
+ * than the state file's are not listed: no id of theirs means anything here. */
 static nvml_result running(const nvml_device *device, unsigned *count, nvml_process *out, nvml_process_v1 *out_v1, nvml_detail *details)
 {
     unsigned found = 0, room;
@@ -391,7 +392,7 @@ static nvml_result running(const nvml_device *device, unsigned *count, nvml_proc
     for (uint32_t p = 0; p < shared->processes_used; p++)
         for (uint32_t i = 0; shared->processes[p].process_id != 0 && i < shared->gpu_count; i++) {
             const nvs_sim_process *process = &shared->processes[p];
-            if (!covers(device, i) || process->attached[i] == 0)
+            if (!covers(device, i) || process->attached[i] == 0 || process->process_id >= NVS_SIM_FOREIGN)
                 continue;
             uint32_t instance = shared->gpus[i].instance;
             uint64_t used = process->fixed_bytes[i] + process->paged_bytes[i];

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -30,12 +30,12 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def start(sim_env: dict[str, str]) -> Iterator[Start]:
-    """Starts a program (Python source that finds `Driver`); it is killed when the test ends."""
+    """Starts a program (Python source that finds `Driver`), by the command `by`; it is killed when the test ends."""
     running: list[Program] = []
 
-    def starter(source: str, **environment: str) -> Program:
+    def starter(source: str, by: Sequence[str] = (), **environment: str) -> Program:
         process = Program(
-            [sys.executable, "-c", PREAMBLE + textwrap.dedent(source)],
+            [*by, sys.executable, "-c", PREAMBLE + textwrap.dedent(source)],
             env={**sim_env, **INSTANT, "PYTHONPATH": str(HERE), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

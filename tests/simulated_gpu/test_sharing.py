@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from nvshare.simulated_gpu.trace import Busy, busy_ns_by_process, overlaps, read_cards, read_trace
 from tests.simulated_gpu.conftest import Run, Start
@@ -55,6 +58,43 @@ def test_memory_of_a_killed_process_is_free_again(start: Start, run: Run) -> Non
     run("""
         d = Driver()
         d.allocate(1 << 30)
+    """)
+
+
+NEW_PID_NAMESPACE = ("unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+
+
+def test_programs_in_containers_are_told_apart(start: Start, run: Run, state: Path) -> None:
+    """Broken: programs with the same id in different PID namespaces count as one, or as dead, or never end."""
+    try:
+        subprocess.run([*NEW_PID_NAMESPACE, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"PID namespaces cannot be made here: {getattr(error, 'stderr', error)}")
+    run("Driver()", **ONE_GIB)
+    work = """
+        d = Driver()
+        d.allocate(256 << 20)
+        d.busy(d.kernel(), None, 1_000_000)
+        d.cuCtxSynchronize()
+        print(os.getpid(), flush=True)
+        wait_for_line()
+        print(d.used(), flush=True)
+    """
+    first, second = (start(work, by=NEW_PID_NAMESPACE) for _ in range(2))
+    assert (first.stdout.readline(), second.stdout.readline()) == ("1\n", "1\n")
+    run("assert Driver().used() == 512 << 20")
+    assert len({busy.process_id for busy in read_trace(state)}) == 2
+    first.kill()
+    run("""
+        d = Driver()
+        while d.used() != 256 << 20:
+            threading.Event().wait(0.01)
+    """)
+    assert second.communicate("go\n")[0] == f"{256 << 20}\n"
+    run("""
+        d = Driver()
+        while d.used():
+            threading.Event().wait(0.01)
     """)
 
 

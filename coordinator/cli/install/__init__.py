@@ -1,4 +1,5 @@
-"""Files that a system needs beside the programs: service units, a sample configuration, manual pages, shell completion.
+"""What a system needs beside the programs: service units, a CDI specification for containers, a sample configuration,
+manual pages, shell completion.
 
-`nvshare-ctl install-unit` and `nvshare-ctl man` print them; nothing is written.
+Only `nvshare-ctl install cdi` writes; the other commands print.
 """

@@ -1,4 +1,4 @@
-"""The commands `install-unit`, `man` and `completion` of nvshare-ctl, which print files."""
+"""The commands `install`, `man` and `completion` of nvshare-ctl.  All but `install cdi` print files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from nvshare.coordinator.cli.install.cdi import install_cdi
 from nvshare.coordinator.system.version import version
 
+app = typer.Typer(no_args_is_help=True, help="Make GPUs shared by services and containers.")
+app.command("cdi")(install_cdi)
 _FOLDER: Final = Path(__file__).parent
 
 
@@ -19,6 +22,7 @@ Shell = Literal["bash", "zsh", "fish"]
 _FILES: Final = {"system": "nvshare.service", "user": "nvshare-user.service"}
 
 
+@app.command("unit")
 def install_unit(
     unit: Annotated[
         Unit, typer.Argument(metavar="system|user|config", help="a systemd unit, or a sample nvshare.toml")

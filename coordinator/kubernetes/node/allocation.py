@@ -126,13 +126,14 @@ def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -
     }
     if options.loss_timeout_ns is not None:
         environment["NVSHARE_LOSS_TIMEOUT"] = f"{options.loss_timeout_ns // 1_000_000}ms"
-    mounts = (
-        MountSpec(store.directory / slot.slot, SLOT_IN_CONTAINER),
-        MountSpec(installed / name, library.IN_CONTAINER),
-        MountSpec(installed / name / library.PRELOAD, SYSTEM_PRELOAD),
-    )
+    mounts = (MountSpec(store.directory / slot.slot, SLOT_IN_CONTAINER), *hook_mounts(installed / name))
     cdi_devices = tuple(f"{options.cdi_kind}={uuid}" for uuid in slot.gpus) if options.cdi_kind else ()
     return Answer(environment, mounts, ((SLOT_ANNOTATION, slot.slot),), cdi_devices)
+
+
+def hook_mounts(version: Path) -> tuple[MountSpec, ...]:
+    """The mounts by which every program of a container has the hook of an installed version."""
+    return (MountSpec(version, library.IN_CONTAINER), MountSpec(version / library.PRELOAD, SYSTEM_PRELOAD))
 
 
 def allocate_memory(units: int, unit_bytes: int) -> Answer:

@@ -79,6 +79,7 @@ nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared); /* the entry of th
 void nvs_sim_shared_lock(nvs_sim_shared *shared);
 void nvs_sim_shared_unlock(nvs_sim_shared *shared);
 void nvs_sim_shared_reap(nvs_sim_shared *shared);                    /* with the lock: drops the entries of dead processes */
+bool nvs_sim_shared_names(uint32_t id, const nvs_sim_process *process); /* whether that is the process with this id in our PID namespace */
 uint64_t nvs_sim_shared_used(nvs_sim_shared *shared, uint32_t gpu); /* with the lock */
 nvs_sim_record *nvs_sim_shared_records(nvs_sim_shared *shared);
 void nvs_sim_uuid_text(const uint8_t uuid[16], bool instance, char out[SIM_UUID_TEXT]);

@@ -1,4 +1,10 @@
-/* The state file: its creation, its lock, and the processes that use it.  Both simulated libraries link this. */
+/* The state file: its creation, its lock, and the processes that use it.  Both simulated libraries link this.
+ *
+ * Programs in containers have PID namespaces of their own, where process ids of other namespaces mean nothing.  Each process therefore
+ * locks the byte of the file with the number of its entry: for others a free byte says that the process has ended.  Within one namespace
+ * /proc decides, since a forked child keeps its parent's lock, and a program may close all descriptors.
+ */
+#define _GNU_SOURCE /* F_OFD_SETLK */
 #include "base/base.h"
 
 #include <errno.h>
@@ -13,6 +19,9 @@
 
 #define TRACE_OFFSET ((sizeof(nvs_sim_shared) + 4095) & ~(uint64_t)4095)
 #define FILE_BYTES (TRACE_OFFSET + (uint64_t)NVS_SIM_TRACE_RECORDS * sizeof(nvs_sim_record))
+
+enum { FIRST_DESCRIPTOR = 200 }; /* above the numbers that scripts use */
+static int lock_file = -1;
 
 _Static_assert(sizeof(nvs_sim_record) == 56, "simulated_gpu/trace.py reads 56 bytes a record");
 
@@ -70,6 +79,13 @@ static uint32_t mig_instances(uint32_t card)
     return 0;
 }
 
+/* 0 without /proc: as if all processes were of one namespace. */
+static uint64_t own_pid_namespace(void)
+{
+    struct stat found;
+    return stat("/proc/self/ns/pid", &found) == 0 ? (uint64_t)found.st_ino : 0;
+}
+
 static bool fill(nvs_sim_shared *shared)
 {
     const char *spec = getenv("NVSHARE_SIMULATE");
@@ -99,6 +115,7 @@ static bool fill(nvs_sim_shared *shared)
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&shared->lock, &attributes);
     pthread_mutexattr_destroy(&attributes);
+    shared->pid_namespace = own_pid_namespace();
     shared->magic = NVS_SIM_MAGIC;
     return true;
 }
@@ -169,9 +186,12 @@ nvs_sim_shared *nvs_sim_shared_open(void)
         return NULL;
     }
     nvs_sim_shared *shared = fstat(file, &info) == 0 && (uint64_t)info.st_size >= FILE_BYTES ? map(file) : NULL;
-    close(file);
-    if (shared != NULL && shared->magic == NVS_SIM_MAGIC && shared->version == NVS_SIM_VERSION)
+    if (shared != NULL && shared->magic == NVS_SIM_MAGIC && shared->version == NVS_SIM_VERSION) {
+        lock_file = fcntl(file, F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR);
+        close(file);
         return shared;
+    }
+    close(file);
     if (shared != NULL)
         munmap(shared, FILE_BYTES);
     nvs_sim_say("%s is not a state file of this version; remove it or name another in NVSHARE_SIM_STATE", path);
@@ -212,41 +232,68 @@ static uint64_t start_time(uint32_t process_id)
     return started;
 }
 
+/* OFD locks end with the last descriptor of the opened file, in whichever PID namespace their holder is. */
+static bool entry_lock(uint32_t index, int command, short kind, struct flock *lock)
+{
+    *lock = (struct flock){.l_type = kind, .l_whence = SEEK_SET, .l_start = (off_t)index, .l_len = 1};
+    return lock_file >= 0 && fcntl(lock_file, command, lock) == 0;
+}
+
+static bool has_ended(uint32_t index, const nvs_sim_process *process, uint64_t namespace)
+{
+    struct flock lock;
+    if (process->pid_namespace == namespace)
+        return start_time(process->local_id) != process->start_time;
+    return entry_lock(index, F_OFD_GETLK, F_WRLCK, &lock) && lock.l_type == F_UNLCK;
+}
+
+static bool names(uint32_t id, uint64_t namespace, const nvs_sim_process *process)
+{
+    return process->process_id != 0 && process->local_id == id && process->pid_namespace == namespace;
+}
+
+bool nvs_sim_shared_names(uint32_t id, const nvs_sim_process *process) { return names(id, own_pid_namespace(), process); }
+
 void nvs_sim_shared_reap(nvs_sim_shared *shared)
 {
-    uint32_t own = (uint32_t)getpid();
+    const uint32_t own = (uint32_t)getpid();
+    const uint64_t namespace = own_pid_namespace();
     for (uint32_t i = 0; i < shared->processes_used; i++) {
         nvs_sim_process *process = &shared->processes[i];
-        if (process->process_id == 0 || process->process_id == own)
-            continue;
-        if (start_time(process->process_id) != process->start_time)
+        if (process->process_id != 0 && !names(own, namespace, process) && has_ended(i, process, namespace))
             memset(process, 0, sizeof *process);
     }
 }
 
 nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared)
 {
-    nvs_sim_process *found = NULL;
-    uint32_t own = (uint32_t)getpid();
-    uint64_t started = start_time(own);
+    const uint32_t own = (uint32_t)getpid(), unknown = NVS_SIM_MAX_PROCESSES;
+    const uint64_t namespace = own_pid_namespace(), started = start_time(own);
+    uint32_t found = unknown;
+    struct flock lock;
     nvs_sim_shared_lock(shared);
     nvs_sim_shared_reap(shared);
     for (uint32_t i = 0; i < shared->processes_used; i++) {
-        uint32_t taken = shared->processes[i].process_id;
-        if (taken == own || (taken == 0 && found == NULL)) /* an entry of this process: left by the program before exec */
-            found = &shared->processes[i];
-        if (taken == own)
+        const nvs_sim_process *process = &shared->processes[i];
+        const bool mine = names(own, namespace, process);
+        if (mine || (process->process_id == 0 && found == unknown)) /* an entry of this process: left by the program before exec */
+            found = i;
+        if (mine)
             break;
     }
-    if (found == NULL && shared->processes_used < NVS_SIM_MAX_PROCESSES)
-        found = &shared->processes[shared->processes_used++];
-    if (found != NULL) {
-        memset(found, 0, sizeof *found);
-        found->start_time = started;
-        found->process_id = own;
+    if (found == unknown && shared->processes_used < NVS_SIM_MAX_PROCESSES)
+        found = shared->processes_used++;
+    nvs_sim_process *entry = found != unknown ? &shared->processes[found] : NULL;
+    if (entry != NULL) {
+        (void)entry_lock(found, F_OFD_SETLK, F_WRLCK, &lock); /* fails where an earlier owner's child holds it: no matter */
+        memset(entry, 0, sizeof *entry);
+        entry->start_time = started;
+        entry->local_id = own;
+        entry->pid_namespace = namespace;
+        entry->process_id = namespace == shared->pid_namespace ? own : NVS_SIM_FOREIGN + found;
     }
     nvs_sim_shared_unlock(shared);
-    return found;
+    return entry;
 }
 
 uint64_t nvs_sim_shared_used(nvs_sim_shared *shared, uint32_t gpu)

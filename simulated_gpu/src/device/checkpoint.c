@@ -257,7 +257,7 @@ static CUresult find(int pid, nvs_sim_checkpoint **out)
     nvs_sim_shared_reap(shared);
     for (uint32_t i = 0; i < shared->processes_used; i++) {
         *out = &shared->processes[i].checkpoint;
-        if (shared->processes[i].process_id == (uint32_t)pid && serves(pid, acquire(&(*out)->thread)))
+        if (nvs_sim_shared_names((uint32_t)pid, &shared->processes[i]) && serves(pid, acquire(&(*out)->thread)))
             return CUDA_SUCCESS;
     }
     return CUDA_ERROR_NOT_INITIALIZED;

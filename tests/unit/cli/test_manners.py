@@ -102,14 +102,52 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_units_start_this_installation(capsys: pytest.CaptureFixture[str]) -> None:
     """Broken: the unit starts another program, or none."""
     for words in ((), ("system",), ("user",)):
-        unit = printed(capsys, "install-unit", *words)
+        unit = printed(capsys, "install", "unit", *words)
         assert f"ExecStart={Path(sys.executable).parent}/nvshare-coordinator --config " in unit
         assert "RestartPreventExitStatus=2" in unit
+        assert printed(capsys, "install-unit", *words) == unit  # the name of earlier versions
+
+
+@pytest.mark.parametrize("unit", ["system", "user"])
+def test_systemd_takes_the_units(unit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: systemd ignores a line of a unit, or the system's service has more rights than it needs."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    file = tmp_path / "nvshare.service"
+    file.write_text(printed(capsys, "install", "unit", unit), encoding="utf-8")
+    scope = ["--user"] if unit == "user" else []
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_LOG_LEVEL": "warning"}
+    checks = [["verify", str(file)]]
+    if unit == "system":  # of ten; without a sandbox 9.6
+        checks.append(["security", "--offline=true", "--threshold=40", str(file)])
+    for check in checks:
+        words = [analyze, *scope, *check]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "nvshare.service" not in done.stderr, done.stderr
+
+
+def test_the_sandbox_leaves_what_the_coordinator_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: the service cannot see cards or processes, its locks are its own, or containers lose its directory."""
+    for name in ("system", "user"):
+        lines = dict(
+            line.split("=", 1) for line in printed(capsys, "install", "unit", name).splitlines() if "=" in line[:40]
+        )
+        assert lines["Type"] == "notify"
+        assert lines["RuntimeDirectoryPreserve"] == "yes"
+        hidden = {"PrivateNetwork", "PrivateUsers", "PrivateDevices", "PrivateIPC", "ProtectProc", "ProcSubset"}
+        assert not hidden & set(lines)  # abstract sockets, users, cards, /dev/shm, /proc
+        if name == "user":  # the driver makes device nodes by a setuid program
+            assert not [key for key in lines if key.startswith(("NoNew", "Restrict")) and "Restart" not in key]
+    system = printed(capsys, "install", "unit")
+    assert "DeviceAllow=char-nvidia* rwm" in system
+    assert {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_MKNOD", "CAP_SETUID"} <= set(system.replace("=", " ").split())
 
 
 def test_the_sample_configuration_has_every_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken: the sample lacks a setting, or shows another default than the coordinator's."""
-    sample = printed(capsys, "install-unit", "config")
+    sample = printed(capsys, "install", "unit", "config")
     lines = [line.removeprefix("# ") for line in sample.splitlines() if re.match(r"# (\w+ = |\[gpu)", line)]
     written = tomllib.loads("\n".join(lines))
     assert set(written) == {*CONFIGURED, "gpu"}
