@@ -6,6 +6,7 @@ Only one user may connect.  The coordinator needs --slots-dir.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pwd
 import time
@@ -46,7 +47,7 @@ def add(
     as_json: Json = False,
     where: Where = None,
 ) -> None:
-    """Make or replace a slot and print its directory, which is NVSHARE_RUNTIME_DIR for the user's nvshare-run."""
+    """Make or change a slot, and print its directory, which is NVSHARE_RUNTIME_DIR for the user's nvshare-run."""
     runtime = directory_of(context, where)
     try:
         gpus = _gpus(call(runtime, api.Status())["gpus"], gpu)
@@ -82,11 +83,16 @@ def remove(name: Name, slots_dir: SlotsDir = _DEFAULT, as_json: Json = False) ->
 def _put(slots_dir: Path, slot: Slot, runtime: RuntimeDir) -> Path:
     """Writes the slot and returns its directory when the coordinator listens there.  Raises SlotError."""
     slots.prepare(slots_dir)
-    slots.remove(slots_dir, slot.slot)
-    slots.write(slots_dir, slot)
     place = slots_dir / slot.slot
-    for link in (runtime.control_socket, runtime.events_socket):  # for nvshare-ctl within the job
-        (place / link.name).symlink_to(link)
+    before = slots.read(place)
+    if before is not None and before.user_id == slot.user_id:  # its programs go on with what is new
+        slot = slot.model_copy(update={"allocation": before.allocation})
+    else:
+        slots.remove(slots_dir, slot.slot)
+    slots.write(slots_dir, slot)
+    for link in (runtime.control_socket, runtime.events_socket, runtime.daemon_mark):  # as in a runtime directory
+        with contextlib.suppress(FileExistsError):
+            (place / link.name).symlink_to(link)
     deadline = time.monotonic() + _SERVED_WITHIN_S
     while not (served := place / slots.SOCKET_FILE).exists() or served.stat().st_uid != slot.user_id:
         if time.monotonic() > deadline:

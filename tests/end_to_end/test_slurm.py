@@ -186,9 +186,8 @@ def test_jobs_share_a_gpu_by_their_shards(slurm: Slurm, saturate: Path) -> None:
     first = slurm.submit("shard:2", work, users[0], NVSHARE_SHARE_REQUEST="0.9", NVSHARE_MEMORY_LIMIT="7GiB")
     second = slurm.submit("shard:1", work, users[1], NVSHARE_SHARE_LIMIT="0.5")
     names = {f"slurm-{first}", f"slurm-{second}"}
-    found = eventually(
-        lambda: seen if (seen := slurm.clients()).keys() == names else None, f"both jobs as clients\n{slurm.logs()}"
-    )
+    eventually(lambda: slurm.clients().keys() == names, f"both jobs as clients\n{slurm.logs()}")
+    found = slurm.clients()
     one, other = found[f"slurm-{first}"], found[f"slurm-{second}"]
     assert (one["user_id"], other["user_id"]) == users
     assert (one["share_request"], other["share_request"]) == (0.25, 0.125), "the environment raises nothing"
