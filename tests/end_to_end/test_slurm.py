@@ -204,8 +204,12 @@ def test_jobs_share_a_gpu_by_their_shards(slurm: Slurm, saturate: Path) -> None:
     slurm.ask("scancel", first)
     eventually(lambda: slurm.clients().keys() == {f"slurm-{second}"}, "the killed job's client is gone")
     eventually(lambda: [place.name for place in slurm.slots.iterdir()] == [f"slurm-{second}"], "its slot is gone")
-    done = slurm.node.control("clients")["clients"][0]["seats"][0]["progress_work"]
-    eventually(lambda: slurm.node.control("clients")["clients"][0]["seats"][0]["progress_work"] > done, "the other runs")
+
+    def work_done() -> float:
+        return float(slurm.clients()[f"slurm-{second}"]["seats"][0]["progress_work"])
+
+    before = work_done()
+    eventually(lambda: work_done() > before, "the other job runs")
 
 
 def test_jobs_without_shards_are_left_alone(slurm: Slurm) -> None:

@@ -1,8 +1,8 @@
 """A slot: the right of one container or job to share GPUs, and its directory on the node.
 
-A container mounts DIR/<slot>/ read-only.  It holds `slot.json`, which the device plugin or `nvshare-ctl slot add` writes,
-and `hooks.sock`, on which the coordinator listens.  The socket is the identity: no other container can reach it, and
-with `user_id` no other user.
+A container mounts DIR/<slot>/ read-only.  It holds `slot.json`, which the device plugin or `nvshare-ctl slot add`
+writes, and `hooks.sock`, on which the coordinator listens.  The socket is the identity: no other container can reach
+it, and with `user_id` no other user.
 
 Invariants: a slot's name is a safe file name and fits into a socket path.  `slot.json` is replaced atomically.  Files
 are validated and bounded in size.
