@@ -30,7 +30,7 @@ _SERVED_WITHIN_S: Final = 10.0
 
 Name = Annotated[str, typer.Argument(help="such as slurm-1234")]
 SlotsDir = Annotated[Path, typer.Option(envvar="NVSHARE_SLOTS_DIR", help="the coordinator's --slots-dir")]
-_DEFAULT: Final = Path("/run/nvshare-slots")
+_DEFAULT: Final = Path("/run/nvshare/slots")
 
 
 @app.command()

@@ -106,7 +106,7 @@ PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:8 MaxTime=INFINITE S
         settings = f"export NVSHARE_SLOTS_DIR={self.slots} PYTHONPATH={ROOT}"
         for name in ("prolog", "task-prolog", "epilog"):
             text = (SCRIPTS / name).read_text().replace("PATH=/usr/local/bin", here)
-            text = text.replace("/run/nvshare-slots", str(self.slots)).replace("HARD_MEMORY= ", "HARD_MEMORY=yes ")
+            text = text.replace("/run/nvshare/slots", str(self.slots)).replace("HARD_MEMORY= ", "HARD_MEMORY=yes ")
             runtime = "" if name == "task-prolog" else f"; export NVSHARE_RUNTIME_DIR={self.folder}"
             (self.folder / name).write_text(text.replace("#!/bin/sh\n", f"#!/bin/sh\n{settings}{runtime}\n", 1))
             (self.folder / name).chmod(0o755)
