@@ -70,6 +70,10 @@ def test_a_slot_is_made_changed_and_removed(
     assert hook.next(messages.GpuSettings).memory_limit_bytes == 3 * GIB
     (client,) = running.ask(api.Status())["clients"]
     assert (client["group"], client["share_request"]) == ("job-1", 0.25)
+    for view in (("clients",), ("top", "--once"), ("slots",)):
+        shown = ctl(running.directory.path, *view).stdout
+        assert "SLOT" in shown or view == ("slots",)
+        assert "job-1" in shown, shown
     assert ctl(running.directory.path, "slot", "remove", "job-1").returncode == 0
     eventually(lambda: running.status()["slots"] == [], "the slot is gone")
     assert ctl(running.directory.path, "slot", "remove", "job-1").returncode == 0, "an epilog may run twice"
