@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from nvshare.coordinator.cli import ctl_settings
+from nvshare.coordinator.cli import ctl_settings, ctl_slot
 from nvshare.coordinator.cli.ctl_call import (
     ClientName,
     Gpu,
@@ -89,7 +89,7 @@ def explain(context: typer.Context, gpu: Gpu = None, as_json: Json = False, wher
 
 
 _view("memory", "Show each client's memory on the GPU and on the host, and the memory moved.")
-_view("slots", "Kubernetes: show the slots of this node and their pods.")
+_view("slots", "Show the slots: parts of GPUs for pods, jobs and users.")
 
 
 @app.command()
@@ -146,6 +146,7 @@ app.command("install-unit", hidden=True)(install.install_unit)  # its name befor
 app.command()(install.man)
 app.command()(install.completion)
 app.add_typer(kernelspec.app, name="kernelspec")
+app.add_typer(ctl_slot.app, name="slot")
 
 
 @app.command()

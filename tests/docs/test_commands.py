@@ -38,12 +38,21 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "nvshare-ctl kernelspec install": "changes the environment; tests/jupyter runs it in its own",
     "nvshare-coordinator --mps": "needs a card with MPS; its double is in tests/launch/test_mps.py",
     "export KUBEBUILDER_ASSETS": "needs programs of Kubernetes",
+    "install -D -m 755 -t /etc/slurm": "changes the machine; tests/end_to_end/test_slurm.py uses the files",
+    "sbatch": "needs Slurm; tests/end_to_end/test_slurm.py runs jobs",
+    "nvshare-ctl slot add": "needs root; tests/kubernetes/slots/test_slot_command.py and tests/jupyter/test_hub.py",
 }
 """How the first line of a block begins, and why the block is not run."""
 
 RUN_PAGES: Final = [page for page in PAGES if name(page).startswith(("README", "docs/tutorials", "docs/how-to"))]
 BUSY: Final = "nvshare.bench.workloads.busy"
 PROGRAM: Final = f"from {BUSY} import main\nmain(['--seconds=1'])\n"
+SERVER: Final = f"""#!/bin/sh
+LD_LIBRARY_PATH="/usr/lib/server:$LD_LIBRARY_PATH" {sys.executable} main.py &
+wait
+"""
+"""Stands in for Ollama and other servers: the program that uses the GPU is a child with a search path of its own."""
+STOP_ALL: Final = "trap 'for job in $(jobs -p); do kill -KILL -- -$job || true; done' EXIT"
 ELLIPSIS: Final = re.compile(r"\||\.\.\.|\b(?!CLIENT\b)[A-Z]{2,}\b")
 """A pattern or a placeholder, not a command line."""
 
@@ -61,7 +70,7 @@ def runnable(page: Path) -> list[Block]:
 
 def script(found: list[Block]) -> str:
     """The blocks as one script.  After a command in the background it waits as a reader does, until tools see it."""
-    lines = ["set -em -o pipefail"]
+    lines = ["set -em -o pipefail", STOP_ALL]
     for line in (line for block in found for line in block.lines):
         lines.append(re.sub(r"\bnvshare-run (?!--simulate)", "nvshare-run --simulate ", line))
         if not line.endswith("&"):
@@ -91,7 +100,12 @@ def test_commands_run(page: Path, tmp_path_factory: pytest.TempPathFactory) -> N
     folder = tmp_path_factory.mktemp("reader")
     for program in ("train.py", "serve.py"):
         (folder / program).write_text(PROGRAM, encoding="utf-8")
+    (folder / "main.py").write_text(f"from {BUSY} import main\nmain(['--seconds=240'])\n", encoding="utf-8")
+    for program in ("ollama", "llama-server", "vllm"):
+        (folder / program).write_text(SERVER, encoding="utf-8")
+        (folder / program).chmod(0o755)
     with reader(tmp_path_factory.mktemp("d")) as environ:
+        environ["PATH"] += f":{folder}"
         shell = subprocess.Popen(
             ["bash", "-xc", script(runnable(page))],
             cwd=folder,

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from nvshare.coordinator.cli.top.choice import Choice, Row, place_of, rows
 from nvshare.coordinator.cli.views.explain import class_name, explanation, notes, percent
+from nvshare.coordinator.cli.views.slots import pod_of
 from nvshare.coordinator.cli.views.table import Column, cut, layout, number, text, word
 from nvshare.coordinator.cli.views.words import count, duration, programs, quantum, running, size, size_of, state
 from nvshare.coordinator.system.users import user_name
@@ -161,7 +162,9 @@ def bar(resident: int, evicted: int, whole: int, cells: int, *, unicode: bool = 
 def _table(found: list[Row], status: Mapping[str, Any], screen: Screen) -> list[str]:
     """The titles, and a line for each program, two columns short of the screen."""
     several, sizes, bars = len(status["gpus"]) > 1, screen.width >= _SIZES_FROM, screen.width >= _BARS_FROM
+    slots = {slot["slot"]: pod_of(slot) if slot["pod"] else slot["slot"] for slot in status.get("slots", ())}
     columns: list[Column] = [number("ID"), text("PROGRAM"), text("USER")]
+    columns += [text("SLOT")] if slots else []
     columns += [number("GPU")] if several else []
     columns += [word("CLASS"), word("MODE"), word("STATE"), number("SHARE"), number("PROGRESS")]
     columns += [number("MEMORY")] if sizes else []
@@ -169,6 +172,7 @@ def _table(found: list[Row], status: Mapping[str, Any], screen: Screen) -> list[
     cells = []
     for client, seat, gpu in found:
         row = [f"c{client['client']}", client["name"], user_name(client["user_id"])]
+        row += [slots.get(client["group"], "-")] if slots else []
         row += [str(gpu["index"]) if gpu is not None else "-"] if several else []
         shown = state(client, seat, status["now_ns"] if bars else None)
         row += [class_name(client), client["memory_mode"], shown]

@@ -18,19 +18,20 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     """One line for each client on each GPU.  In a cluster its pod stands for its user."""
     if not status["clients"]:
         return ["no clients"]
-    pods = {slot["slot"]: pod_of(slot) for slot in status.get("slots", ())}
+    slots = status.get("slots", ())
+    pods = {slot["slot"]: pod_of(slot) for slot in slots if slot["pod"]}
     columns = (
         *(number("ID"), number("PID", wide=True), text("NAME"), text("USER", wide=bool(pods))),
         *(number("GPU", wide=len(status["gpus"]) == 1), word("CLASS"), word("MODE"), word("STATE"), number("SHARE")),
         *(number(title, wide=True) for title in ("PROGRESS", "PRIO", "WEIGHT", "LEASES", "HELD", "MAX WAIT")),
         *(number("ALLOCATED", wide=True), text("GANG", wide=True), text("PLACED", wide=True)),
-        *((text("SLOT", wide=True), text("POD")) if pods else ()),
+        *((text("SLOT", wide=bool(pods)), text("POD", wide=not pods)) if slots else ()),
     )
     indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
     rows = []
     for client in status["clients"]:
         tail = [client["gang"] or "-", client["placed_why"] or "-"]
-        tail += [client["group"] or "-", pods.get(client["group"], "-")] if pods else []
+        tail += [client["group"] or "-", pods.get(client["group"], "-")] if slots else []
         for seat in client["seats"] or (None,):
             figures = _figures(client, seat)
             on = "-" if seat is None else indices[seat["uuid"]]

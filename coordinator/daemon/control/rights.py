@@ -79,7 +79,7 @@ class Rights:
             return
         if not self.owns(user_id, client):
             in_slot = bool(client.identity.group)
-            owner = "a Kubernetes slot" if in_slot else f"user {client.identity.user_id}"
+            owner = "a slot" if in_slot else f"user {client.identity.user_id}"
             who = self._who if in_slot else f"{owner} or {self._who}"
             raise _refused(f"client c{client.client} belongs to {owner}; only {who} may change it, not user {user_id}")
         why = self._beyond(request, ceilings)

@@ -1,7 +1,8 @@
-"""A slot: one container's right to share GPUs, and its directory on the node.
+"""A slot: the right of one container or job to share GPUs, and its directory on the node.
 
-The container mounts DIR/<slot>/ read-only.  It holds `slot.json`, which the device plugin writes, and `hooks.sock`, on
-which the coordinator listens.  The socket is the identity: no other container can reach it.
+A container mounts DIR/<slot>/ read-only.  It holds `slot.json`, which the device plugin or `nvshare-ctl slot add`
+writes, and `hooks.sock`, on which the coordinator listens.  The socket is the identity: no other container can reach
+it, and with `user_id` no other user.
 
 Invariants: a slot's name is a safe file name and fits into a socket path.  `slot.json` is replaced atomically.  Files
 are validated and bounded in size.
@@ -89,6 +90,8 @@ class Slot(_Record):
     library: str = ""
     """Directory name of the mounted hook version; empty: unknown."""
     memory_limit_bytes: MemoryBytes = 0
+    user_id: int | None = Field(default=None, ge=0)
+    """The only user who may connect, besides root; None: everybody who reaches the socket."""
     policy: SlotPolicy = SlotPolicy()
     pod: PodRef | None = None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -120,7 +121,9 @@ class SlotWatch:
             if name in self._hooks.slots() and not (place / slots.SOCKET_FILE).exists():
                 self._hooks.unlisten(name)  # the directory was replaced
             if name not in self._hooks.slots():
-                self._hooks.listen(place / slots.SOCKET_FILE, 0o666, name)
+                self._hooks.listen(place / slots.SOCKET_FILE, 0o666 if slot.user_id is None else 0o600, name)
+                if slot.user_id is not None:
+                    os.chown(place / slots.SOCKET_FILE, slot.user_id, -1)
                 log.info("slot %s: %s", name, ", ".join(slot.gpus))
         except (SlotError, OSError) as error:
             self._log_once(name, f"slot {name}: {error}")
