@@ -33,6 +33,7 @@ from nvshare.bench.compatibility import page
 from nvshare.bench.compatibility.cases.catalog import FIRST, MODES, PROGRAMS, THEN, Case, Group
 from nvshare.bench.compatibility.rows import IMPORT_PAIRS, Row, Run, WorkerGroup, emit
 from nvshare.bench.compatibility.startup import PAIRS_MIN, import_rows
+from nvshare.bench.harness.fixture import PROGRAMS as C_PROGRAMS
 from nvshare.bench.harness.fixture import (
     BenchError,
     Fixture,
@@ -42,7 +43,6 @@ from nvshare.bench.harness.fixture import (
     machine,
     uncoordinated,
 )
-from nvshare.bench.harness.fixture import PROGRAMS as C_PROGRAMS
 from nvshare.bench.harness.worker_group import Member, OutOfTime, closing, reserve_core
 from nvshare.coordinator.system.devices import real_card
 
@@ -216,7 +216,7 @@ def chosen(group: Group, mode: str, wanted: Sequence[str]) -> list[Case]:
     kind = "programs" if group in PROGRAMS else ""
     return [
         case for case in group.cases
-        if mode in case.modes and (not wanted or any(word in (kind, group.name, case.row, case.name) for word in wanted))
+        if mode in case.modes and (not wanted or not {kind, group.name, case.row, case.name}.isdisjoint(wanted))
     ]  # fmt: skip
 
 

@@ -5,11 +5,11 @@ Non-goals: measuring.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-PANELS = (
+PANELS: tuple[tuple[str, Callable[[Mapping[str, Any]], float | None]], ...] = (
     ("first token, p99 (s, log)", lambda way: (way["ttft_s"] or {}).get("p99")),
     ("tokens/s", lambda way: way["tokens_per_s"]),
     ("images/min", lambda way: way["images_per_min"]),

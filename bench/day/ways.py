@@ -4,7 +4,8 @@ Each program has a thread here that hands it its work at its time, and waits.  U
 ends the resident program and starts the one that is wanted.  Its programs keep nothing from life to life, and
 the training saves nothing: that favours it.
 
-Invariants: work comes at the same times under all ways; a wait has a limit; a program that dies costs its own work only.
+Invariants: work comes at the same times under all ways; a wait has a limit; a program that dies costs its own work
+only.
 
 Non-goals: the arithmetic (figures.py).
 """

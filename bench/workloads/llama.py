@@ -77,14 +77,15 @@ def write_model(path: Path, size_bytes: int, seed: int = 1) -> None:
     shape = shape_of(size_bytes)
     partial = path.with_suffix(f".{os.getpid()}")
     writer = gguf.GGUFWriter(partial, "llama")
-    for add, value in (
+    facts: tuple[tuple[Any, Any], ...] = (
         (writer.add_context_length, 8192), (writer.add_embedding_length, shape.width),
         (writer.add_block_count, shape.layers), (writer.add_feed_forward_length, shape.inner),
         (writer.add_head_count, shape.heads), (writer.add_head_count_kv, shape.key_heads),
         (writer.add_layer_norm_rms_eps, 1e-5), (writer.add_rope_dimension_count, shape.width // shape.heads),
         (writer.add_vocab_size, shape.vocabulary), (writer.add_tokenizer_model, "no_vocab"),
         (writer.add_file_type, gguf.LlamaFileType.MOSTLY_Q8_0),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for add, value in facts:
         add(value)
     matrices = {"token_embd": (shape.vocabulary, shape.width), "output": (shape.vocabulary, shape.width)}
     for layer in range(shape.layers):

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-
 SIZE_VARIABLE = "NVSHARE_BENCH_BYTES"
 
 

@@ -69,7 +69,8 @@ def unet_pipeline(device: str) -> tuple[Any, Any]:
         ), device,
     )  # fmt: skip
     pipeline = diffusers.StableDiffusionPipeline(
-        vae=decoder(device), text_encoder=None, tokenizer=None, unet=unet, scheduler=diffusers.DDIMScheduler(),
+        vae=decoder(device), text_encoder=None, tokenizer=None, unet=unet,
+        scheduler=diffusers.DDIMScheduler(steps_offset=1, clip_sample=False),
         safety_checker=None, feature_extractor=None, requires_safety_checker=False,
     )  # fmt: skip
     pipeline.set_progress_bar_config(disable=True)

@@ -45,8 +45,10 @@ def cupy_torch() -> Program:
     """All cells, from a fresh kernel."""
 
     def check() -> Outcome:
-        cells = [nbformat.v4.new_code_cell(cell.replace("SIZE", str(size_bytes()))) for cell in CELLS]
-        notebook = nbformat.v4.new_notebook(cells=cells)
+        new: Any = nbformat.v4
+        notebook = new.new_notebook(
+            cells=[new.new_code_cell(cell.replace("SIZE", str(size_bytes()))) for cell in CELLS]
+        )
         notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python", "language": "python"}
         client: Any = nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3")
         client.create_kernel_manager().kernel_spec.argv[:1] = [sys.executable]
