@@ -1,7 +1,8 @@
 """Cases of the matrix in the order in which they run: cheap and telling ones first.
 
 Invariants: a case that may run in `managed` mode takes little memory: with a limit of 96 MiB a program and two programs
-at a time, the matrix never has more than 192 MiB of managed memory.  The programs of gigabytes run in `swap` and `beyond`.
+at a time, the matrix never has more than 192 MiB of managed memory.  The programs of gigabytes run in `swap` and
+`beyond`.
 
 Non-goals: how a case is run (bench/compatibility.py), what it does (the modules beside this).
 """

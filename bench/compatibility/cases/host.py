@@ -1,8 +1,8 @@
 """Runs cases on request: `python -m nvshare.bench.compatibility.cases.host FRAMEWORK`.
 
 The protocol is that of `harness/worker_group.py`.  A case is called FRAMEWORK.NAME; FRAMEWORK_cases is a module beside
-this or in programs/, with `CASES` (name -> function that makes the Program) and `versions()`.  The one that is named at the start is imported
-before `ready`, others when they are first needed.
+this or in programs/, with `CASES` (name -> function that makes the Program) and `versions()`.  The one that is named at
+the start is imported before `ready`, others when they are first needed.
 
 Invariants: the real standard output carries answers only; what frameworks print goes to standard error.  A case that
 raises is an answer, not the end.  One case's program is alive at a time.
