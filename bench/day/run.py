@@ -27,7 +27,7 @@ from nvshare.bench.harness.fixture import BenchError, machine
 SIZES_MIB = {"server": 10240, "images": 10240, "notebook": 10240, "training": 12288}
 SMALL_MIB = {"server": 40, "images": 40, "notebook": 32, "training": 48}
 CAPACITY_MIB, SMALL_CAPACITY_MIB, SMALL_CARD = 24 << 10, 96, "1x512MiB"
-SECONDS, SMALL_SECONDS = 60.0, 6.0
+SECONDS, SMALL_SECONDS = 45.0, 6.0
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def main() -> int:
     parser = parser_for("day", f"A day of {', '.join(NAMES)} that want twice the card, by ways of sharing it")
     parser.add_argument("--ways", type=names_of, default=[], metavar="NAMES", help="of those of the text (all)")
     parser.add_argument("--seconds", type=float, help=f"of each way's day (default {SECONDS:g}; simulated less)")
-    parser.add_argument("--drain", type=float, default=20.0, help="seconds for late work after the day (default 20)")
-    parser.add_argument("--budget", type=float, default=460.0, help="seconds; no way begins later (default 460)")
+    parser.add_argument("--drain", type=float, default=15.0, help="seconds for late work after the day (default 15)")
+    parser.add_argument("--budget", type=float, default=500.0, help="seconds; no way begins later (default 500)")
     parser.add_argument("--link", type=float, default=50.0, help="GiB/s to the card, for the bar (default 50)")
     parser.add_argument("--seed", type=int, default=1, help="of the times at which work comes (default 1)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures; needs the extra plots")

@@ -21,11 +21,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvshare.bench.harness.fixture import BenchError, Fixture
+from nvshare.bench.harness.fixture import BenchError
 from nvshare.bench.harness.worker_group import Member
 from nvshare.bench.pairs.mixes import Way
 from nvshare.bench.pairs.programs import Plan as PairsPlan
-from nvshare.bench.pairs.programs import sharing
+from nvshare.bench.pairs.programs import Programs, check_clients, sharing
 
 GAPS_S = {"server": 4.0, "images": 8.0, "notebook": 15.0}
 """Mean time between requests, images and cells, on a card."""
@@ -95,27 +95,27 @@ class Place:
 
     plan: Plan
     way: Way
-    stand: Fixture
-    variables: dict[str, str]
+    programs: Programs
+    """The coordinator's place, and what every program has in its environment."""
 
     def start(self, name: str) -> Member:
         """A program, not waited for."""
         hooked = self.way.coordinator is not None
-        extra = dict(self.variables)
+        extra = dict(self.programs.variables)
         if hooked:
             extra["NVSHARE_MEMORY"] = "swap"
             if self.way.name.startswith("nvshare"):
                 extra["NVSHARE_CLASS"] = CLASSES[name]
         return Member(
-            self.stand, self.plan.command(name), hooked=hooked, name=name, extra=extra, deadline=self.plan.deadline,
-            own_group=True,
+            self.programs.stand, self.plan.command(name), hooked=hooked, name=name, extra=extra,
+            deadline=self.plan.deadline, own_group=True,
         )  # fmt: skip
 
     def moved_bytes(self) -> int | None:
         """Evicted and restored so far; None without a coordinator."""
         if self.way.coordinator is None:
             return None
-        gpus = self.stand.control("status")["gpus"]
+        gpus = self.programs.stand.control("status")["gpus"]
         return sum(int(gpu["evicted_bytes"]) + int(gpu["restored_bytes"]) for gpu in gpus)
 
 
@@ -124,7 +124,7 @@ def place(plan: Plan, way: Way, *, full: bool = False) -> Iterator[Place]:
     """The means of a way; without a hook and unless `full`, a ballast leaves the capacity of the card."""
     pairs_plan = PairsPlan(plan.command, plan.simulate, plan.seconds, 0.0, plan.deadline)
     with sharing(way, pairs_plan) as programs, ExitStack() as stack:
-        there = Place(plan, way, programs.stand, dict(programs.variables))
+        there = Place(plan, way, programs)
         if way.coordinator is None and not full:
             ballast = there.start("ballast")
             stack.callback(ballast.close)
@@ -162,16 +162,15 @@ def day(there: Place) -> tuple[dict[str, Record], float, int | None]:
         return records, begin, None
     with ExitStack() as stack:
         members: dict[str, Member] = {}
-        if there.way.coordinator is None:
-            for name in NAMES:  # whoever comes later finds less memory
-                members[name] = there.start(name)
+        for name in NAMES:
+            members[name] = there.start(name)
+            stack.callback(members[name].close)
+            if there.way.coordinator is None:  # whoever comes later finds less memory
                 _ready(members[name], records[name])
-        else:
-            members = {name: there.start(name) for name in NAMES}
-            for name, member in members.items():
+        for name, member in members.items():
+            if not records[name].about and not records[name].failed:
                 _ready(member, records[name])
-        for member in members.values():
-            stack.callback(member.kill)
+        check_clients(there.programs)
         before, begin = there.moved_bytes(), time.monotonic()
         threads = [
             threading.Thread(target=_drive, args=(there.plan, name, member, begin, records[name]))
