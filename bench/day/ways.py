@@ -170,6 +170,10 @@ def day(there: Place) -> tuple[dict[str, Record], float, int | None]:
         for name, member in members.items():
             if not records[name].about and not records[name].failed:
                 _ready(member, records[name])
+        for name in GAPS_S:
+            if records[name].failed:
+                whole_s = there.plan.seconds + there.plan.drain_s
+                records[name].missed = [whole_s - moment for moment in there.plan.arrivals(name)]
         check_clients(there.programs)
         before, begin = there.moved_bytes(), time.monotonic()
         threads = [

@@ -1,8 +1,8 @@
 """Servers on PyTorch: transformers under requests that come at random, and vLLM's use of memory.
 
-vLLM itself is too large for the machines that measure.  `vllm_cache` and `vllm_sleep` imitate, from its documentation,
-its sizing (all that 90 % of the card leaves becomes the cache of keys and values, in one allocation) and its sleep (memory
-by cuMemCreate, saved to the host and unmapped, mapped again at the same address on waking).
+vLLM itself is too large for the machines that measure.  `vllm_cache` and `vllm_sleep` imitate, from its
+documentation, its sizing (all that 90 % of the card leaves becomes the cache of keys and values, in one allocation) and
+its sleep (memory by cuMemCreate, saved to the host and unmapped, mapped again at the same address on waking).
 
 Non-goals: anything of nvshare.
 """
