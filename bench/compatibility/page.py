@@ -28,8 +28,8 @@ The benchmark writes this page:
     python -m nvshare.bench.compatibility --from lines.json --markdown docs/reference/compatibility.md
 
 `--case "NAME"` runs one case, with a name of the first column; `--case programs` the programs of gigabytes, with
-`--mode swap --capacity 24GiB` or `--mode beyond`. In `managed` mode each has a limit of 96 MiB. *Imitated*: not the program
-itself, but its use of memory as its documentation tells it.
+`--mode swap --capacity 24GiB` or `--mode beyond`. In `managed` mode each has a limit of 96 MiB. *Imitated*: not the
+program itself, but its use of memory as its documentation tells it.
 
 Not gated and not counted: functions from before CUDA 3.2, whose pointers and sizes have 32 bits (`cuMemAlloc` without
 `_v2`). `cuda.h` leads to their successors, so compiled programs do not call them.

@@ -109,7 +109,7 @@ def tinygrad() -> Program:
             weight.requires_grad = last.requires_grad = True
             optimizer = nn.optim.Adam([weight, last], lr=1e-3)
             batch, wanted = Tensor.randn(64, 256).realize(), Tensor.randn(64, 64).realize()
-            block = 64 << 20
+            block = min(64 << 20, size_bytes() // 8)
             held = [
                 Tensor.full((block,), float(number), dtype=dtypes.float32).contiguous().realize()
                 for number in range(max(1, size_bytes() // 2 // (4 * block)))
