@@ -11,7 +11,9 @@
 # BUDGET_S: seconds for everything (465).
 # STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
 # The step gangs runs only where there are two cards.
-# Steps that run only when STEPS names them: compatibility swap checked pairs.
+# Steps that run only when STEPS names them: compatibility programs programs_beyond swap checked pairs day.  The programs and the day
+# want the wheels of gguf, diffusers, tinygrad, nbclient and ipykernel, and NVSHARE_LLAMA_DIR with llama.cpp's libraries.
+# CASES: only these cases of programs and programs_beyond, by group name.  WAYS: only these ways of the day.
 #
 # The card's memory is never oversubscribed here (the benchmarks of swap set a capacity of a few GiB): device memory only, and managed memory within a limit of 128 MiB a program.
 set -uo pipefail
@@ -99,8 +101,14 @@ fi
 named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.memory.swap --json
 named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.memory.swap --json --checked 1000
 named pairs 480 pairs.json "$python" -m nvshare.bench.pairs --json --budget 440
+cases=()
+for case in ${CASES:-programs}; do cases+=(--case "$case"); done
+programs=("$python" -m nvshare.bench.compatibility --json "${cases[@]}" --seconds 1 --budget 440)
+named programs_beyond 455 programs_beyond.jsonl "${programs[@]}" --mode beyond
+named programs 455 programs.jsonl "${programs[@]}" --mode swap --capacity 24GiB
+named day 540 day.json "$python" -m nvshare.bench.day --json --budget 520 --ways "${WAYS:-all}"
 named compatibility 430 compatibility.jsonl "$python" -m nvshare.bench.compatibility --json --budget 410
-cat "$out"/compatibility.jsonl >"$work/lines" 2>/dev/null
+cat "$out"/{compatibility,programs,programs_beyond}.jsonl >"$work/lines" 2>/dev/null
 if [ -s "$work/lines" ]; then
   "$python" -m nvshare.bench.compatibility --from "$work/lines" --markdown "$out/compatibility.md"
 fi

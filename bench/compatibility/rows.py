@@ -6,6 +6,7 @@ Non-goals: which groups run, and their processes (run.py).
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.compatibility.cases.catalog import EVERYWHERE, Case, Group
+from nvshare.bench.compatibility.cases.program import SIZE_VARIABLE
 from nvshare.bench.harness.fixture import Fixture
 from nvshare.bench.harness.worker_group import Member, slowdown
 
@@ -43,8 +45,15 @@ class Row:
     verdicts: Verdicts = field(default_factory=Verdicts)
     cost: dict[str, Any] | None = None
     handovers: int | None = None
+    moved_gib: float | None = None
+    """Evicted and restored, of all programs, while the case ran under the hook."""
     versions: dict[str, str] = field(default_factory=dict)
     at_work: bool = False
+
+    @property
+    def timed(self) -> bool:
+        """Whether the hook's cost is measured: not beside a rival."""
+        return self.mode != "beyond" and bool((self.baseline or {}).get("timed", True))
 
     @property
     def open(self) -> bool:
@@ -60,7 +69,8 @@ class Row:
         self.at_work = True
         sound = phase(self)
         self.at_work = False
-        emit(self.as_json())
+        if self.verdicts.alone is not None or not self.open:
+            emit(self.as_json())
         return sound and self.result != "failed"
 
     def settle(self) -> None:
@@ -78,7 +88,7 @@ class Row:
             "case": self.case.row, "group": self.group, "mode": self.mode, "result": self.result,
             "reason": self.reason, **asdict(self.verdicts), "cost": self.cost,
             "tolerance": (self.baseline or {}).get("tolerance", 0.0), "handovers": self.handovers,
-            "versions": self.versions,
+            "moved_gib": self.moved_gib, "versions": self.versions,
         }  # fmt: skip
 
 
@@ -97,12 +107,18 @@ class Run:
     programs: Mapping[str, Path | str]
     """Compiled programs by `Group.build`, or the reason why there is none."""
     import_pairs: int = IMPORT_PAIRS
+    size_bytes: int = 64 << 20
+    """Device memory of each program of programs/."""
+    capacity: str | None = None
+    """Of each card, in mode `swap`; `beyond` follows from the size."""
 
     def environment(self, group: Group) -> dict[str, str]:
         """Environment of a group's programs, hooked or not."""
+        own = {SIZE_VARIABLE: str(self.size_bytes)}
+        own["NVSHARE_BENCH_MODELS"] = os.environ.get("NVSHARE_BENCH_MODELS", str(self.scratch))
         caches = {name: str(self.scratch / "cache") for name in ("TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR")}
         caches |= {name: str(self.scratch / name.lower()) for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")}
-        return {**EVERYWHERE, **caches, **group.environment}
+        return {**EVERYWHERE, **caches, **own, **group.environment}
 
     def left_s(self) -> float:
         """Seconds until everything has to be over."""
@@ -139,9 +155,11 @@ class WorkerGroup:
     hooked: Sequence[Member]
     second: Member
 
-    def alone(self, run: Run, row: Row) -> bool:
-        """Baseline, then the hooked one beside nobody."""
+    def before(self, row: Row) -> bool:
+        """The baseline."""
         name, limit = row.case.name, row.case.limit_s
+        if row.baseline is not None:
+            return True
         baseline = self.plain[0].ask(f"check {name}", limit)
         if "digest" not in baseline:
             why = baseline.get("skipped") or f"fails without the hook too: {baseline.get('error')}"
@@ -149,28 +167,37 @@ class WorkerGroup:
             return "error" not in baseline
         row.versions = row.versions | baseline.get("versions", {})
         row.baseline = baseline
-        row.verdicts.alone = verdict(baseline, self.hooked[0].ask(f"check {name}", limit))
+        if not row.timed:
+            row.verdicts.repeatable = verdict(baseline, self.plain[0].ask(f"check {name}", limit)) in GOOD
+        return True
+
+    def alone(self, run: Run, row: Row) -> bool:
+        """The hooked one, beside nobody or the rival, and what the hook costs."""
+        assert row.baseline is not None
+        name, limit = row.case.name, row.case.limit_s
+        row.verdicts.alone = verdict(row.baseline, self.hooked[0].ask(f"check {name}", limit))
         if row.verdicts.alone.startswith("failed"):
             row.close("failed", f"alone {row.verdicts.alone}")
             return False
-        if baseline.get("timed", True):
+        if row.timed:
             row.cost = slowdown(self.plain, self.hooked, name, seconds=run.seconds, core=run.core, timeout_s=limit)
-        row.verdicts.repeatable = verdict(baseline, self.plain[0].ask(f"check {name}", limit)) in GOOD
+            row.verdicts.repeatable = verdict(row.baseline, self.plain[0].ask(f"check {name}", limit)) in GOOD
         return True
 
-    def handovers(self) -> int:
-        """Hand-overs of all GPUs so far."""
-        return sum(gpu.get("handovers") or 0 for gpu in self.stand.control("status")["gpus"])
+    def total(self, *names: str) -> int:
+        """The sum of these counters over all GPUs, so far."""
+        return sum(gpu.get(name) or 0 for gpu in self.stand.control("status")["gpus"] for name in names)
 
     def two(self, row: Row) -> bool:
         """Both hooked ones at once."""
         assert row.baseline is not None
         pair = (self.hooked[0], self.second)
-        before = self.handovers()
+        before = self.total("handovers")
         for member in pair:
             member.tell(f"check {row.case.name}")
         row.verdicts.two = [verdict(row.baseline, member.answer(2 * row.case.limit_s)) for member in pair]
-        row.handovers = self.handovers() - before
+        row.handovers = self.total("handovers") - before
+        row.moved_gib = round(self.total("evicted_bytes", "restored_bytes") / 2**30, 1)
         if failures := [one for one in row.verdicts.two if one.startswith("failed")]:
             row.close("failed", f"two at a time {failures[0]}")
         else:

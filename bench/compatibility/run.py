@@ -25,21 +25,34 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from nvshare.bench.compatibility import page
-from nvshare.bench.compatibility.cases.catalog import FIRST, MODES, THEN, Case, Group
+from nvshare.bench.compatibility.cases.catalog import FIRST, MODES, PROGRAMS, THEN, Case, Group
 from nvshare.bench.compatibility.rows import IMPORT_PAIRS, Row, Run, WorkerGroup, emit
 from nvshare.bench.compatibility.startup import PAIRS_MIN, import_rows
-from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine
+from nvshare.bench.harness.fixture import PROGRAMS as C_PROGRAMS
+from nvshare.bench.harness.fixture import (
+    BenchError,
+    Fixture,
+    compile_program,
+    coordinator,
+    fixture,
+    machine,
+    uncoordinated,
+)
 from nvshare.bench.harness.worker_group import Member, OutOfTime, closing, reserve_core
 from nvshare.coordinator.system.devices import real_card
 
 CASES_DIRECTORY = Path(__file__).with_name("cases")
 READY_TIMEOUT_S = 90.0
 FINE = frozenset({"ok", "skipped", "unrepeatable"})
+
+
+class RivalError(BenchError):
+    """The rival of mode `beyond` has failed or lost data."""
 
 
 def attempt(run: Run, stand: Fixture, group: Group, command: Sequence[str], rows: Sequence[Row]) -> None:
@@ -78,8 +91,14 @@ def attempt(run: Run, stand: Fixture, group: Group, command: Sequence[str], rows
         for one in everybody[1:]:
             one.answer(READY_TIMEOUT_S)
         for row in rows:
-            row.versions = versions
-            if row.verdicts.alone is None and not row.finished(lambda row: workers.alone(run, row)):
+            row.versions = row.versions | versions
+            if row.verdicts.alone is None and not row.finished(workers.before):
+                return
+        if not any(row.open and row.timed for row in rows):  # what they hold is not theirs to keep
+            for one in workers.plain:
+                one.close()
+        for row in rows:
+            if row.open and row.verdicts.alone is None and not row.finished(lambda row: workers.alone(run, row)):
                 return
         for one in (*workers.plain[1:], *workers.hooked[1:]):
             one.close()  # with two at a time there are no more than two
@@ -116,7 +135,7 @@ def command_of(run: Run, group: Group) -> list[str]:
     """Command of a group's program."""
     if group.build:
         return [str(run.programs[group.build])]
-    return [sys.executable, "-m", "nvshare.bench.compatibility.cases.host", group.modules[0]]
+    return [sys.executable, "-m", "nvshare.bench.compatibility.cases.host", group.module or group.modules[0]]
 
 
 def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[Row]:
@@ -133,22 +152,51 @@ def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[
             emit(row.as_json())
         return rows
     try:
-        # The turns of a program with idle neighbours: nobody else wants them.
-        with fixture(simulate=run.simulate, quantum="20ms", more=("--policy", "auto")) as stand:
+        with place(run, mode) as stand:
             run_rows(run, stand, group, command_of(run, group), rows)
     except BenchError as error:
         for row in rows:
-            if row.open:
+            if row.open or isinstance(error, RivalError):
                 row.close("skipped" if isinstance(error, OutOfTime) else "failed", str(error))
                 emit(row.as_json())
     return rows
+
+
+@contextmanager
+def place(run: Run, mode: str) -> Iterator[Fixture]:
+    """The coordinator of a group, and in mode `beyond` the rival."""
+    if mode != "beyond":
+        # The turns of a program with idle neighbours: nobody else wants them.
+        more = ["--policy", "auto", *(["--capacity", run.capacity] if run.capacity and mode == "swap" else [])]
+        with fixture(simulate=run.simulate, quantum="20ms", more=more) as stand:
+            yield stand
+        return
+    with uncoordinated(simulate=run.simulate) as stand, coordinator(stand, ["--capacity", str(2 * run.size_bytes)]):
+        size_mib = (7 * run.size_bytes // 6) >> 20
+        command = [sys.executable, "-m", "nvshare.bench.workloads.resident", "--mib", str(size_mib)]
+        rival = Member(
+            stand, [*command, "--steps", str(1 << 40)], hooked=True, name="rival", options=MODES[mode],
+            deadline=run.deadline,
+        )  # fmt: skip
+        with closing([rival]):
+            rival.tell("begin")
+            yield stand
+            os.kill(rival.pid, signal.SIGTERM)
+            try:
+                lost = rival.answer(READY_TIMEOUT_S)["mismatches"]
+            except OutOfTime:
+                raise
+            except BenchError as error:
+                raise RivalError(str(error)) from None
+            if lost:
+                raise RivalError(f"the rival found {lost} pages with other values than it had written")
 
 
 def build_programs(scratch: Path) -> dict[str, Path | str]:
     """Compiled programs; where a compiler is missing, the reason."""
     programs: dict[str, Path | str] = {}
     try:
-        programs["replay"] = compile_program(PROGRAMS / "replay.c", scratch)
+        programs["replay"] = compile_program(C_PROGRAMS / "replay.c", scratch)
     except BenchError as error:
         programs["replay"] = str(error)
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
@@ -165,9 +213,10 @@ def build_programs(scratch: Path) -> dict[str, Path | str]:
 
 def chosen(group: Group, mode: str, wanted: Sequence[str]) -> list[Case]:
     """The cases of a group that run in a mode."""
+    kind = "programs" if group in PROGRAMS else ""
     return [
         case for case in group.cases
-        if mode in case.modes and (not wanted or any(word in (group.name, case.row, case.name) for word in wanted))
+        if mode in case.modes and (not wanted or not {kind, group.name, case.row, case.name}.isdisjoint(wanted))
     ]  # fmt: skip
 
 
@@ -184,6 +233,7 @@ def measure(run: Run, modes: Sequence[str], wanted: Sequence[str]) -> bool:
 
     good = cases(FIRST)
     good &= cases(THEN)
+    good &= cases(PROGRAMS)
     if not wanted or "start-up" in wanted:
         with fixture(simulate=run.simulate) as stand:
             for told in import_rows(stand, ("cupy", "torch"), pairs=run.import_pairs, deadline=run.deadline):
@@ -199,7 +249,12 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line (there is no other form)")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
-    parser.add_argument("--case", action="append", default=[], help="only this case or group; may be repeated")
+    parser.add_argument("--case", action="append", default=[], help="only this case or group; may be repeated; "
+                        "programs: all of gigabytes")
+    parser.add_argument(
+        "--size-mib", type=int, help="of each program of gigabytes (default 6144; on simulated GPUs 64)"
+    )
+    parser.add_argument("--capacity", help="of each card in mode swap, such as 24GiB (default: the card's)")
     parser.add_argument("--mode", action="append", choices=sorted(MODES), help="default: device, then managed")
     parser.add_argument("--seconds", type=float, default=2.0, help="the processes of a case are compared (default 2)")
     parser.add_argument("--processes", type=int, default=1, help="compared, without the hook and with it (default 1)")
@@ -242,6 +297,10 @@ def main() -> int:
         emit({"machine": machine(), "simulated": simulate is not None, "python": sys.version.split()[0]})
         programs = build_programs(Path(scratch))
         core, place = reserve_core(), Path(scratch)
-        run = Run(simulate, options.seconds, core, options.processes, deadline, place, programs, options.import_pairs)
+        size_bytes = (options.size_mib or (6144 if simulate is None else 64)) << 20
+        run = Run(
+            simulate, options.seconds, core, options.processes, deadline, place, programs, options.import_pairs,
+            size_bytes, options.capacity,
+        )  # fmt: skip
         good = measure(run, options.mode or ["device", "managed"], options.case)
     return 0 if good else 1

@@ -25,6 +25,19 @@ def test_calls_need_init_and_context(run: Run) -> None:
     """)
 
 
+def test_compute_capability_by_the_old_call(run: Run) -> None:
+    """Broken: tinygrad, which still asks so, would not start."""
+    run("""
+        d = Driver()
+        old, new = (c_int(), c_int()), (c_int(), c_int())
+        d.cuDeviceComputeCapability(byref(old[0]), byref(old[1]), 0)
+        for value, attribute in zip(new, (75, 76)):
+            d.cuDeviceGetAttribute(byref(value), attribute, 0)
+        assert [one.value for one in old] == [one.value for one in new] != [0, 0]
+        assert d.result("cuDeviceComputeCapability", byref(old[0]), byref(old[1]), 7) == 101
+    """)
+
+
 def test_contents_survive_copies(run: Run) -> None:
     """Tests of eviction compare contents."""
     run("""

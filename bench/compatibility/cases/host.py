@@ -1,9 +1,8 @@
 """Runs cases on request: `python -m nvshare.bench.compatibility.cases.host FRAMEWORK`.
 
-The protocol is that of `harness/worker_group.py`.  A case is called FRAMEWORK.NAME; FRAMEWORK_cases is the module
-beside this, with `CASES`
-(name -> function that makes the Program) and `versions()`.  The one that is named at the start is imported
-before `ready`, others when they are first needed.
+The protocol is that of `harness/worker_group.py`.  A case is called FRAMEWORK.NAME; FRAMEWORK_cases is a module beside
+this or in programs/, with `CASES` (name -> function that makes the Program) and `versions()`.  The one that is named at
+the start is imported before `ready`, others when they are first needed.
 
 Invariants: the real standard output carries answers only; what frameworks print goes to standard error.  A case that
 raises is an answer, not the end.  One case's program is alive at a time.
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -27,7 +27,8 @@ from nvshare.bench.compatibility.cases.program import Program, Skipped
 
 def cases_of(framework: str) -> Any:
     """The module with a framework's cases."""
-    return importlib.import_module(f"nvshare.bench.compatibility.cases.{framework}_cases")
+    places = [f"nvshare.bench.compatibility.{folder}.{framework}_cases" for folder in ("cases", "programs")]
+    return importlib.import_module(next((name for name in places if importlib.util.find_spec(name)), places[0]))
 
 
 @dataclass(slots=True)

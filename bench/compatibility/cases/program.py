@@ -1,7 +1,8 @@
 """A case of the matrix: a program that can be checked, and perhaps run step by step.
 
-Invariants: a check starts from its own seeds, so that it gives the same in every process and every time; it takes a
-second at most once everything is compiled, and stays below 32 MiB of device memory.
+Invariants: a check starts from its own seeds, so that it gives the same in every process and every time.  One of cases/
+takes a second at most once everything is compiled, and stays below 32 MiB of device memory; one of programs/ takes
+about `size_bytes()`.
 
 Non-goals: a framework.
 """
@@ -9,9 +10,17 @@ Non-goals: a framework.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+SIZE_VARIABLE = "NVSHARE_BENCH_BYTES"
+
+
+def size_bytes() -> int:
+    """Device memory that a program of programs/ takes, about."""
+    return int(os.environ.get(SIZE_VARIABLE, 64 << 20))
 
 
 class Skipped(Exception):  # noqa: N818 - it is no failure

@@ -1,0 +1,111 @@
+"""The benchmark of a workstation's day: its arithmetic by hand, the broker, and the whole path on a simulated GPU.
+
+Non-goals: figures of a card.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvshare.bench.day.figures import bars, describe
+from nvshare.bench.day.ways import NAMES, Plan, Record, day, place, ways_of
+from tests.bench.test_benches_run import started
+from tests.conftest import Built
+
+ALONE = {"server": {"rate": 100.0}, "images": {"rate": 0.5}, "notebook": {"rate": 1.0}, "training": {"rate": 10.0}}
+
+
+def plan(**changes: Any) -> Plan:
+    """A short day of small programs."""
+    usual: dict[str, Any] = {
+        "simulate": "1x512MiB", "seconds": 3.0, "drain_s": 60.0, "capacity_mib": 64, "deadline": time.monotonic() + 300,
+        "sizes_mib": {"server": 24, "images": 24, "notebook": 24, "training": 24}, "tell": lambda line: None,
+    }  # fmt: skip
+    return Plan(**usual | changes)
+
+
+def test_work_comes_at_the_same_times() -> None:
+    """Broken: ways would be compared under different loads."""
+    assert plan().arrivals("server") == plan(capacity_mib=1).arrivals("server") != plan(seed=2).arrivals("server")
+    assert all(0 <= moment < 3.0 for name in ("server", "images", "notebook") for moment in plan().arrivals(name))
+
+
+def test_figures_by_hand() -> None:
+    """Broken: late work would count as done, waits of unserved requests would vanish, or the wrong death be named."""
+    records = {name: Record() for name in NAMES}
+    records["server"].done = [
+        (0.0, {"first": 0.5, "end": 2.0, "count": 50, "digest": ""}),
+        (1.0, {"first": 3.0, "end": 11.0, "count": 50, "digest": ""}),
+    ]
+    records["server"].missed = [30.0]
+    records["images"].failed = "images: ended with exit code 1: CUDA out of memory"
+    records["notebook"].failed = "notebook: silent for 3 s"
+    records["training"] = Record(steps=50, stepped_s=12.5)
+    told = describe(plan(seconds=10.0), records, 0.0, 3 << 30, ALONE)
+    assert told["oom"] == ["images"]
+    assert set(told["failed"]) == {"images", "notebook"}
+    assert (told["ttft_s"], told["requests"], told["unserved"]) == ({"p50": 2.0, "p99": 30.0}, 3, 1)
+    assert (told["tokens_per_s"], told["training_share"], told["left_for_training"]) == (5.0, 0.4, 0.95)
+    assert (told["moved_gib"], told["makespan_s"]) == (3.0, None)
+
+
+def test_bars_by_hand() -> None:
+    """Broken: a bar that is missed would be said to be reached."""
+    good: dict[str, Any] = {"failed": {}, "unserved": 0, "ttft_s": {"p99": 0.4}, "work": 1.3}
+    good |= {"training_share": 0.4, "left_for_training": 0.45}
+    reload = good | {"unserved": 9, "ttft_s": {"p99": 4.0}, "work": 1.0}
+    found = bars({"reload": reload, "nvshare": good}, 10.0, 50.0)
+    assert list(found) == ["nvshare"]
+    assert all(one["reached"] for one in found["nvshare"].values())
+    assert found["nvshare"]["ttft_p99_s"] == {"value": 0.4, "most": 0.5, "reached": True}
+    bad = good | {"failed": {"images": "dead"}, "ttft_s": {"p99": 0.9}, "training_share": 0.3, "work": 1.2}
+    assert not any(one["reached"] for one in bars({"reload": reload, "nvshare": bad}, 10.0, 50.0)["nvshare"].values())
+    assert not bars({"nvshare": good | {"ttft_s": None}}, 10.0, 50.0)["nvshare"]["ttft_p99_s"]["reached"]
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("name", ["none", "reload", "nvshare"])
+def test_a_day(name: str) -> None:
+    """Broken: without a coordinator nobody would run out of memory, or with one somebody would; work would be lost."""
+    with place(plan(), ways_of(64)[name]) as there:
+        records, begin, moved = day(there)
+    failed = {program for program, record in records.items() if record.failed}
+    assert failed == ({"notebook", "training"} if name == "none" else set())
+    assert all("OUT_OF_MEMORY" in records[program].failed for program in failed)
+    work = plan()
+    for program in ("server", "images", "notebook"):
+        record = records[program]
+        assert len(record.done) + len(record.missed) == len(work.arrivals(program))
+        assert all(begin <= arrival <= told["first"] <= told["end"] for arrival, told in record.done)
+    assert (moved is None) == (name != "nvshare")
+    if name == "nvshare":
+        assert records["training"].steps > 0
+        assert moved, "96 MiB do not fit into 62"
+
+
+def test_the_command(built: Built, tmp_path: Path) -> None:
+    """Broken: no JSON at the end of a run, or a picture that cannot be drawn from it."""
+    words = ("--json", "--simulate", "--seconds=1", "--drain=5", "--ways=nvshare")
+    done = started("nvshare.bench.day", *words)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["simulated"], told["server"], set(told["ways"])) == (True, "double", {"nvshare"})
+    assert set(told["bars"]["nvshare"]) == {"failures", "ttft_p99_s", "training_of_left"}
+    (tmp_path / "day.json").write_text(done.stdout, encoding="utf-8")
+    picture = tmp_path / "day.svg"
+    assert started("nvshare.bench.day", f"--from={tmp_path / 'day.json'}", f"--plot={picture}").returncode == 0
+    assert "nvshare" in picture.read_text(encoding="utf-8")
+
+
+def test_an_unknown_way_is_refused() -> None:
+    """Broken: a typing error that measures nothing."""
+    done = started("nvshare.bench.day", "--simulate", "--ways=nvshrae")
+    assert done.returncode == 1
+    assert "unknown way 'nvshrae'" in done.stderr
+    with pytest.raises(KeyError):
+        ways_of(64)["nvshrae"]
