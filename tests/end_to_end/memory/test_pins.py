@@ -63,17 +63,6 @@ def test_an_export_that_would_lock_another_out_is_refused(node: Node) -> None:
     assert ask(consumer, f"same {needed} {NEEDED} 1") is True
 
 
-def test_a_smaller_try_after_a_refusal_is_refused_too(node: Node) -> None:
-    """Broken: an allocator that tries ever less after a refusal gets memory that locks another program out for ever."""
-    node.start_coordinator("--quantum=20ms")
-    producer, consumer = started(node, "producer"), started(node, "consumer")
-    needed = filled(consumer, NEEDED, 1)
-    for size in range(240, 100, -20):
-        assert ask(producer, f"array {size * MIB}")[0] == OUT_OF_MEMORY
-    assert ask(producer, f"array {80 * MIB}")[0] == 0
-    assert ask(consumer, f"same {needed} {NEEDED} 1") is True
-
-
 def test_the_reservation_of_a_device_program_leaves_room_for_an_allocation(node: Node) -> None:
     """Broken: the device program reserves far more than it allocates, and the other program is out of memory."""
     node.start_coordinator("--quantum=20ms")

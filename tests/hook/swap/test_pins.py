@@ -167,6 +167,21 @@ def test_an_array_asks_first(client: Client, coordinator: ScriptedCoordinator) -
     assert last_report(coordinator).pinned_bytes == 20 * MIB
 
 
+def test_what_waits_for_an_answer_is_not_reported_as_pinned(client: Client, coordinator: ScriptedCoordinator) -> None:
+    """Broken: an allocator that tries less after a refusal gets memory that locks another program out for ever.
+
+    A report between the request and the refusal would be taken for memory that was allowed.
+    """
+    for _ in range(8):
+        for words in (f"alloc {2 * MIB}", f"alloc {2 * MIB}", f"array {20 * MIB}"):  # a report of the first two is due
+            client.tell(words)
+        assert asked(coordinator, allow=False) == 20 * MIB
+        assert [client.result()[0] for _ in range(3)] == [0, 0, OUT_OF_MEMORY]
+    coordinator.revoke(1)
+    assert last_report(coordinator).allocated_bytes >= 32 * MIB
+    assert not any(m.pinned_bytes for m in coordinator.received if isinstance(m, messages.MemoryReport))
+
+
 def test_no_more_is_allocated_than_there_is_room_for(client: Client, coordinator: ScriptedCoordinator) -> None:
     """Broken: without a lease a program allocates what can never be on the GPU, and waits for ever for it."""
     coordinator.revoke(1)
