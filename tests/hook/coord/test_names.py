@@ -75,7 +75,7 @@ def test_a_python_program_is_its_script(
         ("perl5.36 -w -MData::Dumper -I lib train.pl", "train.pl"),
         ("perl -we work", "perl -e"),
         ("php8.2 -d memory_limit=-1 -f /srv/job.php", "job.php"),
-        ("/usr/lib/R/bin/exec/R --no-echo --no-restore --file=/home/a/fit.R --args 3", "fit.R"),
+        ("/usr/lib/R/bin/exec/R --no-echo --no-restore --file=/srv/fit.R --args 3", "fit.R"),
         ("julia --project=. -O3 -t 4 --threads 4 fit.jl", "fit.jl"),
         ("java -Xmx4g -cp a.jar:b.jar -Djob=1 -jar /opt/app.jar", "app.jar"),
         ("java -classpath a.jar com.acme.Train 3", "com.acme.Train"),
