@@ -182,9 +182,10 @@ def simulated_coordinator(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     ready, report = os.pipe()
     command = [sys.executable, str(_LAUNCHER), str(directory), "--simulate=2x8GiB", "--ready-fd", str(report)]
     log = directory.with_suffix(".log")
+    built = {name: os.environ[name] for name in ("NVSHARE_SIM_LIBRARY_DIR", "NVSHARE_HOOK_LIBRARY")}  # this checkout's
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=environment(**TURNS), pass_fds=(report,), stdout=output, stderr=output
+            command, env=environment(**TURNS, **built), pass_fds=(report,), stdout=output, stderr=output
         )
     os.close(report)
     try:
