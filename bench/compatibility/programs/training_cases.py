@@ -5,6 +5,8 @@ Non-goals: anything of nvshare.
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import version
 from typing import Any
 
 from nvshare.bench.compatibility.cases.program import Outcome, Program, size_bytes
@@ -15,8 +17,8 @@ BYTES_A_WEIGHT = 16
 
 
 def versions() -> dict[str, str]:
-    """Versions for the record; those of the frameworks are told by their own cases."""
-    return {}
+    """Versions for the record: of the framework that is in use."""
+    return {name: version(name) for name in ("torch", "jax", "tinygrad") if name in sys.modules}
 
 
 def training_model(size: int) -> Any:
