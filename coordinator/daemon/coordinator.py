@@ -18,7 +18,7 @@ from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.control.server import Administration
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.loop import Server, Sockets
-from nvshare.coordinator.daemon.peers import Limits
+from nvshare.coordinator.daemon.peers import Limits, possible_connections
 from nvshare.coordinator.daemon.settings_file import Key, StartError
 from nvshare.coordinator.daemon.supervisor import Supervisor
 from nvshare.coordinator.engine.policy_guard import PolicyGuard
@@ -42,7 +42,6 @@ from nvshare.coordinator.system.gpu_processes import (
 from nvshare.coordinator.system.journal import Journal
 from nvshare.coordinator.system.mps.daemon import ControlDaemon
 from nvshare.coordinator.system.mps.service import Mps
-from nvshare.coordinator.system.process_limits import possible_connections
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.web_process import WebError, WebProcess, listen
 from nvshare.coordinator.units import format_size

@@ -270,7 +270,7 @@ class Server:
             self._sockets.events.flush()
 
     def _wait(self) -> set[int]:
-        """Readable sources.  Around a handover the loop polls instead of sleeping (engine/standby.py)."""
+        """Readable sources.  Around a handover the loop polls instead of sleeping (engine/leases.py)."""
         timeout_ns = self._timeout_ns()
         awake_until_ns = self._dispatcher.awake_until_ns
         if awake_until_ns and not self._sockets.hooks.pending:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 
-from nvshare.coordinator.engine import leases, planning, standby
+from nvshare.coordinator.engine import leases, planning
 from nvshare.coordinator.memory import client_settings, orders, pinning, prefetch, switching
 from nvshare.coordinator.model.commands import Log, Send
 from nvshare.coordinator.model.gpu import Gpu
@@ -39,7 +39,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         _bring_in(node, gpu, now_ns)
     if asked or not gpu.schedule.side_by_side:  # else nothing has changed for those that run
         _inform(node, gpu, now_ns)
-    standby.alert_before_end(node, gpu, now_ns)
+    leases.alert_before_end(node, gpu, now_ns)
     prefetch.advance(node, gpu, now_ns)
 
 
@@ -146,5 +146,5 @@ def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
     if gpu.leases.active_seats >= 2 and not gpu.schedule.side_by_side:
         due += [seat.lease.ends_ns for seat in gpu.leases.running.values() if seat.lease.contention is Contention.QUIET]
     if len(gpu.wait_queue):
-        due += [standby.next_due_ns(seat) for seat in gpu.leases.running.values()]
+        due += [leases.next_due_ns(seat) for seat in gpu.leases.running.values()]
     return min((at_ns for at_ns in due if at_ns is not None and at_ns > now_ns), default=None)

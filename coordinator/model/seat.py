@@ -108,7 +108,7 @@ class Lease:
     cannot have had it, the seat stays IDLE, and its requests wait for its release."""
     contention: Contention = Contention.QUIET
     alerted: bool = False
-    """The holder and the next client know that the turn ends; see engine/standby.py."""
+    """The holder and the next client know that the turn ends; see engine/leases.py."""
 
 
 @dataclass(frozen=True, slots=True)
