@@ -40,7 +40,6 @@
 #define PROBE_NS 20000000u   /* between two calls of the probe, until one waits */
 #define CLOSING_NS 20000000u /* for calls that are inside */
 
-static bool closed;              /* agent thread */
 static uint64_t look_at_ns;      /* agent thread */
 static _Atomic uint32_t probing; /* futex: 1 while the probe is to call */
 static _Atomic int32_t probe;    /* its thread id; 0: there is none */
@@ -143,7 +142,7 @@ static const char *obstacle(void)
 
 static void run_again(void)
 {
-    closed = false;
+    nvs_agent_parked = false;
     nvs_queries_open();
     atomic_store_explicit(&probing, 0, memory_order_release); /* pairs with run_probe */
     nvs_futex_wake(&probing, 1);
@@ -162,11 +161,11 @@ static void close_calls(void)
         if (nvs_thread_start(NULL, run_probe, NULL) != 0)
             why = "the host has no memory for a thread";
     }
-    closed = why == NULL;
+    nvs_agent_parked = why == NULL;
     look_at_ns = nvs_now_ns() + LOOK_NS;
     if (why != NULL)
         nvs_queries_open();
-    nvs_park_answer answer = {.ready = closed};
+    nvs_park_answer answer = {.ready = nvs_agent_parked};
     (void)snprintf(answer.reason, sizeof answer.reason, "%s", why != NULL ? why : "");
     uint8_t frame[NVS_MAX_FRAME_BYTES];
     nvs_link_send(frame, nvs_encode_park_answer(&answer, frame, sizeof frame));
@@ -174,7 +173,7 @@ static void close_calls(void)
 
 void nvs_parking_start(void)
 {
-    closed = false;
+    nvs_agent_parked = false;
     atomic_store_explicit(&probe, 0, memory_order_relaxed); /* of a parent */
     atomic_store_explicit(&probing, 0, memory_order_relaxed);
 }
@@ -183,18 +182,13 @@ void nvs_parking_told(bool on)
 {
     if (!on)
         run_again();
-    else if (!closed)
+    else if (!nvs_agent_parked)
         close_calls();
-}
-
-bool nvs_parking_closed(void)
-{
-    return closed;
 }
 
 uint64_t nvs_parking_serve(uint64_t now)
 {
-    if (!closed)
+    if (!nvs_agent_parked)
         return UINT64_MAX;
     if (now >= look_at_ns) {
         look_at_ns = now + LOOK_NS;
