@@ -38,8 +38,8 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "nvshare-ctl kernelspec install": "changes the environment; tests/jupyter runs it in its own",
     "nvshare-coordinator --mps": "needs a card with MPS; its double is in tests/launch/test_mps.py",
     "export KUBEBUILDER_ASSETS": "needs programs of Kubernetes",
-    "install -D -m 755 -t /etc/slurm": "changes the machine; tests/end_to_end/test_slurm.py uses the files",
-    "sbatch": "needs Slurm; tests/end_to_end/test_slurm.py runs jobs",
+    "install -D -m 755 -t /etc/slurm": "changes the machine; tests/kubernetes/slots/test_slurm.py uses the files",
+    "sbatch": "needs Slurm; tests/kubernetes/slots/test_slurm.py runs jobs",
     "nvshare-ctl slot add": "needs root; tests/kubernetes/slots/test_slot_command.py and tests/jupyter/test_hub.py",
 }
 """How the first line of a block begins, and why the block is not run."""
