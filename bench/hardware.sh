@@ -106,7 +106,7 @@ for case in ${CASES:-programs}; do cases+=(--case "$case"); done
 programs=("$python" -m nvshare.bench.compatibility --json "${cases[@]}" --seconds 1 --budget 440)
 named programs_beyond 455 programs_beyond.jsonl "${programs[@]}" --mode beyond
 named programs 455 programs.jsonl "${programs[@]}" --mode swap --capacity 24GiB
-named day 540 day.json "$python" -m nvshare.bench.day --json --budget 520 --ways "${WAYS:-all}"
+named day 540 day.json "$python" -m nvshare.bench.day --json --budget $((BUDGET_S - SECONDS - 40)) --ways "${WAYS:-all}"
 named compatibility 430 compatibility.jsonl "$python" -m nvshare.bench.compatibility --json --budget 410
 cat "$out"/{compatibility,programs,programs_beyond}.jsonl >"$work/lines" 2>/dev/null
 if [ -s "$work/lines" ]; then
