@@ -17,7 +17,7 @@ _OTHER_DESCRIPTORS: Final = 256
 
 
 def possible_connections(max_clients: int) -> int:
-    """Raises the limit of open files for so many clients.  The connections that are possible; warns if they are fewer."""
+    """Raises the limit of open files for so many clients.  Those that are possible; warns if they are fewer."""
     wanted = max_clients + _SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * wanted + _OTHER_DESCRIPTORS  # a socket and a pidfd each
