@@ -152,7 +152,7 @@ def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[
             emit(row.as_json())
         return rows
     try:
-        with place(run, mode) as stand:
+        with place(run, mode, group) as stand:
             run_rows(run, stand, group, command_of(run, group), rows)
     except BenchError as error:
         for row in rows:
@@ -163,11 +163,15 @@ def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[
 
 
 @contextmanager
-def place(run: Run, mode: str) -> Iterator[Fixture]:
-    """The coordinator of a group, and in mode `beyond` the rival."""
+def place(run: Run, mode: str, group: Group | None = None) -> Iterator[Fixture]:
+    """The coordinator of a group, and in mode `beyond` the rival.  Programs of gigabytes have the default settings."""
     if mode != "beyond":
         # The turns of a program with idle neighbours: nobody else wants them.
         more = ["--policy", "auto", *(["--capacity", run.capacity] if run.capacity and mode == "swap" else [])]
+        if group in PROGRAMS:
+            with uncoordinated(simulate=run.simulate) as stand, coordinator(stand, more):
+                yield stand
+            return
         with fixture(simulate=run.simulate, quantum="20ms", more=more) as stand:
             yield stand
         return

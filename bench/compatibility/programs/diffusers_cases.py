@@ -56,7 +56,7 @@ def unet_pipeline(device: str) -> tuple[Any, Any]:
     context = 2048 if large else 32
     shape: dict[str, Any] = {
         "block_out_channels": (320, 640, 1280), "transformer_layers_per_block": (1, 2, 10),
-        "attention_head_dim": (5, 10, 20), "sample_size": 128,
+        "attention_head_dim": (5, 10, 20), "sample_size": 96,
     } if large else {
         "block_out_channels": (32, 64, 64), "transformer_layers_per_block": 1, "attention_head_dim": 8,
         "sample_size": 16,

@@ -15,7 +15,7 @@ import nbformat
 from nvshare.bench.compatibility.cases.program import Outcome, Program, size_bytes
 
 CELLS = (
-    "import cupy, torch, numpy, time, json, hashlib\nseen = hashlib.sha256()\nsums = []\nsize = SIZE // 2",
+    "import cupy, torch, numpy, time, json, hashlib\nseen = hashlib.sha256()\nsums = []\nsize = SIZE // 8",
     "rows = max(1, size // (4 << 20))\n"
     "table = cupy.random.RandomState(89).random_sample((rows, 1 << 20), dtype=cupy.float32)\n"
     "time.sleep(0.5)",

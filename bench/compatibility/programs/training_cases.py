@@ -64,7 +64,7 @@ def pytorch() -> Program:
 
 
 def jax_default() -> Program:
-    """Matrices of half of the size that is asked for, under the default preallocation of 75 % of the card."""
+    """Matrices of a quarter of the size that is asked for, under the default preallocation of 75 % of the card."""
     import jax
     import jax.numpy as jnp
     import numpy
@@ -72,7 +72,7 @@ def jax_default() -> Program:
     if jax.default_backend() != "gpu":
         raise RuntimeError(f"JAX runs on {jax.default_backend()}, not on the GPU")
     side = 4096
-    count = max(2, size_bytes() // 2 // (4 * side * side))
+    count = max(2, size_bytes() // 4 // (4 * side * side))
 
     def chain(matrices: Any, values: Any) -> Any:
         def one(values: Any, matrix: Any) -> tuple[Any, Any]:
