@@ -21,7 +21,16 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from nvshare.coordinator.engine import invariants, leases, operator_commands, parking, progress, reconcile, recovery
+from nvshare.coordinator.engine import (
+    invariants,
+    leases,
+    migration,
+    operator_commands,
+    parking,
+    progress,
+    reconcile,
+    recovery,
+)
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
 from nvshare.coordinator.engine.snapshot import (
@@ -96,8 +105,8 @@ class Scheduler:
             events.TimerFired: self._timer_fired,
             events.Profiled: self._profiled,
             events.Saved: lambda event, now: parking.saved(self._node, event, now),
-            events.Restored: lambda event, now: parking.restored(self._node, event, now),
-            events.Look: lambda event, now: parking.look(self._node, event, now),
+            events.Restored: lambda event, now: migration.restored(self._node, event, now),
+            events.Look: lambda _, now: [*parking.look(self._node, now), *migration.look(self._node, now)],
             events.Set: lambda event, now: operator_commands.set_value(self._node, event, now),
         }
 
@@ -113,7 +122,8 @@ class Scheduler:
     @property
     def wants_looks(self) -> bool:
         """Whether `events.Look` is due each second."""
-        return self._node.settings.park_after_ns > 0 or bool(self._node.parking)
+        settings = self._node.settings
+        return settings.park_after_ns > 0 or settings.rebalance or bool(self._node.parking)
 
     @property
     def event_log(self) -> EventLog:

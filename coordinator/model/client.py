@@ -50,6 +50,20 @@ class ParkState(enum.Enum):
 
 
 @dataclass(slots=True)
+class Move:
+    """The move of a client to another GPU.  Changed by engine/migration.py, `target` also by engine/parking.py."""
+
+    target: str = ""
+    """The GPU on which it is to come back; "": the one that it has left."""
+    why: str = ""
+    """The reason of the last attempt."""
+    tried_at_ns: int | None = None
+    source: str = ""
+    """The GPU from which it was moved last; "": it was never moved."""
+    source_why: str = ""
+
+
+@dataclass(slots=True)
 class Parking:
     """Changed by engine/parking.py."""
 
@@ -64,6 +78,9 @@ class Parking:
     """The next attempt to wake it, after one that has failed."""
     unwanted: bool = False
     """To be woken as soon as the checkpoint is made."""
+    began_ns: int = 0
+    """When it began to leave last."""
+    move: Move = field(default_factory=Move)
 
 
 @dataclass(slots=True, eq=False)

@@ -20,6 +20,7 @@
 #include "base/system.h"
 #include "contexts/context.h"
 #include "coord/lease.h"
+#include "coord/mailbox.h"
 #include "coord/protocol/link.h"
 #include "coord/protocol/wire.gen.h"
 #include "driver/cuda_api.h"
@@ -162,6 +163,8 @@ static void close_calls(void)
         if (nvs_thread_start(NULL, run_probe, NULL) != 0)
             why = "the host has no memory for a thread";
     }
+    if (why == NULL)
+        nvs_gpus_remember();
     closed = why == NULL;
     look_at_ns = nvs_now_ns() + LOOK_NS;
     if (why != NULL)
@@ -179,12 +182,16 @@ void nvs_parking_start(void)
     atomic_store_explicit(&probing, 0, memory_order_relaxed);
 }
 
-void nvs_parking_told(bool on)
+void nvs_parking_told(const nvs_park *message)
 {
-    if (!on)
-        run_again();
-    else if (!closed)
-        close_calls();
+    if (message->on) {
+        if (!closed)
+            close_calls();
+        return;
+    }
+    if (message->uuid[0] != '\0') /* the next coordinator hears of the GPU where the process is */
+        memcpy(nvs_mail[message->ordinal].facts.uuid, message->uuid, sizeof message->uuid);
+    run_again();
 }
 
 bool nvs_parking_closed(void)

@@ -134,7 +134,15 @@ class ParkClient(_Request):
     parked: bool = True
 
 
-Request = Ping | Status | Set | SetShare | Unset | Pause | Resume | ParkClient
+class MigrateClient(_Request):
+    """Moves a client to another GPU."""
+
+    ask: Literal["migrate"] = "migrate"
+    client: ClientName
+    gpu: GpuName
+
+
+Request = Ping | Status | Set | SetShare | Unset | Pause | Resume | ParkClient | MigrateClient
 _REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 
 
