@@ -142,7 +142,7 @@ class Checkpoints:
 
 
 def card_memory(process_id: int) -> dict[str, int]:
-    """Memory that a process has on each card, by UUID, as far as NVML says."""
+    """Memory that a process has on each card where it has a context, by UUID, as far as NVML says."""
     import pynvml
 
     found = {}
@@ -150,8 +150,8 @@ def card_memory(process_id: int) -> dict[str, int]:
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                if each.pid == process_id and each.usedGpuMemory:
-                    found[str(pynvml.nvmlDeviceGetUUID(handle))] = int(each.usedGpuMemory)
+                if each.pid == process_id:
+                    found[str(pynvml.nvmlDeviceGetUUID(handle))] = int(each.usedGpuMemory or 0)
     return found
 
 

@@ -118,6 +118,7 @@ def test_the_others_run_on() -> None:
     harness = two_gpus()
     client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
     other = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    assert client.granted() is not None
     migrate(harness, client)
     client.release(wanted=True)
     assert other.granted() is not None
@@ -125,6 +126,7 @@ def test_the_others_run_on() -> None:
     harness.handle(events.Restored(client.client, gpu=OTHER))
     brought_in(client)
     assert client.granted() is not None
+    client.take(messages.Revoke)
     harness.advance(60 * SECOND_NS)
     assert not other.take(messages.Revoke)
     assert not client.take(messages.Revoke)
@@ -198,7 +200,7 @@ def test_refused_before_anything_moves() -> None:
     managed = harness.client(mode=MemoryMode.MANAGED, memory=SIZE)
     refused(harness, managed, "managed memory")
     both = harness.client(mode=MemoryMode.SWAP)
-    both.attach(OTHER, ordinal=1)
+    both.attach(OTHER, gpu=1)
     refused(harness, both, "several GPUs")
     mate = harness.client(mode=MemoryMode.SWAP, gang="pair")
     refused(harness, mate, "the gang pair")
