@@ -13,7 +13,6 @@
 #include "base/process.h"
 #include "coord/mailbox.h"
 #include "coord/moves.h"
-#include "coord/parking.h"
 #include "coord/protocol/link.h"
 #include "coord/protocol/wire.gen.h"
 #include "gate/gate.h"
@@ -145,7 +144,7 @@ static void send_attach(uint32_t gpu)
     message.allocated_bytes = usage.allocated_bytes;
     message.resident_bytes = usage.resident_bytes;
     message.pinned_bytes = usage.pinned_bytes;
-    message.parked = nvs_parking_closed();
+    message.parked = atomic_load_explicit(&nvs_hot.parked, memory_order_relaxed) != 0; /* written by this thread (parking.c) */
     if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
         nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
     nvs_agent_gpus[gpu].connection.reserve = nvs_agent_gpus[gpu].connection.pins = 0;

@@ -194,11 +194,6 @@ void nvs_parking_told(const nvs_park *message)
     run_again();
 }
 
-bool nvs_parking_closed(void)
-{
-    return closed;
-}
-
 uint64_t nvs_parking_serve(uint64_t now)
 {
     if (!closed)

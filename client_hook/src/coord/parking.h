@@ -7,7 +7,6 @@
 
 void nvs_parking_start(void);              /* of the agent */
 void nvs_parking_told(const nvs_park *message); /* the coordinator's */
-bool nvs_parking_closed(void);             /* Park(true) came, and no end of it */
 uint64_t nvs_parking_serve(uint64_t now);  /* looks for threads that need the driver; returns when to look again, UINT64_MAX: never */
 
 #endif
