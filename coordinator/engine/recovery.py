@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from nvshare.coordinator.engine import leases, parking
+from nvshare.coordinator.engine import leases
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import checks, orders, room
 from nvshare.coordinator.memory.client_settings import send_settings
-from nvshare.coordinator.model.client import Client
+from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Notify, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import SeatMemory
@@ -77,13 +77,12 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
     memory = SeatMemory(limit_bytes=limit, highest_limit_bytes=limit)
     seat = _add_seat(node, client, gpu, message, memory, now_ns)
     if message.parked:
-        parking.found_parked(client)
+        client.parking.state = ParkState.PARKED  # perhaps: the driver knows (engine/parking/parking.py)
     _resolve_claim(node, gpu, seat, message, now_ns)
     if client.paused and seat.phase is HOLDING:  # paused between hello and claim
         leases.revoke(node, gpu, seat, "paused", now_ns)
     if message.wanted:
         leases.request(node, seat, now_ns)
-        parking.requested(node, client)
     return (gpu,)
 
 

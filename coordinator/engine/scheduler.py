@@ -21,17 +21,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from nvshare.coordinator.engine import (
-    invariants,
-    leases,
-    migration,
-    operator_commands,
-    parking,
-    progress,
-    reconcile,
-    recovery,
-)
+from nvshare.coordinator.engine import invariants, leases, operator_commands, progress, reconcile, recovery
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
+from nvshare.coordinator.engine.parking import migration, parking
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
 from nvshare.coordinator.engine.snapshot import (
     ClientSnapshot,
@@ -366,6 +358,13 @@ class Scheduler:
         return seat
 
 
+def _attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Iterable[Gpu]:
+    concerned = recovery.attach(node, client, message, now_ns)
+    if message.wanted:
+        parking.requested(node, client)
+    return concerned
+
+
 def _request(node: Node, seat: Seat, now_ns: int) -> None:
     leases.request(node, seat, now_ns)
     parking.requested(node, seat.client)
@@ -389,7 +388,7 @@ _OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], Iterable[Gp
 }
 """Messages about a GPU that the client has attached.  A handler names the GPUs concerned; None: the client's."""
 _OF_CLIENT: Final[dict[type[Message], Callable[[Node, Client, Any, int], Iterable[Gpu]]]] = {
-    AttachGpu: recovery.attach,
+    AttachGpu: _attach,
     ReserveHost: host_budget.ask,
     ParkAnswer: parking.answered,
 }

@@ -39,7 +39,7 @@ class HostShare:
 
 
 class ParkState(enum.Enum):
-    """How far a client is on its way out of the GPUs; see engine/parking.py."""
+    """How far a client is on its way out of the GPUs; see engine/parking/parking.py."""
 
     RUNNING = "running"
     LEAVING = "leaving"
@@ -51,7 +51,7 @@ class ParkState(enum.Enum):
 
 @dataclass(slots=True)
 class Move:
-    """The move of a client to another GPU.  Changed by engine/migration.py, `target` also by engine/parking.py."""
+    """The move of a client to another GPU.  Changed by engine/parking/."""
 
     target: str = ""
     """The GPU on which it is to come back; "": the one that it has left."""
@@ -65,7 +65,7 @@ class Move:
 
 @dataclass(slots=True)
 class Parking:
-    """Changed by engine/parking.py."""
+    """Changed by engine/parking/, `state` also by engine/recovery.py."""
 
     state: ParkState = ParkState.RUNNING
     since_ns: int = 0

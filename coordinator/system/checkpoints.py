@@ -1,4 +1,4 @@
-"""The driver's checkpoints of other processes, which park programs (engine/parking.py).
+"""The driver's checkpoints of other processes, which park programs (engine/parking/parking.py).
 
 The driver wants the user of the process, or root, and its calls take up to seconds.  So one helper process for each
 user makes them: `python -m nvshare.coordinator.system.checkpoints`, started with the first need and kept, because a

@@ -34,6 +34,8 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "nvshare-ctl install-unit > /etc": "changes the machine; tests/unit/cli/test_manners.py reads the unit",
     "nvshare-ctl kernelspec install": "changes the environment; tests/jupyter runs it in its own",
     "nvshare-coordinator --mps": "needs a card with MPS; its double is in tests/launch/test_mps.py",
+    "pip install 'nvshare[park]'": "installs, and parks an idle program; tests/end_to_end/parking does that",
+    "nvshare-ctl migrate": "needs two GPUs; tests/end_to_end/parking does it",
     "export KUBEBUILDER_ASSETS": "needs programs of Kubernetes",
 }
 """How the first line of a block begins, and why the block is not run."""

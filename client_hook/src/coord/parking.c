@@ -1,4 +1,4 @@
-/* Parking: the program's calls stop before the driver while the coordinator has its process off the GPUs (engine/parking.py).
+/* Parking: the program's calls stop before the driver while the coordinator has its process off the GPUs (engine/parking/parking.py).
  *
  * The driver's checkpoint first locks the process: from then on calls that submit work or change something wait in the driver until the process is
  * unlocked.  Measured with driver 580: queries of events and streams, and waits for them, are not stopped.  They read memory of the card that the

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.conftest import Node
-from tests.end_to_end.test_parking import ANSWERS, begin, charged_bytes, said, start, tell
+from tests.end_to_end.parking.test_parking import ANSWERS, begin, charged_bytes, said, start, tell
 from tests.waiting import eventually
 
 pytestmark = [

@@ -13,6 +13,7 @@ Rules:
 - A request for a lease ends LEAVING and CLOSING, and wakes a client in SAVING and PARKED.  No seat of the client is
   schedulable until it runs again.
 - What cannot be parked is found before anything moves, as far as it is known here.
+- A client of an earlier coordinator that was told to close counts as parked: perhaps a checkpoint was made.
 - A refusal or failure leaves the client running, and holds until it has had another lease.
 - A client that is to come back on another GPU (migration.py) takes the same way, also while it wants the GPU: its
   request waits until it has moved.
@@ -228,11 +229,6 @@ def requested(node: Node, client: Client) -> None:
     """A thread of the client wants a GPU."""
     if client.parking.state is PARKED and client.parking.retry_at_ns is None:
         wake(node, client)
-
-
-def found_parked(client: Client) -> None:
-    """A client of an earlier coordinator says that it was told to close; perhaps a checkpoint was made."""
-    client.parking.state = PARKED
 
 
 def wake(node: Node, client: Client, why: str = "") -> None:

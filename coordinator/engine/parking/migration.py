@@ -18,7 +18,8 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from nvshare.coordinator.engine import parking, recovery
+from nvshare.coordinator.engine import recovery
+from nvshare.coordinator.engine.parking import parking
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import Log, Notify

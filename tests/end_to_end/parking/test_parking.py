@@ -14,7 +14,7 @@ import pytest
 from tests.end_to_end.conftest import Node
 from tests.waiting import eventually
 
-PROGRAM = Path(__file__).with_name("programs") / "parked.py"
+PROGRAM = Path(__file__).with_name("parked.py")
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
 
 
