@@ -326,7 +326,7 @@ class Settings:
         "included, and comes back at its next call; 0: never. Needs the extra `park` and NVIDIA's driver 570",
     )  # fmt: skip
     rebalance: bool = setting(
-        FLAG, False, live=True,
+        FLAG, False, live=True, in_chart=False,
         help="A program in mode `swap` that waits for its GPU moves to an idle one of the same model, when it would "
         "wait longer during the next minute than the move takes. Needs what `park_after` needs, and driver 580",
     )  # fmt: skip
