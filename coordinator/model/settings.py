@@ -165,8 +165,9 @@ DURATION: Final = Kind(
     of=int, parse=parse_duration, shown=format_duration, low=1, sample='"100ms"', schema=_ref("duration")
 )
 DURATION_OR_NEVER: Final = replace(
-    DURATION, parse=parse_duration_or_never, low=0, bare=True, sample='"100ms" or "0"', schema=_ref("durationOrNever")
-)
+    DURATION, parse=parse_duration_or_never, shown=lambda value: format_duration(value) if value else "0", low=0,
+    bare=True, sample='"100ms" or "0"', schema=_ref("durationOrNever"),
+)  # fmt: skip
 QUANTUM: Final = Kind(
     of=int, parse=parse_quantum, shown=format_duration, none="auto", low=QUANTUM_BOUNDS_NS[0],
     high=QUANTUM_BOUNDS_NS[1], sample='"100ms" or "auto"', schema=_ref("quantum"),

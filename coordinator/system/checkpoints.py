@@ -42,7 +42,7 @@ ROOM_S: Final = 2.0
 ROOM_LOOK_S: Final = 0.01
 SPARE_BYTES: Final = 64 << 20
 UNKNOWN_BYTES: Final = 1 << 30
-"""Of a process that another helper has saved: it is moved only where there is plenty of room."""
+"""Of a process that another helper has saved, or that NVML does not list: it moves only where there is plenty."""
 EXTRA: Final = "the driver's checkpoints need the extra `park` where the coordinator runs: pip install 'nvshare[park]'"
 
 
@@ -189,17 +189,17 @@ def exchange(home: str, target: str) -> dict[str, str]:
     return {old.removeprefix("GPU-"): new.removeprefix("GPU-") for old, new in pairs.items()}
 
 
-def restore(process: Any, memory: Mapping[str, int] | None, home: str, target: str) -> str:
+def restore(process: Any, memory: Mapping[str, int], home: str, target: str) -> str:
     """Brings the process back, on `target` if there is one.  Returns where it is, "" for where it was.
 
-    `memory`: what it had; None: unknown.  Raises what cuda.core does, MemoryError and NVMLError.
+    `memory`: what it had, as far as is known.  Raises what cuda.core does, MemoryError and NVMLError.
     """
     if process.state == "checkpointed":
         if target:
-            await_room({target: UNKNOWN_BYTES if memory is None else memory.get(home, 0)})
+            await_room({target: memory.get(home) or UNKNOWN_BYTES})
             process.restore(gpu_mapping=exchange(home, target))
         else:
-            await_room(memory or {})
+            await_room(memory)
             process.restore()
         found = {target}
     else:  # a helper or a coordinator has died: it may have been moved before
@@ -215,7 +215,7 @@ def perform(process: Any, request: Mapping[str, Any], had: dict[int, dict[str, i
     `had`: by process id, the memory that saved processes had.  Returns and raises as `restore`.
     """
     if request["do"] == "restore":
-        return restore(process, had.get(process.pid), request["home"], request["target"])
+        return restore(process, had.get(process.pid, {}), request["home"], request["target"])
     had[process.pid] = card_memory(process.pid)
     try:
         if process.state == "running":
