@@ -175,25 +175,50 @@ def unpark(context: typer.Context, client: ClientName, as_json: Json = False, wh
     _park(context, client, False, as_json, where)
 
 
+@app.command()
+def migrate(
+    context: typer.Context,
+    client: ClientName,
+    to: Annotated[str, typer.Option("--to", metavar="GPU", help="Its index, or the beginning of its UUID.")],
+    as_json: Json = False,
+    where: Where = None,
+) -> None:
+    """Move a client to another GPU of the same model, where it goes on."""
+    result = _settled(context, api.MigrateClient, as_json, where, client=client, gpu=to)
+    _report(result, result["gpus"] == [result["gpu"]], f"on GPU {to}", as_json)
+
+
 def _park(context: typer.Context, client: str, parked: bool, as_json: bool, where: Path | None) -> None:
-    """Asks, and waits until the client is parked or runs."""
+    result = _settled(context, api.ParkClient, as_json, where, client=client, parked=parked)
+    state = "parked" if parked else "running"
+    _report(result, result["parking"] == state, state, as_json)
+
+
+def _settled(
+    context: typer.Context, kind: type[api.Request], as_json: bool, where: Path | None, **values: Any
+) -> dict[str, Any]:
+    """Asks, and waits until the client is parked or runs, and moves to no GPU."""
     try:
         directory = directory_of(context, where)
-        result = call(directory, make_request(api.ParkClient, client=client, parked=parked))
-        while result["parking"] not in ("parked", "running", "gone"):
+        result: dict[str, Any] = call(directory, make_request(kind, **values))
+        while result["parking"] not in ("parked", "running", "gone") or result["moves_to"]:
             time.sleep(PARK_LOOK_S)
-            result.update(parking="gone", why="it has ended")
+            result.update(parking="gone", why="it has ended", moves_to="", gpus=[])
             for each in call(directory, api.Status())["clients"]:
                 if each["client"] == result["client"]:
-                    result.update(parking=each["parking"], why=each["parking_why"])
+                    result.update(parking=each["parking"], why=each["parking_why"], moves_to=each["moves_to"])
+                    result.update(gpus=[seat["uuid"] for seat in each["seats"]])
     except (ControlError, NoCoordinatorError) as error:
         fail(error, as_json)
-    done = result["parking"] == ("parked" if parked else "running")
+    return result
+
+
+def _report(result: dict[str, Any], done: bool, state: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(result))
     else:
         why = f": {result['why']}" if result["why"] and not done else ""
-        typer.echo(f"{client_name(result)} {'is' if done else 'is not'} {'parked' if parked else 'running'}{why}")
+        typer.echo(f"{client_name(result)} {'is' if done else 'is not'} {state}{why}")
     if not done:
         raise typer.Exit(1)
 

@@ -203,15 +203,18 @@ class Coordinator:
 
     def _park(self, command: commands.Checkpoint | commands.Restore) -> None:
         self._parking[command.process_id] = command
-        do = "save" if isinstance(command, commands.Checkpoint) else "restore"
-        self._checkpoints.ask(do, command.process_id, command.user_id)
+        if isinstance(command, commands.Checkpoint):
+            self._checkpoints.ask("save", command.process_id, command.user_id)
+        else:
+            self._checkpoints.ask("restore", command.process_id, command.user_id, command.home, command.target)
 
-    def _driver_done(self, process_id: int, error: str) -> None:
+    def _driver_done(self, process_id: int, error: str, gpu: str) -> None:
         def report() -> None:
             command = self._parking.pop(process_id, None)
             if command is not None:
-                kind = events.Saved if isinstance(command, commands.Checkpoint) else events.Restored
-                self.dispatcher.event(kind(command.client, error), time.monotonic_ns())
+                saved = isinstance(command, commands.Checkpoint)
+                event = events.Saved(command.client, error) if saved else events.Restored(command.client, error, gpu)
+                self.dispatcher.event(event, time.monotonic_ns())
 
         self.server.post(report)
 

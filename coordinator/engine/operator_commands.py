@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from nvshare.coordinator.engine import leases, parking, reconcile
+from nvshare.coordinator.engine import leases, reconcile
+from nvshare.coordinator.engine.parking import migration, parking
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import room
 from nvshare.coordinator.memory.client_settings import send_settings, send_settings_to_all
@@ -202,4 +203,5 @@ _OF_CLIENT: Final[dict[str, Callable[[Node, Client, Any, str | None, int], Itera
     "paused": _paused,
     "gang": _gang,
     "parked": parking.set_parked,
+    "moved_to": migration.set_target,
 }

@@ -22,16 +22,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from nvshare.coordinator.engine import leases, parking
+from nvshare.coordinator.engine import leases
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import checks, orders, room
 from nvshare.coordinator.memory.client_settings import send_settings
-from nvshare.coordinator.model.client import Client
+from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Notify, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import SeatMemory
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, OVERDUE, REVOKING, Place, Seat
+from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, REVOKING, WAITING, Place, Seat
 from nvshare.coordinator.protocol.messages import (
     AttachGpu,
     MemoryMode,
@@ -72,23 +72,56 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
         return ()
     if client.client_id in gpu.seats:
         raise RemoteProtocolError(f"{message.uuid} is attached under another ordinal already")
-    seat = _add_seat(node, client, gpu, message, now_ns)
+    gpu.recovery.survivors = gpu.recovery.survivors or message.lease_id != 0 or message.allocated_bytes != 0
+    limit = client.memory_limit_bytes
+    memory = SeatMemory(limit_bytes=limit, highest_limit_bytes=limit)
+    seat = _add_seat(node, client, gpu, message, memory, now_ns)
     if message.parked:
-        parking.found_parked(client)
+        client.parking.state = ParkState.PARKED  # perhaps: the driver knows (engine/parking/parking.py)
     _resolve_claim(node, gpu, seat, message, now_ns)
     if client.paused and seat.phase is HOLDING:  # paused between hello and claim
         leases.revoke(node, gpu, seat, "paused", now_ns)
     if message.wanted:
         leases.request(node, seat, now_ns)
-        parking.requested(node, client)
     return (gpu,)
 
 
-def _add_seat(node: Node, client: Client, gpu: Gpu, message: AttachGpu, now_ns: int) -> Seat:
+def move_seat(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
+    """The client's ordinal is this GPU from now on.  The seat has no lease and no order."""
+    old, client, had = seat.gpu, seat.client, seat.memory
+    assert seat.phase in (IDLE, WAITING), f"{seat.phase} while it is moved"
+    assert seat.moves.order is None, "its memory is on the host"
+    promised_bytes = seat.room.promised_bytes
+    figures = AttachGpu(
+        gpu=seat.ordinal,
+        uuid=gpu.uuid,
+        total_bytes=gpu.memory.total_bytes,
+        lease_id=0,
+        wanted=seat.phase is WAITING,
+        allocated_bytes=had.allocated_bytes,
+        resident_bytes=had.resident_bytes,
+        pinned_bytes=had.pinned_bytes,
+    )
+    leases.client_left(node, old, seat, now_ns)
+    gpu.leases.next_lease_id = max(gpu.leases.next_lease_id, old.leases.next_lease_id)  # the hook expects growing ids
+    memory = SeatMemory(limit_bytes=had.limit_bytes, highest_limit_bytes=had.highest_limit_bytes)
+    moved = _add_seat(node, client, gpu, figures, memory, now_ns)
+    moved.room.promised_bytes = promised_bytes
+    room.update(moved)
+    moved.memory.released_bytes = had.released_bytes
+    moved.statistics, moved.progress = seat.statistics, seat.progress
+    moved.moves.statistics = seat.moves.statistics
+    moved.place.recent, moved.place.attached_at_ns = seat.place.recent, seat.place.attached_at_ns
+    moved.place.last_released_ns = seat.place.last_released_ns
+    if figures.wanted:
+        leases.request(node, moved, now_ns)
+
+
+def _add_seat(
+    node: Node, client: Client, gpu: Gpu, message: AttachGpu, memory: SeatMemory, now_ns: int
+) -> Seat:
     place = Place(attached_at_ns=now_ns, turn=gpu.leases.next_turn)
-    limit = client.memory_limit_bytes
-    seat = Seat(client, gpu, message.gpu, place, SeatMemory(limit_bytes=limit, highest_limit_bytes=limit))
-    gpu.recovery.survivors = gpu.recovery.survivors or message.lease_id != 0 or message.allocated_bytes != 0
+    seat = Seat(client, gpu, message.gpu, place, memory)
     gpu.leases.next_turn += 1
     client.seats[message.gpu] = seat
     gpu.seats[client.client_id] = seat

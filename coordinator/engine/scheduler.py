@@ -21,8 +21,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from nvshare.coordinator.engine import invariants, leases, operator_commands, parking, progress, reconcile, recovery
+from nvshare.coordinator.engine import invariants, leases, operator_commands, progress, reconcile, recovery
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
+from nvshare.coordinator.engine.parking import migration, parking
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
 from nvshare.coordinator.engine.snapshot import (
     ClientSnapshot,
@@ -97,8 +98,8 @@ class Scheduler:
             events.TimerFired: self._timer_fired,
             events.Profiled: self._profiled,
             events.Saved: lambda event, now: parking.saved(self._node, event, now),
-            events.Restored: lambda event, now: parking.restored(self._node, event, now),
-            events.Look: lambda event, now: parking.look(self._node, event, now),
+            events.Restored: lambda event, now: migration.restored(self._node, event, now),
+            events.Look: lambda _, now: [*parking.look(self._node, now), *migration.look(self._node, now)],
             events.Set: lambda event, now: operator_commands.set_value(self._node, event, now),
         }
 
@@ -114,7 +115,8 @@ class Scheduler:
     @property
     def wants_looks(self) -> bool:
         """Whether `events.Look` is due each second."""
-        return self._node.settings.park_after_ns > 0 or bool(self._node.parking)
+        settings = self._node.settings
+        return settings.park_after_ns > 0 or settings.rebalance or bool(self._node.parking)
 
     @property
     def event_log(self) -> EventLog:
@@ -359,6 +361,13 @@ class Scheduler:
         return seat
 
 
+def _attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Iterable[Gpu]:
+    concerned = recovery.attach(node, client, message, now_ns)
+    if message.wanted:
+        parking.requested(node, client)
+    return concerned
+
+
 def _request(node: Node, seat: Seat, now_ns: int) -> None:
     leases.request(node, seat, now_ns)
     parking.requested(node, seat.client)
@@ -382,7 +391,7 @@ _OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], Iterable[Gp
 }
 """Messages about a GPU that the client has attached.  A handler names the GPUs concerned; None: the client's."""
 _OF_CLIENT: Final[dict[type[Message], Callable[[Node, Client, Any, int], Iterable[Gpu]]]] = {
-    AttachGpu: recovery.attach,
+    AttachGpu: _attach,
     ReserveHost: host_budget.ask,
     ParkAnswer: parking.answered,
 }

@@ -119,6 +119,11 @@ class ClientSnapshot:
     """As `ParkState`."""
     parking_why: str
     """The reason of the last refusal or failure."""
+    moves_to: str = ""
+    """The GPU to which it is being moved; "": none."""
+    moved_from: str = ""
+    """The GPU from which it was moved last; "": it was never moved."""
+    moved_why: str = ""
     spatial: bool = False
     gang: str = ""
     placement: Placement = NOT_PLACED
@@ -184,6 +189,9 @@ def take_client(client: Client, now_ns: int, paged: Callable[[Gpu], Mapping[int,
         host_share_bytes=client.host.share_bytes,
         parking=client.parking.state.value,
         parking_why=client.parking.why,
+        moves_to=client.parking.move.target,
+        moved_from=client.parking.move.source,
+        moved_why=client.parking.move.source_why,
         seats=tuple(_seat(seat, paged(seat.gpu), now_ns) for seat in client.seats.values()),
     )
 

@@ -40,7 +40,7 @@ class HostShare:
 
 
 class ParkState(enum.Enum):
-    """How far a client is on its way out of the GPUs; see engine/parking.py."""
+    """How far a client is on its way out of the GPUs; see engine/parking/parking.py."""
 
     RUNNING = "running"
     LEAVING = "leaving"
@@ -51,8 +51,22 @@ class ParkState(enum.Enum):
 
 
 @dataclass(slots=True)
+class Move:
+    """The move of a client to another GPU.  Changed by engine/parking/."""
+
+    target: str = ""
+    """The GPU on which it is to come back; "": the one that it has left."""
+    why: str = ""
+    """The reason of the last attempt."""
+    tried_at_ns: int | None = None
+    source: str = ""
+    """The GPU from which it was moved last; "": it was never moved."""
+    source_why: str = ""
+
+
+@dataclass(slots=True)
 class Parking:
-    """Changed by engine/parking.py."""
+    """Changed by engine/parking/, `state` also by engine/recovery.py."""
 
     state: ParkState = ParkState.RUNNING
     since_ns: int = 0
@@ -65,6 +79,9 @@ class Parking:
     """The next attempt to wake it, after one that has failed."""
     unwanted: bool = False
     """To be woken as soon as the checkpoint is made."""
+    began_ns: int = 0
+    """When it began to leave last."""
+    move: Move = field(default_factory=Move)
 
 
 @dataclass(slots=True, eq=False)

@@ -96,6 +96,9 @@ class Restore:
     client: int
     process_id: int
     user_id: int
+    home: str = ""
+    target: str = ""
+    """With both: the process left the GPU `home` and comes back on `target`."""
 
 
 Command = Send | SetTimer | RecordLease | Notify | Log | Kill | CheckMemory | Checkpoint | Restore

@@ -145,11 +145,13 @@ class Restored:
 
     client: int
     error: str = ""
+    gpu: str = ""
+    """The GPU on which it is; "": where it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A second has passed, while `park_after` is set or a client is parked."""
+    """A second has passed, while `park_after` or `rebalance` is set or a client needs it to come back."""
 
 
 Event = (

@@ -56,7 +56,7 @@ class Node:
     changed_gpus: dict[str, Gpu] = field(default_factory=dict)
     """Further GPUs that the present event concerns; see gangs/slots.py."""
     parking: dict[int, Client] = field(default_factory=dict)
-    """Clients that are to be parked and still need something; see engine/parking.py."""
+    """Clients that are to be parked and still need something; see engine/parking/parking.py."""
     gang_turns: int = 0
     gang_gathered_ns: int = 0
 

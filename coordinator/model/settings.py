@@ -326,6 +326,11 @@ class Settings:
         help="A program in mode `swap` that has not used its GPUs for this time leaves them altogether, contexts "
         "included, and comes back at its next call; 0: never. Needs the extra `park` and NVIDIA's driver 570",
     )  # fmt: skip
+    rebalance: bool = setting(
+        FLAG, False, live=True, in_chart=False,
+        help="A program in mode `swap` that waits for its GPU moves to an idle one of the same model, when it would "
+        "wait longer during the next minute than the move takes. Needs what `park_after` needs, and driver 580",
+    )  # fmt: skip
     recovery_ns: int = setting(
         DURATION, 5 * SECOND_NS, help="After a restart: the longest wait for the earlier holder while it runs"
     )
@@ -429,6 +434,7 @@ _OF_CLIENT: Final = (
     ),
     Setting(name="paused", field="paused", kind=replace(FLAG, shown=lambda flag: "yes"), default=False),
     Setting(name="parked", field="parked", kind=FLAG, default=False),
+    Setting(name="moved_to", field="moved_to", kind=TEXT, default=""),
     Setting(name="gang", field="gang", kind=replace(TEXT, low=0), default=""),
 )  # fmt: skip
 

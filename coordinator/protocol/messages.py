@@ -417,11 +417,16 @@ class WaitExplained(Message):
     text: str
 
 
-@declare(TO_CLIENT, 79, BOOL)
+@declare(TO_CLIENT, 79, BOOL, ORDINAL, UUID)
 class Park(Message):
-    """`on`: the client is to close its ways to the driver, since it leaves the GPUs.  Not `on`: it runs again."""
+    """`on`: the client is to close its ways to the driver, since it leaves the GPUs.  Not `on`: it runs again.
+
+    With a `uuid`, that is the GPU which the client's `ordinal` is from now on.
+    """
 
     on: bool
+    ordinal: int = 0
+    uuid: str = ""
 
 
 @declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)

@@ -1,10 +1,15 @@
-"""The driver's checkpoints of other processes, which park programs (engine/parking.py).
+"""The driver's checkpoints of other processes, which park programs (engine/parking/parking.py).
 
 The driver wants the user of the process, or root, and its calls take up to seconds.  So one helper process for each
 user makes them: `python -m nvshare.coordinator.system.checkpoints`, started with the first need and kept, because a
-program that wakes should not wait for Python.  It reads lines `{"process_id": P, "do": "save" | "restore"}` and answers
-each by `{"process_id": P, "error": "..."}`; "" is success.  It looks at the state of the process first, so each request
-may be repeated, also after the death of a helper or a coordinator in the middle.
+program that wakes should not wait for Python.  It reads lines `{"process_id": P, "do": "save" | "restore"}`, for a
+restoration on another GPU with `"home": UUID, "target": UUID`, and answers each by
+`{"process_id": P, "error": "...", "gpu": "..."}`: "" is success, and the GPU is where a restored process is, if it is
+not where it was.  It looks at the state of the process first, so each request may be repeated, also after the death of
+a helper or a coordinator in the middle.
+
+The driver exchanges GPUs: a restoration on another one names all that the kernel module has, each once as the old and
+once as the new one.
 
 The calls are `cuda.core.checkpoint`'s, which the extra `park` brings.
 
@@ -36,6 +41,8 @@ DEADLINE_S: Final = 120.0
 ROOM_S: Final = 2.0
 ROOM_LOOK_S: Final = 0.01
 SPARE_BYTES: Final = 64 << 20
+UNKNOWN_BYTES: Final = 1 << 30
+"""Of a process that another helper has saved, or that NVML does not list: it moves only where there is plenty."""
 EXTRA: Final = "the driver's checkpoints need the extra `park` where the coordinator runs: pip install 'nvshare[park]'"
 
 
@@ -43,17 +50,18 @@ EXTRA: Final = "the driver's checkpoints need the extra `park` where the coordin
 
 
 class Checkpoints:
-    """The helpers, by user.  `report(process_id, error)` is called in a thread of this object."""
+    """The helpers, by user.  `report(process_id, error, gpu)` is called in a thread of this object."""
 
-    def __init__(self, environment: Mapping[str, str], report: Callable[[int, str], None]) -> None:
+    def __init__(self, environment: Mapping[str, str], report: Callable[[int, str, str], None]) -> None:
         self._environment = dict(environment)
         self._report = report
         self._lock = threading.Lock()
         self._helpers: dict[int, subprocess.Popen[str]] = {}
         self._pending: dict[int, tuple[int, threading.Timer]] = {}  # process id -> its user
 
-    def ask(self, do: str, process_id: int, user_id: int) -> None:
-        """Has the process saved or restored.  The result comes by `report`, within `DEADLINE_S`."""
+    def ask(self, do: str, process_id: int, user_id: int, home: str = "", target: str = "") -> None:
+        """Has the process saved, or restored on `target`.  The result comes by `report`, within `DEADLINE_S`."""
+        request = {"process_id": process_id, "do": do, "home": home, "target": target}
         timer = threading.Timer(DEADLINE_S, self._too_long, (process_id, user_id))
         timer.daemon = True
         with self._lock:
@@ -63,11 +71,12 @@ class Checkpoints:
                 if helper is None or helper.poll() is not None:
                     helper = self._helpers[user_id] = self._start(user_id)
                 assert helper.stdin is not None
-                helper.stdin.write(json.dumps({"process_id": process_id, "do": do}) + "\n")
+                helper.stdin.write(json.dumps(request) + "\n")
                 helper.stdin.flush()
             except (OSError, subprocess.SubprocessError) as error:
                 del self._pending[process_id]
-                threading.Thread(target=self._report, args=(process_id, f"no helper: {error}"), daemon=True).start()
+                failed = process_id, f"no helper: {error}", ""
+                threading.Thread(target=self._report, args=failed, daemon=True).start()
                 return
         timer.start()
 
@@ -106,19 +115,19 @@ class Checkpoints:
         assert helper.stdout is not None
         for line in helper.stdout:
             answer = json.loads(line)
-            self._answered(answer["process_id"], answer["error"])
+            self._answered(answer["process_id"], answer["error"], answer["gpu"])
         helper.wait()
         with self._lock:
             lost = [process_id for process_id, (user, _) in self._pending.items() if user == user_id]
         for process_id in lost:
             self._answered(process_id, f"its helper ended with code {helper.returncode}")
 
-    def _answered(self, process_id: int, error: str) -> None:
+    def _answered(self, process_id: int, error: str, gpu: str = "") -> None:
         with self._lock:
             pending = self._pending.pop(process_id, None)
         if pending is not None:
             pending[1].cancel()
-            self._report(process_id, error)
+            self._report(process_id, error, gpu)
 
     def _too_long(self, process_id: int, user_id: int) -> None:
         log.warning("process %d: the driver's checkpoint took longer than %g s", process_id, DEADLINE_S)
@@ -133,7 +142,7 @@ class Checkpoints:
 
 
 def card_memory(process_id: int) -> dict[str, int]:
-    """Memory that a process has on each card, by UUID, as far as NVML says."""
+    """Memory that a process has on each card where it has a context, by UUID, as far as NVML says."""
     import pynvml
 
     found = {}
@@ -141,8 +150,8 @@ def card_memory(process_id: int) -> dict[str, int]:
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                if each.pid == process_id and each.usedGpuMemory:
-                    found[str(pynvml.nvmlDeviceGetUUID(handle))] = int(each.usedGpuMemory)
+                if each.pid == process_id:
+                    found[str(pynvml.nvmlDeviceGetUUID(handle))] = int(each.usedGpuMemory or 0)
     return found
 
 
@@ -168,18 +177,45 @@ def await_room(had: Mapping[str, int]) -> None:
         time.sleep(ROOM_LOOK_S)
 
 
-def perform(process: Any, do: str, had: dict[int, dict[str, int]]) -> None:
+def exchange(home: str, target: str) -> dict[str, str]:
+    """All GPUs by the UUIDs that the driver takes; these two change places.  Raises NVMLError."""
+    import pynvml
+
+    with nvml():
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        pairs = {str(pynvml.nvmlDeviceGetUUID(handle)): "" for handle in handles}
+    for uuid in pairs:
+        pairs[uuid] = {home: target, target: home}.get(uuid, uuid)
+    return {old.removeprefix("GPU-"): new.removeprefix("GPU-") for old, new in pairs.items()}
+
+
+def restore(process: Any, memory: Mapping[str, int], home: str, target: str) -> str:
+    """Brings the process back, on `target` if there is one.  Returns where it is, "" for where it was.
+
+    `memory`: what it had, as far as is known.  Raises what cuda.core does, MemoryError and NVMLError.
+    """
+    if process.state == "checkpointed":
+        if target:
+            await_room({target: memory.get(home) or UNKNOWN_BYTES})
+            process.restore(gpu_mapping=exchange(home, target))
+        else:
+            await_room(memory)
+            process.restore()
+        found = {target}
+    else:  # a helper or a coordinator has died: it may have been moved before
+        found = set(card_memory(process.pid))
+    if process.state == "locked":
+        process.unlock()
+    return found.pop() if len(found) == 1 else ""
+
+
+def perform(process: Any, request: Mapping[str, Any], had: dict[int, dict[str, int]]) -> str:
     """One request, from whatever state the process is in.  After a failure to save it runs.
 
-    `had`: by process id, the memory that saved processes had.  Raises what cuda.core does, and MemoryError.
+    `had`: by process id, the memory that saved processes had.  Returns and raises as `restore`.
     """
-    if do == "restore":
-        if process.state == "checkpointed":
-            await_room(had.get(process.pid, {}))
-            process.restore()
-        if process.state == "locked":
-            process.unlock()
-        return
+    if request["do"] == "restore":
+        return restore(process, had.get(process.pid, {}), request["home"], request["target"])
     had[process.pid] = card_memory(process.pid)
     try:
         if process.state == "running":
@@ -190,6 +226,7 @@ def perform(process: Any, do: str, had: dict[int, dict[str, int]]) -> None:
         if process.state == "locked":
             process.unlock()
         raise
+    return ""
 
 
 def main() -> None:
@@ -198,19 +235,21 @@ def main() -> None:
     had: dict[int, dict[str, int]] = {}
 
     def serve(request: dict[str, Any]) -> None:
+        gpu = ""
         try:
             from cuda.bindings import driver
             from cuda.core import checkpoint
 
             driver.cuInit(0)  # a restoration wants it in the caller
-            perform(checkpoint.Process(request["process_id"]), request["do"], had)
+            gpu = perform(checkpoint.Process(request["process_id"]), request, had)
             error = ""
         except ImportError:
             error = EXTRA
         except Exception as failure:  # the driver's, of many types
             error = str(failure) or repr(failure)
         with printing:
-            sys.stdout.write(json.dumps({"process_id": request["process_id"], "error": error[:200]}) + "\n")
+            answer = {"process_id": request["process_id"], "error": error[:200], "gpu": gpu}
+            sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()
 
     threads: list[threading.Thread] = []

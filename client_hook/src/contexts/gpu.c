@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #define RECHECK_EVERY 64u /* uses of a cached current GPU before the next query of the driver */
 
@@ -146,6 +147,39 @@ nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out)
     format_uuid(out->uuid, sizeof out->uuid, instance ? "MIG" : "GPU", &own);
     out->total_bytes = total;
     return NVS_OK;
+}
+
+static CUuuid identities[NVS_MAX_GPUS];
+static _Atomic uint32_t identified; /* how many; release, pairs with nvs_gpu_identity */
+
+void nvs_gpus_remember(void)
+{
+    uint32_t count = 0;
+    nvs_gpu_facts facts;
+    if (atomic_load_explicit(&identified, memory_order_relaxed) != 0) /* written by the caller's thread, the agent, or before a fork */
+        return;
+    while (count < NVS_MAX_GPUS && nvs_gpu_describe(count, &facts) == NVS_OK && strncmp(facts.uuid, "GPU", 3) == 0 && /* no MIG instance */
+           NVS_REAL(cuDeviceGetUuid)(&identities[count], (CUdevice)count) == CUDA_SUCCESS)
+        count++;
+    atomic_store_explicit(&identified, count, memory_order_release);
+}
+
+bool nvs_gpu_identity(uint32_t gpu, CUuuid *out)
+{
+    if (NVS_LIKELY(gpu >= atomic_load_explicit(&identified, memory_order_acquire))) /* pairs with nvs_gpus_remember */
+        return false;
+    *out = identities[gpu];
+    return true;
+}
+
+bool nvs_gpu_identity_is(uint32_t gpu, const char *uuid)
+{
+    CUuuid seen;
+    char text[96];
+    if (!nvs_gpu_identity(gpu, &seen))
+        return false;
+    format_uuid(text, sizeof text, "GPU", &seen);
+    return strcasecmp(text, uuid) == 0;
 }
 
 bool nvs_gpu_supports(uint32_t gpu, CUdevice_attribute attribute, _Atomic uint8_t known[NVS_MAX_GPUS])

@@ -54,6 +54,11 @@ typedef struct nvs_gpu_facts {
 } nvs_gpu_facts;
 nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out); /* UNAVAILABLE: the driver is not usable in this process */
 
+/* The identity of the process's GPUs.  The coordinator may move the process to other ones of the same model; the program sees those that it began with. */
+void nvs_gpus_remember(void);                         /* before it leaves them; the first call counts */
+bool nvs_gpu_identity(uint32_t gpu, CUuuid *out);     /* what the program sees; false: the driver's own answer, as it was never moved */
+bool nvs_gpu_identity_is(uint32_t gpu, const char *uuid); /* as NVML writes it */
+
 /* A boolean device attribute, cached in `known` once the driver has answered; before that false. */
 bool nvs_gpu_supports(uint32_t gpu, CUdevice_attribute attribute, _Atomic uint8_t known[NVS_MAX_GPUS]);
 

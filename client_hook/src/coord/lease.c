@@ -129,7 +129,6 @@ uint64_t nvs_progress_serve(uint32_t gpu, uint64_t lease_id, uint64_t now)
 #define RATED_BUDGET_NS 2000000u /* most work in flight at a limited rate, so that drains are short */
 
 nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
-bool nvs_agent_parked;
 uint8_t nvs_agent_unanswered[NVS_MAX_GPUS];
 uint32_t nvs_agent_unanswered_count;
 
@@ -146,7 +145,7 @@ static void send_attach(uint32_t gpu)
     message.allocated_bytes = usage.allocated_bytes;
     message.resident_bytes = usage.resident_bytes;
     message.pinned_bytes = usage.pinned_bytes;
-    message.parked = nvs_agent_parked;
+    message.parked = atomic_load_explicit(&nvs_hot.parked, memory_order_relaxed) != 0; /* written by this thread (parking.c) */
     if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
         nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
     nvs_agent_gpus[gpu].connection.reserve = nvs_agent_gpus[gpu].connection.pins = 0;

@@ -38,7 +38,6 @@ typedef struct nvs_agent_gpu {
 } nvs_agent_gpu;
 
 extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
-extern bool nvs_agent_parked; /* Park(true) came, and no end of it; written by parking.c */
 extern uint8_t nvs_agent_unanswered[NVS_MAX_GPUS]; /* GPUs whose AttachGpu on this connection is not answered, oldest first */
 extern uint32_t nvs_agent_unanswered_count;
 

@@ -267,7 +267,7 @@ static void on_frame(const uint8_t *frame, size_t size)
         nvs_progress_allot(&in.allot);
         nvs_agent_set_rate(in.allot.gpu, in.allot.rate);
         return;
-    case NVS_TYPE_PARK: nvs_parking_told(in.park.on); return;
+    case NVS_TYPE_PARK: nvs_parking_told(&in.park); return;
     case NVS_TYPE_WAIT_EXPLAINED: notice_explained(&in.wait_explained); return;
     case NVS_TYPE_STANDBY: on_standby(&in.standby); return;
     case NVS_TYPE_REVOKE:

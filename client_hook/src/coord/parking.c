@@ -1,4 +1,4 @@
-/* Parking: the program's calls stop before the driver while the coordinator has its process off the GPUs (engine/parking.py).
+/* Parking: the program's calls stop before the driver while the coordinator has its process off the GPUs (engine/parking/parking.py).
  *
  * The driver's checkpoint first locks the process: from then on calls that submit work or change something wait in the driver until the process is
  * unlocked.  Measured with driver 580: queries of events and streams, and waits for them, are not stopped.  They read memory of the card that the
@@ -20,6 +20,7 @@
 #include "base/system.h"
 #include "contexts/context.h"
 #include "coord/lease.h"
+#include "coord/mailbox.h"
 #include "coord/protocol/link.h"
 #include "coord/protocol/wire.gen.h"
 #include "driver/cuda_api.h"
@@ -40,6 +41,7 @@
 #define PROBE_NS 20000000u   /* between two calls of the probe, until one waits */
 #define CLOSING_NS 20000000u /* for calls that are inside */
 
+static bool closed;              /* agent thread */
 static uint64_t look_at_ns;      /* agent thread */
 static _Atomic uint32_t probing; /* futex: 1 while the probe is to call */
 static _Atomic int32_t probe;    /* its thread id; 0: there is none */
@@ -142,7 +144,7 @@ static const char *obstacle(void)
 
 static void run_again(void)
 {
-    nvs_agent_parked = false;
+    closed = false;
     nvs_queries_open();
     atomic_store_explicit(&probing, 0, memory_order_release); /* pairs with run_probe */
     nvs_futex_wake(&probing, 1);
@@ -161,11 +163,13 @@ static void close_calls(void)
         if (nvs_thread_start(NULL, run_probe, NULL) != 0)
             why = "the host has no memory for a thread";
     }
-    nvs_agent_parked = why == NULL;
+    if (why == NULL)
+        nvs_gpus_remember();
+    closed = why == NULL;
     look_at_ns = nvs_now_ns() + LOOK_NS;
     if (why != NULL)
         nvs_queries_open();
-    nvs_park_answer answer = {.ready = nvs_agent_parked};
+    nvs_park_answer answer = {.ready = closed};
     (void)snprintf(answer.reason, sizeof answer.reason, "%s", why != NULL ? why : "");
     uint8_t frame[NVS_MAX_FRAME_BYTES];
     nvs_link_send(frame, nvs_encode_park_answer(&answer, frame, sizeof frame));
@@ -173,22 +177,26 @@ static void close_calls(void)
 
 void nvs_parking_start(void)
 {
-    nvs_agent_parked = false;
+    closed = false;
     atomic_store_explicit(&probe, 0, memory_order_relaxed); /* of a parent */
     atomic_store_explicit(&probing, 0, memory_order_relaxed);
 }
 
-void nvs_parking_told(bool on)
+void nvs_parking_told(const nvs_park *message)
 {
-    if (!on)
-        run_again();
-    else if (!nvs_agent_parked)
-        close_calls();
+    if (message->on) {
+        if (!closed)
+            close_calls();
+        return;
+    }
+    if (message->uuid[0] != '\0') /* the next coordinator hears of the GPU where the process is */
+        memcpy(nvs_mail[message->ordinal].facts.uuid, message->uuid, sizeof message->uuid);
+    run_again();
 }
 
 uint64_t nvs_parking_serve(uint64_t now)
 {
-    if (!nvs_agent_parked)
+    if (!closed)
         return UINT64_MAX;
     if (now >= look_at_ns) {
         look_at_ns = now + LOOK_NS;

@@ -3,9 +3,10 @@
 #define NVS_PARKING_H
 
 #include "base/base.h"
+#include "coord/protocol/wire.gen.h"
 
 void nvs_parking_start(void);              /* of the agent */
-void nvs_parking_told(bool on);            /* the coordinator's Park */
+void nvs_parking_told(const nvs_park *message); /* the coordinator's */
 uint64_t nvs_parking_serve(uint64_t now);  /* looks for threads that need the driver; returns when to look again, UINT64_MAX: never */
 
 #endif

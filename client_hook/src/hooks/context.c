@@ -35,6 +35,23 @@ NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
     return result;
 }
 
+/* For a MIG instance the versions differ; it has no other identity. */
+NVS_EXPORT CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
+{
+    const CUresult result = NVS_REAL(cuDeviceGetUuid)(uuid, dev);
+    if (result == CUDA_SUCCESS)
+        (void)nvs_gpu_identity((uint32_t)dev, uuid);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
+{
+    const CUresult result = NVS_REAL(cuDeviceGetUuid_v2)(uuid, dev);
+    if (result == CUDA_SUCCESS)
+        (void)nvs_gpu_identity((uint32_t)dev, uuid);
+    return result;
+}
+
 /* ---- Contexts ---- */
 
 /* Starts the attachment early: the driver takes a tenth of a second for the first context. */

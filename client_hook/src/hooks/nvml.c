@@ -21,6 +21,28 @@
 #include <strings.h>
 #include <unistd.h>
 
+typedef int (*uuid_of)(nvs_nvml_device, char *, unsigned);
+typedef int (*handle_of)(const char *, nvs_nvml_device *);
+
+/* The card on which the process is, for a handle of the one that it began with; see contexts/gpu.h. */
+static nvs_nvml_device present(nvs_nvml_device device)
+{
+    char uuid[96];
+    CUuuid seen;
+    nvs_gpu_facts facts;
+    nvs_nvml_device found;
+    if (NVS_LIKELY(!nvs_gpu_identity(0, &seen)))
+        return device;
+    const uuid_of get_uuid = (uuid_of)nvs_as_function(nvs_nvml_symbol("nvmlDeviceGetUUID"));
+    const handle_of get_handle = (handle_of)nvs_as_function(nvs_nvml_symbol("nvmlDeviceGetHandleByUUID"));
+    if (get_uuid == NULL || get_handle == NULL || get_uuid(device, uuid, sizeof uuid) != NVS_NVML_SUCCESS)
+        return device;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && nvs_gpu_identity(gpu, &seen); gpu++)
+        if (nvs_gpu_identity_is(gpu, uuid) && nvs_gpu_describe(gpu, &facts) == NVS_OK && get_handle(facts.uuid, &found) == NVS_NVML_SUCCESS)
+            return found;
+    return device;
+}
+
 /* The GPU of an NVML handle, if this process has a context there; else it has no ledger.  MIG instances have their own UUIDs. */
 static uint32_t gpu_of(nvs_nvml_device device, nvs_gpu_facts *facts)
 {
@@ -148,6 +170,8 @@ static int missing(void)
         int(*const real) parameters = (int(*) parameters)nvs_as_function(nvs_nvml_real(NVS_NVML_##symbol)); \
         if (real == NULL)                                                                                 \
             return missing();                                                                             \
+        if (nvs_config.enabled)                                                                           \
+            device = present(device);                                                                     \
         const int result = real arguments;                                                                \
         if (result == NVS_NVML_SUCCESS && nvs_config.enabled)                                             \
             change;                                                                                       \

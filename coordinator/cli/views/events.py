@@ -62,7 +62,7 @@ class Narrator:
         elif key.endswith("bytes") and isinstance(value, int):
             shown = format_size(value)
         else:
-            shown = str(value)
+            shown = self._gpus.get(str(value), str(value))
         return shown if key in _PLAIN_VALUES or words == "bytes" else f"{words} {shown}"
 
 

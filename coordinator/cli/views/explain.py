@@ -18,7 +18,7 @@ OVERRIDES: Final = {
 _SIZES: Final = ("allocated_bytes", "recent_moved_bytes")
 _FIGURES: Final = (
     *("client", "name", "process_id", "user_id", "job_class", "share_request", "share_limit"),
-    *("phase", "waiting_since_ns", "progress_normalised", "progress_busy_alone"),
+    *("phase", "waiting_since_ns", "progress_normalised", "progress_busy_alone", "moved_from", "moved_why"),
     *("placed_alone", "placed_why"),
     *_SIZES,
 )
@@ -42,6 +42,7 @@ def class_name(client: Mapping[str, Any]) -> str:
 def explanation(status: Mapping[str, Any], gpu: str | None = None) -> list[dict[str, Any]]:
     """A record for each GPU: the reason, the settings, the running set and who waits.  Raises ControlError."""
     found = []
+    index = {each["uuid"]: f"GPU {each['index']}" for each in status["gpus"]}
     for each in status["gpus"]:
         if gpu not in (None, str(each["index"])) and not each["uuid"].startswith(gpu):
             continue
@@ -51,6 +52,8 @@ def explanation(status: Mapping[str, Any], gpu: str | None = None) -> list[dict[
             for seat in client["seats"]
             if seat["uuid"] == each["uuid"]
         ]
+        for seat in seats:
+            seat["moved_from"] = index.get(seat["moved_from"], seat["moved_from"])
         place = {client: number for number, client in enumerate(each["members"])}
         running = sorted((s for s in seats if s["client"] in place), key=lambda s: place[s["client"]])
         waiting = [s for s in seats if s["client"] not in place and s["waiting_since_ns"] is not None]
@@ -145,4 +148,6 @@ def _program(each: Mapping[str, Any]) -> str:
         known += f", share request {percent(each['share_request'])}"
     if each["share_limit"] < 1:
         known += f", share limit {percent(each['share_limit'])}"
+    if each["moved_from"]:
+        known += f", moved here from {each['moved_from']}: {each['moved_why']}"
     return known

@@ -65,6 +65,8 @@ def state(client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int
     """`running`, `waiting 1.2s`, `paused`, ...; without `now_ns` no time."""
     if client["paused"]:
         return "paused"
+    if client["moves_to"]:
+        return "migrating"
     if client["parking"] != "running":
         return str(client["parking"])
     if seat is None:

@@ -162,7 +162,15 @@ class Place(_Request):
     within: Annotated[str, Field(max_length=255)] = ""
 
 
-Request = Ping | Status | Set | SetShare | Unset | Pause | Resume | ParkClient | Place
+class MigrateClient(_Request):
+    """Moves a client to another GPU."""
+
+    ask: Literal["migrate"] = "migrate"
+    client: ClientName
+    gpu: GpuName
+
+
+Request = Ping | Status | Set | SetShare | Unset | Pause | Resume | ParkClient | MigrateClient | Place
 _REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HIDDEN: Final = "(hidden)"
 """Stands for a name that the reader must not see."""
 
-OfProgram = api.Set | api.SetShare | api.Unset | api.Pause | api.Resume | api.ParkClient
+OfProgram = api.Set | api.SetShare | api.Unset | api.Pause | api.Resume | api.ParkClient | api.MigrateClient
 """Requests that change one program; `Set` and `Unset` only where they name one."""
 _NAMES_IN_EVENTS: Final = frozenset({"name", "program", "process", "gang", "owner"})
 
@@ -103,6 +103,8 @@ class Rights:
                 return _above("memory limit in bytes", value or 1 << 62, limits)
             others = [each for each in ceilings("class") if each != value]
             return f"an operator has set the class {others[0]}" if others else None
+        if isinstance(request, api.MigrateClient):
+            return "a move to another GPU concerns the programs there"
         if isinstance(request, api.Resume) and True in ceilings("paused"):
             return "an operator has paused this program"
         return None

@@ -197,9 +197,20 @@ class Administration:
         """Begins; the client's `parking` says how far it is."""
         client = self._client(request, call)
         self._dispatcher.event(events.Set("parked", request.parked, client=client.client), call.now_ns)
+        return self._parking(client, call)
+
+    def _migrate(self, request: api.MigrateClient, call: Call) -> dict[str, Any]:
+        """Begins, or refuses: then the client moves to no GPU, and `why` says why."""
+        client, uuid = self._client(request, call), self._gpu(request.gpu)
+        assert uuid is not None
+        self._dispatcher.event(events.Set("moved_to", uuid, client=client.client), call.now_ns)
+        return {**self._parking(client, call), "gpu": uuid}
+
+    def _parking(self, client: ClientSnapshot, call: Call) -> dict[str, Any]:
         now = self._dispatcher.scheduler.client_snapshot(client.client, call.now_ns)
         assert now is not None
-        return {**_identity(client), "parking": now.parking, "why": now.parking_why}
+        found = {"parking": now.parking, "why": now.parking_why, "moves_to": now.moves_to}
+        return {**_identity(client), **found, "gpus": [seat.uuid for seat in now.seats]}
 
     def _set_client(
         self, client: ClientSnapshot, setting: str, value: Value, uuid: str | None, call: Call
@@ -299,6 +310,7 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, Call], dict[str, 
     api.Resume: Administration._resume,
     api.ParkClient: Administration._park,
     api.Place: Administration._place,
+    api.MigrateClient: Administration._migrate,
 }
 
 

@@ -155,6 +155,14 @@ def test_a_rank_has_its_bounds(node: Node) -> None:
     assert node.ask(ALICE, api.Set(setting="priority", client="c1", value=-2))["priority"] == -2
 
 
+def test_operators_alone_move_programs_between_gpus(node: Node) -> None:
+    """Broken: a user crowds the GPU of others, or learns nothing of a refused move."""
+    assert "another GPU" in node.refusal(ALICE, api.MigrateClient(client="train", gpu="0"))
+    reply = node.ask(SERVICE, api.MigrateClient(client="train", gpu="0"))
+    assert (reply["moves_to"], reply["gpus"]) == ("", [GPU])
+    assert reply["why"]
+
+
 def test_an_operators_limit_is_a_ceiling(node: Node) -> None:
     """Broken: a user raises what root has lowered, at once or in two steps."""
     node.ask(0, api.Set(setting="limit", client="c1", value=4 << 30))

@@ -127,9 +127,9 @@ GOLDEN: list[tuple[messages.Message, str]] = [
     ),
     (messages.Allot(gpu=2, rate=300, report=True, watch=False), "954d02cd012cc3c2"),
     (messages.ExplainWait(gpu=1), "920d01"),
-    (messages.ParkAnswer(ready=False, reason="captures"), "930ec2a86361707475726573"),
-    (messages.Park(on=True), "924fc3"),
     (messages.WaitExplained(gpu=1, index=3, text="waiting for GPU 3"), "944e0103b177616974696e6720666f72204750552033"),
+    (messages.ParkAnswer(ready=False, reason="captured"), "930ec2a86361707475726564"),
+    (messages.Park(on=False, ordinal=1, uuid="GPU-51a1"), "944fc201a84750552d35316131"),
     (
         messages.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
         "944802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e",
@@ -169,6 +169,19 @@ def test_a_hello_from_before_weights_or_placements_is_understood(
     assert (message.weight, message.gang, message.placement) == (1, gang, "")
     verdict, read = codec.c_decode(library, "to_coordinator", frame)
     assert (verdict, messages.decode(read, messages.TO_COORDINATOR)) == (codec.OK, message)
+
+
+def test_messages_from_before_parking_and_migration_are_understood(library: ctypes.CDLL) -> None:
+    """Broken: an earlier hook cannot attach, or an earlier coordinator cannot wake what it has parked."""
+    for text, message in (
+        ("990200a54750552d300a00c2000000", messages.AttachGpu(0, "GPU-0", 10, 0, False, 0, 0, 0)),
+        ("924fc2", messages.Park(False)),
+    ):
+        frame = bytes.fromhex(text)
+        direction = next(d for d, table in codec.TABLES.items() if message.TYPE in table)
+        assert messages.decode(frame, codec.TABLES[direction]) == message
+        verdict, read = codec.c_decode(library, direction, frame)
+        assert (verdict, messages.decode(read, codec.TABLES[direction])) == (codec.OK, message)
 
 
 def test_a_report_from_before_releases_is_understood(library: ctypes.CDLL) -> None:

@@ -506,12 +506,16 @@ NVS_WIRE_MESSAGE(wait_explained, NVS_TYPE_WAIT_EXPLAINED, 3, 3)
 
 typedef struct nvs_park {
     bool on;
+    uint8_t ordinal;
+    char uuid[96];
 } nvs_park;
 
 static const nvs_wire_field nvs_park_fields[] = {
     NVS_WIRE_FIELD(park, on, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(park, ordinal, UINT, 0, UINT64_C(31), 0u, NULL),
+    NVS_WIRE_FIELD(park, uuid, TEXT, 0, 95, 0, ""),
 };
-NVS_WIRE_MESSAGE(park, NVS_TYPE_PARK, 1, 1)
+NVS_WIRE_MESSAGE(park, NVS_TYPE_PARK, 1, 3)
 
 typedef struct nvs_rejected {
     uint16_t code;

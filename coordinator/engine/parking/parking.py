@@ -13,7 +13,10 @@ Rules:
 - A request for a lease ends LEAVING and CLOSING, and wakes a client in SAVING and PARKED.  No seat of the client is
   schedulable until it runs again.
 - What cannot be parked is found before anything moves, as far as it is known here.
+- A client of an earlier coordinator that was told to close counts as parked: perhaps a checkpoint was made.
 - A refusal or failure leaves the client running, and holds until it has had another lease.
+- A client that is to come back on another GPU (migration.py) takes the same way, also while it wants the GPU: its
+  request waits until it has moved.
 
 Non-goals: who calls the driver (system/checkpoints.py), which calls the hook stops (client_hook/src/coord/parking.c).
 """
@@ -58,9 +61,11 @@ def set_parked(node: Node, client: Client, parked: bool, uuid: str | None, now_n
     """The operator parks or wakes a client."""
     if parked:
         client.parking.refused_at = -1
-        _begin(node, client, now_ns)
-    elif client.parking.state is PARKED:
-        _wake(node, client)
+        begin(node, client, now_ns)
+        return ()
+    client.parking.move.target = ""
+    if client.parking.state is PARKED:
+        wake(node, client)
     elif client.parking.state in (LEAVING, CLOSING):
         _stay(node, client, "")
     else:
@@ -68,7 +73,7 @@ def set_parked(node: Node, client: Client, parked: bool, uuid: str | None, now_n
     return ()
 
 
-def look(node: Node, event: events.Look, now_ns: int) -> Iterable[Gpu]:
+def look(node: Node, now_ns: int) -> Iterable[Gpu]:
     """Parks clients that have been idle for `park_after`, and tries failed returns again.  O(clients), once a second.
 
     A client that nobody waits for keeps its lease while it is idle.  So one that has had it for `park_after` gives it
@@ -78,12 +83,12 @@ def look(node: Node, event: events.Look, now_ns: int) -> Iterable[Gpu]:
     for client in node.clients.values():
         parking = client.parking
         if parking.state is PARKED and parking.retry_at_ns is not None and now_ns >= parking.retry_at_ns:
-            _wake(node, client)
+            wake(node, client)
         elif after_ns and parking.state is RUNNING and client.seats and parking.refused_at != _leases(client):
             used_ns = [seat.place.last_released_ns or seat.place.attached_at_ns for seat in client.seats.values()]
             idle = all(seat.phase is IDLE for seat in client.seats.values())
             if idle and now_ns - max(used_ns) >= after_ns and not obstacle(client):
-                _begin(node, client, now_ns)
+                begin(node, client, now_ns)
         if after_ns and parking.state is RUNNING:
             for seat in client.seats.values():
                 if seat.phase is HOLDING and now_ns - seat.lease.began_ns >= after_ns:
@@ -106,18 +111,31 @@ def _enter(node: Node, client: Client, state: ParkState) -> None:
     for seat in client.seats.values():
         seat.gpu.schedule.stale = True
         node.changed_gpus[seat.gpu.uuid] = seat.gpu
-    node.out.append(Notify("parking", {"client": client.client_id, "state": state.value, "why": parking.why}))
+    _notify(node, client)
 
 
-def _begin(node: Node, client: Client, now_ns: int) -> None:
+def _notify(node: Node, client: Client) -> None:
+    values = {"uuid": client.parking.move.target or None, "state": client.parking.state.value}
+    node.out.append(Notify("parking", {"client": client.client_id, **values, "why": client.parking.why}))
+
+
+def refuse(node: Node, client: Client, why: str) -> None:
+    """Says why the client stays as it is."""
+    client.parking.why = why
+    _notify(node, client)
+
+
+def begin(node: Node, client: Client, now_ns: int) -> None:
+    """The client leaves its GPUs, unless it is on its way."""
     parking = client.parking
     if parking.state is not RUNNING:
         return
-    parking.why = obstacle(client)
-    if parking.why:
+    why = obstacle(client)
+    if why:
         parking.refused_at = _leases(client)
-        node.out.append(Notify("parking", {"client": client.client_id, "state": "running", "why": parking.why}))
+        refuse(node, client, why)
         return
+    parking.why, parking.began_ns = "", now_ns
     _enter(node, client, LEAVING)
     for seat in client.seats.values():
         if seat in seat.gpu.wait_queue:
@@ -133,7 +151,7 @@ def advance(node: Node, now_ns: int) -> None:
     for client in list(node.parking.values()):
         if client.parking.state is PARKED:
             continue  # it waits for its next attempt to come back
-        if any(seat.phase is WAITING for seat in client.seats.values()):
+        if not client.parking.move.target and any(seat.phase is WAITING for seat in client.seats.values()):
             _stay(node, client, "it wants the GPU")
         elif client.parking.state is LEAVING and all(_has_left(node, seat, now_ns) for seat in client.seats.values()):
             _enter(node, client, CLOSING)
@@ -143,7 +161,8 @@ def advance(node: Node, now_ns: int) -> None:
 def _has_left(node: Node, seat: Seat, now_ns: int) -> bool:
     """All movable memory of the seat is on the host.  Orders an eviction if that is what it needs."""
     memory = seat.memory
-    if seat.phase is not IDLE or seat.lease.stray or seat.moves.order is not None:
+    asks = memory.growth is not None or seat.client.client_id in seat.gpu.memory.immovable.questions
+    if seat.phase not in (IDLE, WAITING) or seat.lease.stray or asks or seat.moves.order is not None:
         order = seat.moves.order
         if order is not None and now_ns >= order.heard_ns + node.settings.move_stall_ns:
             _stay(node, seat.client, "it does not move its memory")
@@ -164,9 +183,11 @@ def _stay(node: Node, client: Client, why: str) -> None:
     if parking.state is RUNNING:
         return
     if parking.state is not LEAVING:
-        node.out.append(Send(client.client_id, Park(False)))
+        seats = list(client.seats.values())
+        moved = (seats[0].ordinal, seats[0].gpu.uuid) if len(seats) == 1 and parking.move.source else ()
+        node.out.append(Send(client.client_id, Park(False, *moved)))
     parking.why, parking.refused_at = why, _leases(client) if why else -1
-    parking.retry_at_ns, parking.unwanted = None, False
+    parking.retry_at_ns, parking.unwanted, parking.move.target = None, False, ""
     _enter(node, client, RUNNING)
     for seat in client.seats.values():
         if seat.phase is WAITING and seat.schedulable and seat not in seat.gpu.wait_queue:
@@ -198,26 +219,25 @@ def saved(node: Node, event: events.Saved, now_ns: int) -> Iterable[Gpu]:
     client.parking.why = ""
     client.parking.since_ns = now_ns
     _enter(node, client, PARKED)
-    if client.parking.unwanted or any(seat.phase is WAITING for seat in client.seats.values()):
-        _wake(node, client)
+    parking = client.parking
+    if parking.unwanted or parking.move.target or any(seat.phase is WAITING for seat in client.seats.values()):
+        wake(node, client)
     return ()
 
 
 def requested(node: Node, client: Client) -> None:
     """A thread of the client wants a GPU."""
     if client.parking.state is PARKED and client.parking.retry_at_ns is None:
-        _wake(node, client)
+        wake(node, client)
 
 
-def found_parked(client: Client) -> None:
-    """A client of an earlier coordinator says that it was told to close; perhaps a checkpoint was made."""
-    client.parking.state = PARKED
-
-
-def _wake(node: Node, client: Client) -> None:
-    client.parking.retry_at_ns, client.parking.unwanted = None, False
+def wake(node: Node, client: Client, why: str = "") -> None:
+    """The driver brings the client back, on the GPU to which it moves if there is one."""
+    parking = client.parking
+    parking.retry_at_ns, parking.unwanted, parking.why = None, False, why
     _enter(node, client, WAKING)
-    node.out.append(Restore(client.client_id, client.identity.process_id, client.identity.user_id))
+    move = (next(iter(client.seats.values())).gpu.uuid, parking.move.target) if parking.move.target else ()
+    node.out.append(Restore(client.client_id, client.identity.process_id, client.identity.user_id, *move))
 
 
 def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
@@ -231,5 +251,5 @@ def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
         node.out.append(Log(logging.WARNING, f"{client.identity} cannot be woken: {event.error}; it is tried again"))
         _enter(node, client, PARKED)
         return ()
-    _stay(node, client, "")
+    _stay(node, client, client.parking.why)
     return ()

@@ -14,7 +14,7 @@ import pytest
 from tests.end_to_end.conftest import Node
 from tests.waiting import eventually
 
-PROGRAM = Path(__file__).with_name("programs") / "parked.py"
+PROGRAM = Path(__file__).with_name("parked.py")
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
 
 
@@ -30,11 +30,15 @@ def said(program: subprocess.Popen[str]) -> str:
     return program.stdout.readline().strip()
 
 
-def tell(program: subprocess.Popen[str], word: str) -> str:
-    """The answer to a word."""
+def begin(program: subprocess.Popen[str], word: str) -> None:
     assert program.stdin is not None
     program.stdin.write(word + "\n")
     program.stdin.flush()
+
+
+def tell(program: subprocess.Popen[str], word: str) -> str:
+    """The answer to a word."""
+    begin(program, word)
     return said(program)
 
 
@@ -43,17 +47,17 @@ def parking(node: Node) -> str:
     return str(client["parking"])
 
 
-def charged_bytes(node: Node) -> int:
-    """Used memory of the card, by its NVML."""
-    look = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0)).used)"
-    return int(said(node.run_plain([sys.executable, "-c", look])))
+def charged_bytes(node: Node, card: int = 0) -> int:
+    """Used memory of a card, by its NVML."""
+    used = f"n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex({card})).used"
+    return int(said(node.run_plain([sys.executable, "-c", f"import pynvml as n; n.nvmlInit(); print({used})"])))
 
 
 def park(node: Node) -> None:
     assert node.control("park", "parked")["parking"] == "parked"
 
 
-ANSWERS = {"read": "0 True", "make": "0 0", "free": "0 True", "query": "0 0", "wait": "0 0"}
+ANSWERS = {"read": "0 True", "launch": "0 True", "make": "0 0", "free": "0 True", "query": "0 0", "wait": "0 0"}
 
 
 @pytest.mark.parametrize("word", sorted(ANSWERS))

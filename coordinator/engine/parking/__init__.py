@@ -1,0 +1,1 @@
+"""Clients that leave their GPUs, and come back there or elsewhere."""

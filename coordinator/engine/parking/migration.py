@@ -1,0 +1,182 @@
+"""Migration: a client leaves its GPU as at parking, and comes back on another one.
+
+Rules:
+- What the driver cannot do is refused before anything moves.  It exchanges whole GPUs of one model.
+- The seat moves when the driver says where the process is (`Restored.gpu`), whoever has moved it: also a coordinator
+  before this one, or a helper that has died since.
+- A restoration that fails on the other GPU is followed by one at home.
+- The setting `rebalance` moves a waiting client to an idle GPU of the same model, if its wait during the next minute
+  is expected to be longer than the move takes.  One client moves at a time, and each at most once a minute.
+
+Non-goals: the way out and back (parking.py), the driver's calls (system/checkpoints.py), what the program sees of its
+GPU afterwards (client_hook/src/contexts/gpu.c).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from nvshare.coordinator.engine import recovery
+from nvshare.coordinator.engine.parking import parking
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.client import Client, ParkState
+from nvshare.coordinator.model.commands import Log, Notify
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import WAITING, Seat
+from nvshare.coordinator.model.settings import SECOND_NS
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.units import format_duration, format_size
+
+AHEAD_NS: Final = 60 * SECOND_NS
+CONTEXTS_NS: Final = SECOND_NS
+"""What a move takes beside the bytes."""
+USUAL_RATE: Final = 10.0
+"""Bytes a nanosecond, until a GPU's link is measured."""
+
+
+def obstacle(client: Client, gpu: Gpu) -> str:
+    """Why the client cannot move to this GPU, as far as the coordinator knows; "": it may be possible."""
+    why = parking.obstacle(client)
+    if why:
+        return why
+    if len(client.seats) != 1:
+        return "it uses several GPUs"
+    (seat,) = client.seats.values()
+    if seat.gpu is gpu:
+        return "it is there already"
+    if client.identity.group:
+        return "it is in a Kubernetes slot, whose GPU is that of its pod"
+    if client.gang:
+        return f"it is in the gang {client.gang}"
+    if client.memory_mode is not MemoryMode.SWAP:
+        return "its memory cannot move; start it with --memory swap"
+    if gpu.uuid.startswith("MIG") or seat.gpu.uuid.startswith("MIG"):
+        return "the driver does not exchange MIG instances"
+    if (gpu.name, gpu.memory.total_bytes) != (seat.gpu.name, seat.gpu.memory.total_bytes):
+        return f"the cards differ: {_model(seat.gpu)} and {_model(gpu)}"
+    if gpu.recovering:
+        return "that GPU waits for a lease of an earlier coordinator"
+    if client.parking.state is ParkState.WAKING:
+        return "it is coming back just now"
+    room_bytes = max(0, gpu.memory.capacity_bytes - gpu.memory.immovable.bytes)
+    if seat.memory.allocated_bytes > room_bytes:
+        return f"it has {format_size(seat.memory.allocated_bytes)}, and that GPU has room for {format_size(room_bytes)}"
+    return ""
+
+
+def _model(gpu: Gpu) -> str:
+    return f"{gpu.name} with {format_size(gpu.memory.total_bytes)}"
+
+
+def set_target(node: Node, client: Client, target: str, uuid: str | None, now_ns: int) -> Iterable[Gpu]:
+    """The operator moves a client to the GPU `target`."""
+    gpu = node.gpus.get(target)
+    why = obstacle(client, gpu) if gpu is not None else f"no GPU {target} here"
+    if why or gpu is None:
+        parking.refuse(node, client, why)
+    else:
+        _begin(node, client, gpu, "by the operator", now_ns)
+    return ()
+
+
+def _begin(node: Node, client: Client, gpu: Gpu, why: str, now_ns: int) -> None:
+    move = client.parking.move
+    move.target, move.why, move.tried_at_ns = gpu.uuid, why, now_ns
+    node.out.append(Notify("migrating", {"uuid": gpu.uuid, "client": client.client_id, "why": why}))
+    if client.parking.state is ParkState.PARKED:
+        client.parking.began_ns = now_ns
+        parking.wake(node, client)
+    else:
+        parking.begin(node, client, now_ns)
+
+
+def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
+    """The process runs, here or there, or is still off the GPUs."""
+    client = node.clients.get(event.client)
+    if client is None or client.parking.state is not ParkState.WAKING:
+        return ()
+    move = client.parking.move
+    if event.error and move.target:
+        why = f"it cannot be moved to {move.target}: {event.error}"
+        node.out.append(Log(logging.WARNING, f"{client.identity}: {why}; it comes back on its GPU"))
+        move.target = ""
+        parking.wake(node, client, why)
+        return ()
+    gpu = node.gpus.get(event.gpu)
+    concerned: list[Gpu] = []
+    if not event.error and gpu is not None and len(client.seats) == 1:
+        (seat,) = client.seats.values()
+        if seat.gpu is not gpu:
+            concerned = [seat.gpu, gpu]
+            _arrived(node, seat, gpu, now_ns)
+    return (*concerned, *parking.restored(node, event, now_ns))
+
+
+def _arrived(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
+    client, move = seat.client, seat.client.parking.move
+    move.source, move.source_why = seat.gpu.uuid, move.why or "by an earlier coordinator"
+    recovery.move_seat(node, seat, gpu, now_ns)
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": gpu.uuid,
+        "client": client.client_id,
+        "name": client.identity.name,
+        "from": move.source,
+        "elapsed_ns": now_ns - client.parking.began_ns if client.parking.began_ns else 0,
+        "why": move.source_why,
+    }
+    node.out.append(Notify("migrated", values))
+
+
+# --- rebalance ------------------------------------------------------------------------------------------------------
+
+
+def look(node: Node, now_ns: int) -> Iterable[Gpu]:
+    """Moves the waiting client that gains most, if any does.  O(clients), once a second."""
+    if not node.settings.rebalance or any(client.parking.move.target for client in node.clients.values()):
+        return ()
+    idle = [gpu for gpu in node.gpus.values() if _is_idle(gpu)]
+    best: tuple[int, Seat, Gpu] | None = None
+    for seat in (seat for gpu in node.gpus.values() if idle for seat in gpu.seats.values()):
+        if not _may_move(seat, now_ns):
+            continue
+        gain_ns = _wait_ns(seat) - _cost_ns(seat)
+        target = next((gpu for gpu in idle if not obstacle(seat.client, gpu)), None)
+        if target is not None and gain_ns > (0 if best is None else best[0]):
+            best = gain_ns, seat, target
+    if best is not None:
+        _, seat, target = best
+        wait, cost = format_duration(_wait_ns(seat)), format_duration(_cost_ns(seat))
+        why = f"it would wait {wait} of the next minute, and the move takes about {cost}"
+        _begin(node, seat.client, target, why, now_ns)
+    return ()
+
+
+def _is_idle(gpu: Gpu) -> bool:
+    """No client has used it, parked ones apart."""
+    if gpu.recovering or gpu.leases.by_client or gpu.switching.switch is not None:
+        return False
+    parked = ParkState.PARKED
+    return not any(seat.place.active and seat.client.parking.state is not parked for seat in gpu.seats.values())
+
+
+def _may_move(seat: Seat, now_ns: int) -> bool:
+    client, tried_ns = seat.client, seat.client.parking.move.tried_at_ns
+    if seat.phase is not WAITING or client.paused or client.parking.state is not ParkState.RUNNING:
+        return False
+    return tried_ns is None or now_ns - tried_ns >= AHEAD_NS
+
+
+def _wait_ns(seat: Seat) -> int:
+    """Expected wait during the next minute: all that want the GPU get it for equal times."""
+    if seat.room.unschedulable:
+        return AHEAD_NS
+    wanting = len(seat.gpu.wait_queue) + len(seat.gpu.leases.by_client) + (seat.gpu.switching.switch is not None)
+    return AHEAD_NS - AHEAD_NS // max(1, wanting)
+
+
+def _cost_ns(seat: Seat) -> int:
+    rate = seat.gpu.switching.move_rate or USUAL_RATE
+    return CONTEXTS_NS + int(2 * seat.memory.allocated_bytes / rate)

@@ -1,0 +1,395 @@
+"""Clients that move to another GPU: by the operator, and by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nvshare.coordinator.engine.snapshot import ClientSnapshot
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.settings import SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from tests.harness import Harness, ScriptedClient, one_gpu
+
+SIZE = 1 << 20
+HOME, OTHER = "GPU-0", "GPU-1"
+
+
+def two_gpus(**settings: Any) -> Harness:
+    harness = one_gpu(**settings)
+    harness.gpu(OTHER)
+    return harness
+
+
+def idle_client(harness: Harness, **more: Any) -> ScriptedClient:
+    client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True, **more)
+    assert client.granted() is not None
+    client.release()
+    return client
+
+
+def shown(harness: Harness, client: ScriptedClient) -> ClientSnapshot:
+    found = harness.scheduler.client_snapshot(client.client, harness.clock.now_ns)
+    assert found is not None
+    return found
+
+
+def migrate(harness: Harness, client: ScriptedClient, gpu: str = OTHER) -> None:
+    harness.handle(events.Set("moved_to", gpu, client=client.client))
+
+
+def taken(harness: Harness, kind: type[commands.Command]) -> list[commands.Command]:
+    """The commands of this type since the last call."""
+    found = [command for command in harness.commands if isinstance(command, kind)]
+    harness.commands = [command for command in harness.commands if not isinstance(command, kind)]
+    return found
+
+
+def evicted(client: ScriptedClient) -> None:
+    (order,) = client.take(messages.Evict)
+    client.say(messages.MemoryReport(0, SIZE, 0, 0, SIZE))
+    client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
+
+
+def brought_in(client: ScriptedClient) -> None:
+    (order,) = client.take(messages.Restore)
+    client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
+
+
+def saved(harness: Harness, client: ScriptedClient) -> None:
+    """From the eviction to the end of the checkpoint."""
+    evicted(client)
+    client.say(messages.ParkAnswer(True))
+    assert len(taken(harness, commands.Checkpoint)) == 1
+    harness.handle(events.Saved(client.client))
+
+
+def moved(harness: Harness, client: ScriptedClient) -> None:
+    """All the way."""
+    migrate(harness, client)
+    saved(harness, client)
+    expected = commands.Restore(client.client, client.process_id, 0, HOME, OTHER)
+    assert taken(harness, commands.Restore) == [expected]
+    harness.handle(events.Restored(client.client, gpu=OTHER))
+
+
+def test_an_idle_client_moves_with_its_figures() -> None:
+    """Broken: its memory counts on the card that it has left, or it starts anew on the other one."""
+    harness = two_gpus()
+    client = idle_client(harness)
+    before = client.seat().statistics
+    client.take(messages.Park)
+    moved(harness, client)
+    assert client.take(messages.Park) == [messages.Park(True), messages.Park(False, 0, OTHER)]
+    seat = client.seat()
+    assert (seat.uuid, seat.memory.allocated_bytes, seat.memory.resident_bytes) == (OTHER, SIZE, 0)
+    assert seat.statistics == before
+    home, other = harness.gpu_snapshot(HOME), harness.gpu_snapshot(OTHER)
+    assert (home.clients, home.memory.allocated_bytes) == (0, 0)
+    assert (other.clients, other.memory.allocated_bytes) == (1, SIZE)
+    assert (shown(harness, client).moved_from, shown(harness, client).moved_why) == (HOME, "by the operator")
+    (event,) = harness.notifications("migrated")
+    assert (event["uuid"], event["from"]) == (OTHER, HOME)
+
+
+def test_a_holder_moves_and_goes_on_there() -> None:
+    """Broken: a program at work cannot move, loses its request, or takes the first lease there for an old one."""
+    harness = two_gpus()
+    client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    first = client.granted()
+    assert first is not None
+    migrate(harness, client)
+    assert not client.take(messages.Evict)
+    client.release(wanted=True)
+    assert client.granted() is None
+    saved(harness, client)
+    harness.handle(events.Restored(client.client, gpu=OTHER))
+    brought_in(client)
+    again = client.granted()
+    assert again is not None
+    assert again.lease_id > first.lease_id
+    assert client.seat().uuid == OTHER
+
+
+def test_the_others_run_on() -> None:
+    """Broken: a client that has moved keeps its place or its turn on the card that it has left."""
+    harness = two_gpus()
+    client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    other = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    assert client.granted() is not None
+    migrate(harness, client)
+    client.release(wanted=True)
+    assert other.granted() is not None
+    saved(harness, client)
+    harness.handle(events.Restored(client.client, gpu=OTHER))
+    brought_in(client)
+    assert client.granted() is not None
+    client.take(messages.Revoke)
+    harness.advance(60 * SECOND_NS)
+    assert not other.take(messages.Revoke)
+    assert not client.take(messages.Revoke)
+
+
+def test_a_waiting_client_moves() -> None:
+    """Broken: who waits for a busy card cannot leave it."""
+    harness = two_gpus()
+    holder = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    assert holder.granted() is not None
+    assert client.granted() is None
+    migrate(harness, client)
+    saved(harness, client)
+    harness.handle(events.Restored(client.client, gpu=OTHER))
+    brought_in(client)
+    assert client.granted() is not None
+
+
+def test_a_parked_client_comes_back_elsewhere() -> None:
+    """Broken: the operator must wake a parked program on a full card before it can move."""
+    harness = two_gpus()
+    client = idle_client(harness)
+    harness.handle(events.Set("parked", True, client=client.client))
+    saved(harness, client)
+    migrate(harness, client)
+    assert taken(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0, HOME, OTHER)]
+    harness.handle(events.Restored(client.client, gpu=OTHER))
+    assert client.seat().uuid == OTHER
+
+
+def test_back_and_forth() -> None:
+    """Broken: a second move names the GPU on which the program was first."""
+    harness = two_gpus()
+    client = idle_client(harness)
+    moved(harness, client)
+    client.request()
+    brought_in(client)
+    assert client.granted() is not None
+    client.release()
+    migrate(harness, client, HOME)
+    saved(harness, client)
+    assert taken(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0, OTHER, HOME)]
+    harness.handle(events.Restored(client.client, gpu=HOME))
+    assert client.seat().uuid == HOME
+
+
+def refused(harness: Harness, client: ScriptedClient, part: str, gpu: str = OTHER) -> None:
+    client.inbox.clear()
+    harness.commands.clear()
+    migrate(harness, client, gpu)
+    found = shown(harness, client)
+    assert part in found.parking_why
+    assert (found.parking, found.moves_to) == ("running", "")
+    assert not client.inbox, "nothing moves"
+    assert not taken(harness, commands.Checkpoint)
+
+
+def test_refused_before_anything_moves() -> None:
+    """Broken: a program stands still for a move that the driver or the engine cannot make."""
+    harness = two_gpus()
+    harness.gpu("GPU-2", capacity=2 << 30)
+    harness.gpu("MIG-3")
+    client = idle_client(harness)
+    refused(harness, client, "there already", HOME)
+    refused(harness, client, "no GPU GPU-9", "GPU-9")
+    refused(harness, client, "the cards differ", "GPU-2")
+    refused(harness, client, "MIG", "MIG-3")
+    device = harness.client(mode=MemoryMode.DEVICE)
+    refused(harness, device, "--memory swap")
+    managed = harness.client(mode=MemoryMode.MANAGED, memory=SIZE)
+    refused(harness, managed, "managed memory")
+    both = harness.client(mode=MemoryMode.SWAP)
+    both.attach(OTHER, gpu=1)
+    refused(harness, both, "several GPUs")
+    mate = harness.client(mode=MemoryMode.SWAP, gang="pair")
+    refused(harness, mate, "the gang pair")
+    slotted = harness.client(mode=MemoryMode.SWAP, group="slot-1")
+    refused(harness, slotted, "Kubernetes slot")
+
+
+def test_refused_where_there_is_no_room() -> None:
+    """Broken: a program moves to a card on which it can never run."""
+    harness = two_gpus()
+    client = idle_client(harness)
+    full = harness.client(mode=MemoryMode.DEVICE, attach=False)
+    full.attach(OTHER, wanted=True)
+    assert full.granted() is not None
+    assert full.reserve(1 << 30) == 1 << 30
+    full.say(messages.MemoryReport(0, 1 << 30, 1 << 30, 0, 0))
+    refused(harness, client, "has room for 0")
+
+
+def test_a_failure_over_there_goes_home() -> None:
+    """Broken: a full card over there leaves the program parked, or nobody says what happened."""
+    harness = two_gpus()
+    client = idle_client(harness)
+    migrate(harness, client)
+    saved(harness, client)
+    taken(harness, commands.Restore)
+    harness.handle(events.Restored(client.client, "out of memory"))
+    assert taken(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0)]
+    harness.handle(events.Restored(client.client))
+    found = shown(harness, client)
+    assert (found.parking, found.moves_to, client.seat().uuid) == ("running", "", HOME)
+    assert "out of memory" in found.parking_why
+    assert harness.logged("out of memory")
+    client.request()
+    brought_in(client)
+    assert client.granted() is not None
+
+
+def test_a_helper_that_died_after_the_move() -> None:
+    """Broken: the engine believes that a process is at home which the driver has moved."""
+    harness = two_gpus()
+    client = idle_client(harness)
+    migrate(harness, client)
+    saved(harness, client)
+    harness.handle(events.Restored(client.client, "its helper ended"))
+    harness.handle(events.Restored(client.client, gpu=OTHER))
+    assert client.seat().uuid == OTHER
+    assert client.take(messages.Park)[-1] == messages.Park(False, 0, OTHER)
+
+
+def test_a_coordinator_that_died_after_the_move() -> None:
+    """Broken: the next coordinator counts a moved process on the card that it has left."""
+    harness = two_gpus()
+    client = harness.client(mode=MemoryMode.SWAP, attach=False)
+    client.say(messages.AttachGpu(0, HOME, 1 << 30, 0, False, SIZE, 0, 0, True))
+    client.request()
+    assert taken(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0)]
+    harness.handle(events.Restored(client.client, gpu=OTHER))
+    assert client.take(messages.Park) == [messages.Park(False, 0, OTHER)]
+    assert client.seat().uuid == OTHER
+
+
+@pytest.mark.parametrize("step", ["leaving", "closing", "saving"])
+def test_unpark_ends_a_move(step: str) -> None:
+    """Broken: the operator cannot take a move back."""
+    harness = two_gpus()
+    client = idle_client(harness)
+    migrate(harness, client)
+    if step != "leaving":
+        evicted(client)
+    if step == "saving":
+        client.say(messages.ParkAnswer(True))
+    harness.handle(events.Set("parked", False, client=client.client))
+    if step == "saving":
+        harness.handle(events.Saved(client.client))
+        assert taken(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0)]
+        harness.handle(events.Restored(client.client))
+    assert (shown(harness, client).parking, shown(harness, client).moves_to) == ("running", "")
+    assert client.seat().uuid == HOME
+
+
+@pytest.mark.parametrize("at", ["leaving", "closing", "saving", "waking", "home", "moved"])
+def test_death_in_each_state(at: str) -> None:
+    """Broken: invariant 6, on either card."""
+    harness = two_gpus()
+    client = idle_client(harness)
+    migrate(harness, client)
+    if at != "leaving":
+        evicted(client)
+    if at not in ("leaving", "closing"):
+        client.say(messages.ParkAnswer(True))
+    if at in ("waking", "home", "moved"):
+        harness.handle(events.Saved(client.client))
+    if at == "home":
+        harness.handle(events.Restored(client.client, "no room"))
+    if at == "moved":
+        harness.handle(events.Restored(client.client, gpu=OTHER))
+    client.die()
+    harness.handle(events.Saved(client.client))
+    harness.handle(events.Restored(client.client, gpu=OTHER))
+    harness.handle(events.Look())
+    for uuid in (HOME, OTHER):
+        assert harness.gpu_snapshot(uuid).clients == 0
+        assert harness.gpu_snapshot(uuid).memory.allocated_bytes == 0
+    assert not harness.scheduler.wants_looks
+
+
+# --- rebalance ------------------------------------------------------------------------------------------------------
+
+
+def crowd(harness: Harness, count: int = 2, **more: Any) -> list[ScriptedClient]:
+    """Clients that all want the first GPU."""
+    return [harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True, **more) for _ in range(count)]
+
+
+def look(harness: Harness) -> None:
+    harness.advance(SECOND_NS)
+    harness.handle(events.Look())
+
+
+def moving(harness: Harness) -> list[int]:
+    found = harness.scheduler.snapshot(harness.clock.now_ns).clients
+    return [client.client for client in found if client.moves_to]
+
+
+def test_a_waiting_program_moves_to_the_idle_card() -> None:
+    """Broken: two jobs share a card while another one is idle."""
+    harness = two_gpus(rebalance=True)
+    assert harness.scheduler.wants_looks
+    _, waiting = crowd(harness)
+    look(harness)
+    assert moving(harness) == [waiting.client]
+    saved(harness, waiting)
+    harness.handle(events.Restored(waiting.client, gpu=OTHER))
+    brought_in(waiting)
+    assert waiting.granted() is not None
+    assert "30s of the next minute" in shown(harness, waiting).moved_why
+    look(harness)
+    assert moving(harness) == []
+
+
+def test_one_at_a_time_and_not_again_at_once() -> None:
+    """Broken: all leave at once, or one that cannot leave tries each second."""
+    harness = two_gpus(rebalance=True)
+    _, first, second = crowd(harness, 3)
+    look(harness)
+    (chosen,) = moving(harness)
+    look(harness)
+    assert moving(harness) == [chosen]
+    client = first if chosen == first.client else second
+    evicted(client)
+    client.say(messages.ParkAnswer(False, "a stream is being captured"))
+    look(harness)
+    assert moving(harness) == [({first.client, second.client} - {chosen}).pop()]
+
+
+@pytest.mark.parametrize(
+    "why", ["off", "occupied", "too large", "alone", "paused", "managed", "another model", "a slot"]
+)
+def test_who_stays(why: str) -> None:
+    """Broken: programs move though it is not allowed, not possible, or no gain."""
+    harness = one_gpu(rebalance=why != "off")
+    harness.gpu(OTHER, capacity=(2 if why == "another model" else 1) << 30)
+    if why == "occupied":
+        there = harness.client(mode=MemoryMode.SWAP, attach=False)
+        there.attach(OTHER, wanted=True)
+    if why == "managed":
+        for _ in range(2):
+            harness.client(mode=MemoryMode.MANAGED, memory=SIZE, wanted=True)
+    else:
+        clients = crowd(harness, 1 if why == "alone" else 2, **({"group": "slot-1"} if why == "a slot" else {}))
+    if why == "paused":
+        harness.handle(events.Set("paused", True, client=clients[1].client))
+    if why == "too large":
+        gpu = harness.scheduler._node.gpus[HOME]
+        gpu.switching.move_rate = 2 * SIZE / (30 * SECOND_NS)  # a minute for both ways
+    look(harness)
+    assert moving(harness) == []
+
+
+def test_a_parked_program_does_not_occupy_a_card() -> None:
+    """Broken: a notebook that is parked keeps waiting programs away from its card."""
+    harness = two_gpus()
+    parked = idle_client(harness)
+    moved(harness, parked)
+    harness.handle(events.Set("parked", True, client=parked.client))
+    parked.say(messages.ParkAnswer(True))
+    harness.handle(events.Saved(parked.client))
+    harness.handle(events.Set("rebalance", True))
+    _, waiting = crowd(harness)
+    look(harness)
+    assert moving(harness) == [waiting.client]
