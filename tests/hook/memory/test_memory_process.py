@@ -33,8 +33,8 @@ Client = JsonClient
 
 @pytest.fixture
 def simulated(hook_env: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """Environment of a program under the hook in the default mode, on a simulated GPU."""
-    del hook_env["NVSHARE_MEMORY"]
+    """Environment of a program under the hook in mode `managed`, on a simulated GPU."""
+    hook_env["NVSHARE_MEMORY"] = "managed"
     return hook_env | {"NVSHARE_LOG_FILE": str(tmp_path / "log")}
 
 
