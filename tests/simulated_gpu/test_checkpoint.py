@@ -450,8 +450,12 @@ def test_one_restore_thread(run: Run) -> None:
         threads = [threading.Thread(target=lambda: (together.wait(), d.cuInit(0))) for _ in range(8)]
         for t in threads: t.start()
         for t in threads: t.join()
-        names = [open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task")]
-        assert names.count("simulated_ckpt") == 1, names
+        def names():
+            for t in os.listdir("/proc/self/task"):
+                try: yield open(f"/proc/self/task/{t}/comm").read().strip()
+                except OSError: pass  # it has ended
+        while "simulated_ckpt" not in names(): pass  # it names itself
+        assert list(names()).count("simulated_ckpt") == 1
     """)
 
 

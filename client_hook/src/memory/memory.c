@@ -249,7 +249,8 @@ CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes
     *charged_bytes = nvs_memory_grains(bytes);
     if (*charged_bytes == UINT64_MAX)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    const bool ask = !nvs_memory_backend(gpu)->chunked;
+    /* Memory in chunks takes no room before a lease, but other programs of the slot may have used its limit (relaxed: see memory/quota.h). */
+    const bool ask = !nvs_memory_backend(gpu)->chunked || atomic_load_explicit(&nvs_ledgers[gpu].quota.limit_of_slot, memory_order_relaxed);
     if (too_much_deferred(gpu))
         nvs_memory_reap(gpu, false);
     while (!nvs_quota_charge(gpu, *charged_bytes, ask))

@@ -192,7 +192,7 @@ def test_unknown_fields_are_skipped() -> None:
         ({"resource": "gpu"}, "--resource: 'gpu' is no resource name"),
         ({"memory_resource": "nvshare.com/gpu"}, "--memory-resource: is the same"),
         ({"memory_resource": "nvshare.com/memory"}, "--memory-resource: .* does not name its unit"),
-        ({"memory": "fast"}, "--memory: 'fast' is none of managed, device, swap"),
+        ({"memory": "fast"}, "--memory: 'fast' is none of auto, swap, managed, device"),
         ({"on_loss": "stop"}, "--on-loss: 'stop' is neither wait nor run"),
         ({"plugin_dir": Path("/" + "d" * 100)}, "--plugin-dir: .* longer than a socket path"),
     ],
