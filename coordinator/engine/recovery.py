@@ -76,7 +76,7 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
     limit = client.memory_limit_bytes
     memory = SeatMemory(limit_bytes=limit, highest_limit_bytes=limit)
     seat = _add_seat(node, client, gpu, message, memory, now_ns)
-    if message.parked:
+    if message.parked and not message.lease_id and len(client.seats) == 1:  # of a client that has asked for nothing yet
         client.parking.state = ParkState.PARKED  # perhaps: the driver knows (engine/parking/parking.py)
     _resolve_claim(node, gpu, seat, message, now_ns)
     if client.paused and seat.phase is HOLDING:  # paused between hello and claim

@@ -81,7 +81,9 @@ int main(void)
     MUST(slot == nvs_self && nvs_gate_in_use(3) && !nvs_gate_in_use(2) && !nvs_gate_inside(3));
     MUST(nvs_gate_close(3, 0) == NVS_OK);
     nvs_gate_awaited(slot);
-    MUST(!nvs_gate_in_use(3) && nvs_gate_await(NVS_NO_GPU) == NULL);
+    nvs_slot *asking = nvs_gate_await(NVS_NO_GPU); /* announced, but of no GPU */
+    MUST(!nvs_gate_in_use(3) && asking != NULL);
+    nvs_gate_awaited(asking);
 
     /* The driver has ended: through a closed gate. */
     MUST(nvs_gate_close(0, nvs_now_ns() + 1000000) == NVS_OK);
