@@ -106,7 +106,7 @@ def test_bad_environment_is_said_and_ignored(coordinator: ScriptedCoordinator, s
     )
     client.tell("launch 1000")
     hello = coordinator.expect(messages.Hello)
-    assert (hello.priority, hello.memory_limit_bytes, hello.memory_mode) == (0, 0, messages.MemoryMode.MANAGED)
+    assert (hello.priority, hello.memory_limit_bytes, hello.memory_mode) == (0, 0, messages.MemoryMode.SWAP)
     assert (hello.weight, hello.gang, hello.placement) == (1, "", "")
     client.process.kill()
     _, errors = client.ended()

@@ -58,7 +58,7 @@ nvs_slot *nvs_gate_enter_nowait(uint32_t gpu) { return NULL; }
 void nvs_swap_lanes_context_leaving(CUcontext context) {}
 void nvs_gate_leave_nowait(nvs_slot *slot) {}
 void nvs_agent_begin(void) {}
-void nvs_agent_driver_begun(void) {}
+void nvs_agent_driver_begun(bool ready) { (void)ready; }
 static void (*when_gone)(void); /* what happens while the memory side is told */
 void nvs_memory_context_gone(CUcontext context)
 {
