@@ -61,7 +61,7 @@ def test_a_program_introduces_itself_while_the_driver_begins(node: Node) -> None
     node.start_coordinator()
     process = node.run([sys.executable, "-c", INTRODUCTION], "--name=early")
     assert process.stdout is not None
-    assert process.stdout.readline() == "0 1\n"
+    assert process.stdout.readline() == "0 2\n", "the agent, and the driver's thread for checkpoints"
     assert process.stdout.readline() == f"{NOT_INITIALIZED} 0\n"
     eventually(
         lambda: (
