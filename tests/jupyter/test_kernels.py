@@ -34,6 +34,8 @@ def test_two_notebooks_share_a_gpu(node: Node, notebook: Callable[[], Notebook])
     assert first.run("%gpu class batch") == "this notebook is batch from now on\n"
     assert "class batch" in first.run("%gpu")
     assert "a program that waits gets the GPU now" in first.run("%gpu release")
+    assert first.run("%gpu park") == "this notebook is off the GPU\n", first.error
+    assert first.run("work()") == "", first.error
     assert "%gpu class NAME" in first.run("%gpu what")
     classes = sorted(client["job_class"] for client in node.control("status")["clients"])
     assert classes == ["batch", "interactive"]
