@@ -21,7 +21,7 @@ from nvshare.bench.day.figures import bars, describe
 from nvshare.bench.day.plot import draw
 from nvshare.bench.day.ways import CLASSES, NAMES, Plan, alone, day, place, ways_of
 from nvshare.bench.harness import progress
-from nvshare.bench.harness.command import check_plots, names_of, parser_for, run_benchmark, simulated
+from nvshare.bench.harness.command import check_plots, names_of, parser_for, read_result, run_benchmark, simulated
 from nvshare.bench.harness.fixture import BenchError, machine
 
 SIZES_MIB = {"server": 10240, "images": 10240, "notebook": 10240, "training": 12288}
@@ -34,10 +34,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.plot is not None:
         check_plots()
     if options.lines is not None:
-        try:
-            saved: dict[str, Any] = json.loads(options.lines.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise BenchError(f"{options.lines}: {error}") from None
+        saved = read_result(options.lines)
         draw(saved, options.plot) if options.plot is not None else None
         return saved
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

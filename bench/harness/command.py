@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.fixture import BenchError, machine
@@ -42,6 +43,15 @@ def names_of(text: str) -> list[str]:
 def simulated(options: argparse.Namespace, gpus: str) -> str | None:
     """The simulated GPUs to measure on; None: the real card."""
     return gpus if options.simulate or not real_card() else None
+
+
+def read_result(file: Path) -> dict[str, Any]:
+    """The JSON of an earlier run.  Raises BenchError."""
+    try:
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BenchError(f"{file}: {error}") from None
+    return result
 
 
 def check_plots() -> None:

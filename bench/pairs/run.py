@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness import progress
-from nvshare.bench.harness.command import check_plots, names_of, parser_for, run_benchmark, simulated
+from nvshare.bench.harness.command import check_plots, names_of, parser_for, read_result, run_benchmark, simulated
 from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.pairs.figures import geometric_means
 from nvshare.bench.pairs.measure import measure_all
@@ -63,10 +63,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.plot is not None:
         check_plots()
     if options.lines is not None:
-        try:
-            saved: dict[str, Any] = json.loads(options.lines.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise BenchError(f"{options.lines}: {error}") from None
+        saved = read_result(options.lines)
         _draw(saved, options)
         return saved
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ from nvshare.coordinator.cli.ctl_call import (
     Json,
     Where,
     call,
+    call_and_settle,
     check_reachable,
     client_name,
     directory_of,
@@ -43,8 +44,6 @@ from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.version import VersionOption
-
-PARK_LOOK_S: Final = 0.05
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -197,20 +196,10 @@ def _park(context: typer.Context, client: str, parked: bool, as_json: bool, wher
 def _settled(
     context: typer.Context, kind: type[api.Request], as_json: bool, where: Path | None, **values: Any
 ) -> dict[str, Any]:
-    """Asks, and waits until the client is parked or runs, and moves to no GPU."""
     try:
-        directory = directory_of(context, where)
-        result: dict[str, Any] = call(directory, make_request(kind, **values))
-        while result["parking"] not in ("parked", "running", "gone") or result["moves_to"]:
-            time.sleep(PARK_LOOK_S)
-            result.update(parking="gone", why="it has ended", moves_to="", gpus=[])
-            for each in call(directory, api.Status())["clients"]:
-                if each["client"] == result["client"]:
-                    result.update(parking=each["parking"], why=each["parking_why"], moves_to=each["moves_to"])
-                    result.update(gpus=[seat["uuid"] for seat in each["seats"]])
+        return call_and_settle(directory_of(context, where), make_request(kind, **values))
     except (ControlError, NoCoordinatorError) as error:
         fail(error, as_json)
-    return result
 
 
 def _report(result: dict[str, Any], done: bool, state: str, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
@@ -18,6 +19,7 @@ from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES, Runtim
 
 REFUSED: Final = 1
 NO_COORDINATOR: Final = 3
+PARK_LOOK_S: Final = 0.05
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
 Where = Annotated[Path | None, typer.Option("--runtime-dir", help="runtime directory of the coordinator")]
@@ -81,6 +83,19 @@ def call(directory: RuntimeDir, request: api.Request) -> Any:
         return api.decode_reply(caller.call(api.encode_request(request)))
     finally:
         caller.close()
+
+
+def call_and_settle(directory: RuntimeDir, request: api.Request) -> dict[str, Any]:
+    """`call` for parking and migration: waits until the client is parked or runs, and moves to no GPU."""
+    result: dict[str, Any] = call(directory, request)
+    while result["parking"] not in ("parked", "running", "gone") or result["moves_to"]:
+        time.sleep(PARK_LOOK_S)
+        result.update(parking="gone", why="it has ended", moves_to="", gpus=[])
+        for each in call(directory, api.Status())["clients"]:
+            if each["client"] == result["client"]:
+                result.update(parking=each["parking"], why=each["parking_why"], moves_to=each["moves_to"])
+                result.update(gpus=[seat["uuid"] for seat in each["seats"]])
+    return result
 
 
 def run(

@@ -23,7 +23,7 @@ from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, NEXT, WAITING, Seat
+from nvshare.coordinator.model.seat import WAITING, Seat
 from nvshare.coordinator.model.settings import SETTINGS
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import JobClass, Policy
@@ -176,12 +176,8 @@ def _paused(node: Node, client: Client, paused: bool, uuid: str | None, now_ns: 
         seat.gpu.schedule.stale = True
         if not paused:
             _resume(seat, now_ns)
-        elif seat in seat.gpu.wait_queue:
-            seat.gpu.wait_queue.leave(seat)
-        elif seat.phase is NEXT:
-            reconcile.cancel_switch(seat.gpu, now_ns)
-        elif seat.phase is HOLDING:
-            leases.revoke(node, seat.gpu, seat, "paused", now_ns)
+        else:
+            reconcile.withdraw(node, seat, "paused", now_ns)
     return [seat.gpu for seat in client.seats.values()]
 
 

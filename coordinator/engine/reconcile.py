@@ -19,7 +19,7 @@ from nvshare.coordinator.memory import client_settings, orders, pinning, prefetc
 from nvshare.coordinator.model.commands import Log, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import NEXT, REVOKING, WAITING, Contention, Seat
+from nvshare.coordinator.model.seat import HOLDING, NEXT, REVOKING, WAITING, Contention, Seat
 from nvshare.coordinator.protocol.messages import Waiters
 from nvshare.scheduler_policies.api import Allotment
 
@@ -68,6 +68,16 @@ def cancel_switch(gpu: Gpu, now_ns: int) -> None:
     switch.seat.enter(WAITING)
     if switch.seat.schedulable:
         gpu.wait_queue.join(switch.seat)
+
+
+def withdraw(node: Node, seat: Seat, why: str, now_ns: int) -> None:
+    """Takes a seat that is not schedulable any more out of its turn: of the queue, a switch, or its lease."""
+    if seat in seat.gpu.wait_queue:
+        seat.gpu.wait_queue.leave(seat)
+    elif seat.phase is NEXT:
+        cancel_switch(seat.gpu, now_ns)
+    elif seat.phase is HOLDING:
+        leases.revoke(node, seat.gpu, seat, why, now_ns)
 
 
 def _bring_in(node: Node, gpu: Gpu, now_ns: int) -> None:

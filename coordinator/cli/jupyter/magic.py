@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from nvshare.client_hook import api as hook
 from nvshare.client_hook import steps
 from nvshare.client_hook.api import Lease
 from nvshare.client_hook.launcher import JOB_CLASSES
-from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.cli.ctl_call import call, call_and_settle
 from nvshare.coordinator.cli.views.explain import class_name
 from nvshare.coordinator.cli.views.words import count
 from nvshare.coordinator.daemon.control import api
@@ -26,7 +25,6 @@ from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import client_directory
 from nvshare.coordinator.units import format_duration, format_size
 
-PARK_LOOK_S: Final = 0.05
 USAGE: Final = """\
 %gpu                  this notebook's GPUs: lease, wait, memory, progress
 %gpu class NAME       what kind of program it is: interactive, batch or best-effort
@@ -155,12 +153,7 @@ def release() -> str:
 
 def park() -> str:
     """Asks to be taken off the GPU, and waits for it.  Nothing here needs the GPU meanwhile."""
-    told = call(client_directory(), api.ParkClient(client=str(os.getpid())))
-    while told["parking"] not in ("parked", "running"):
-        time.sleep(PARK_LOOK_S)
-        clients = call(client_directory(), api.Status())["clients"]
-        own = next(each for each in clients if each["process_id"] == os.getpid())
-        told = {"parking": own["parking"], "why": own["parking_why"]}
+    told = call_and_settle(client_directory(), api.ParkClient(client=str(os.getpid())))
     return "this notebook is off the GPU" if told["parking"] == "parked" else f"it stays on the GPU: {told['why']}"
 
 

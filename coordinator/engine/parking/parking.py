@@ -35,7 +35,7 @@ from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import Checkpoint, Log, Notify, Restore, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, IDLE, NEXT, WAITING, Seat
+from nvshare.coordinator.model.seat import HOLDING, IDLE, WAITING, Seat
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode, Park, ParkAnswer
 
@@ -138,12 +138,7 @@ def begin(node: Node, client: Client, now_ns: int) -> None:
     parking.why, parking.began_ns = "", now_ns
     _enter(node, client, LEAVING)
     for seat in client.seats.values():
-        if seat in seat.gpu.wait_queue:
-            seat.gpu.wait_queue.leave(seat)
-        elif seat.phase is NEXT:
-            reconcile.cancel_switch(seat.gpu, now_ns)
-        elif seat.phase is HOLDING:
-            leases.revoke(node, seat.gpu, seat, "parked", now_ns)
+        reconcile.withdraw(node, seat, "parked", now_ns)
 
 
 def advance(node: Node, now_ns: int) -> None:
