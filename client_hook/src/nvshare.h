@@ -24,8 +24,8 @@ struct nvshare_gpu {
     uint32_t waiters;         /* other clients that wait for the lease that is held */
     uint32_t waiting_threads; /* threads of this process that wait */
     uint64_t calls;           /* gated calls so far */
-    uint64_t allocated_bytes;
-    uint64_t resident_bytes;
+    uint64_t allocated_bytes; /* by the program, and not freed */
+    uint64_t resident_bytes;  /* the part of them on the card */
 };
 
 const char *nvshare_version(void);

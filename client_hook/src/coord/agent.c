@@ -452,6 +452,8 @@ NVS_EXPORT int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out)
         return -1;
     nvs_usage usage;
     nvs_memory_usage(gpu, &usage);
+    /* Not usage.allocated_bytes: memory that the program has freed counts there until a mover that is at work on it is done. */
+    const uint64_t allocated = atomic_load_explicit(&nvs_ledgers[gpu].charged, memory_order_relaxed); /* a figure */
     *out = (struct nvshare_gpu){
         .size = sizeof *out,
         .lease = atomic_load_explicit(&nvs_mail[gpu].shown_state, memory_order_relaxed),
@@ -459,8 +461,8 @@ NVS_EXPORT int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out)
         .waiters = atomic_load_explicit(&nvs_mail[gpu].shown_waiters, memory_order_relaxed),
         .waiting_threads = nvs_gate_waiting(gpu),
         .calls = nvs_gate_calls(gpu),
-        .allocated_bytes = usage.allocated_bytes,
-        .resident_bytes = usage.resident_bytes,
+        .allocated_bytes = allocated,
+        .resident_bytes = usage.resident_bytes < allocated ? usage.resident_bytes : allocated,
     };
     return 0;
 }

@@ -31,7 +31,10 @@ class Sizes:
 
 
 def moved_bytes(stand: Fixture, library: str, sizes: Sizes, *, releases: bool) -> tuple[int, int]:
-    """Bytes moved in `TURNS` hand-overs, out and in, and bytes that the program has freed under pressure."""
+    """Bytes moved in `TURNS` hand-overs, out and in, and bytes that the program has freed under pressure.
+
+    Under pressure the first turns finish what was on its way; turns count once a hand-over has moved nothing.
+    """
 
     def start(name: str, *words: object) -> subprocess.Popen[str]:
         command = [sys.executable, str(PROGRAM), library, *map(str, words)]
@@ -45,14 +48,19 @@ def moved_bytes(stand: Fixture, library: str, sizes: Sizes, *, releases: bool) -
         status = stand.control("status")
         return sum(seat["released_bytes"] for client in status["clients"] for seat in client["seats"])
 
+    def turns(count: int) -> int:
+        begin = gpu()
+        eventually(lambda: gpu()["handovers"] >= begin["handovers"] + count, "more turns")
+        end = gpu()
+        return sum(end[f"{way}_bytes"] - begin[f"{way}_bytes"] for way in ("evicted", "restored"))
+
     programs = [start("cached", sizes.kept, sizes.cached, int(releases)), start("rival", sizes.rival, 0, 0)]
     try:
         eventually(lambda: gpu()["allocated_bytes"] >= sizes.kept + sizes.rival and gpu()["handovers"] >= 4, "turns")
         if releases:
-            eventually(lambda: freed() > 0, "the callback")
-        begin = gpu()
-        eventually(lambda: gpu()["handovers"] >= begin["handovers"] + TURNS, "more turns")
-        end, released_bytes = gpu(), freed()
+            eventually(lambda: freed() >= sizes.cached, "the callback")
+            eventually(lambda: turns(1) == 0, "a hand-over that moves nothing")
+        moved, released_bytes = turns(TURNS), freed()
         if releases:
             shown = subprocess.run(
                 [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "memory"],
@@ -68,7 +76,6 @@ def moved_bytes(stand: Fixture, library: str, sizes: Sizes, *, releases: bool) -
         for program in programs:
             program.kill()
             program.communicate()
-    moved = sum(end[f"{way}_bytes"] - begin[f"{way}_bytes"] for way in ("evicted", "restored"))
     return moved, released_bytes
 
 
