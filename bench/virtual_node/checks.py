@@ -68,7 +68,7 @@ class Checks:
         self.lacking = 0
         """Clients that did not fit beside immovable memory of others.  In the second after a restart they do not count:
         they may have allocated before other clients were back."""
-        self.shut_out = 0
+        self.unschedulable = 0
         self.gathered = 0
         self.together_ns = 0
         self.apart_ns = 0
@@ -93,7 +93,7 @@ class Checks:
         self.host_refused += note.kind == "refused" and "owner" in note.values
         self.refused_in_calm += note.kind == "refused" and self._world.calm
         self.lacking += note.kind == "lacks_room" and not self._is_reconnecting(str(note.values["uuid"]))
-        self.shut_out += note.kind == "shut_out"
+        self.unschedulable += note.kind == "unschedulable"
 
     def _is_reconnecting(self, uuid: str) -> bool:
         assert self._world.scheduler is not None
@@ -132,9 +132,9 @@ class Checks:
         gpu = self._world.scheduler._node.gpus[uuid]
         seat = None if other.connection is None else gpu.seats.get(other.connection)
         gang, mine = None if gpu.gang is None else gpu.gang.name, gpu.seats[grant.client]
-        if mine.client.gang and mine.phase is REVOKING:  # the slot began and ended at once
-            gang = mine.client.gang
-        if seat is not None and seat.client.gang == mine.client.gang == gang:
+        if mine.client.facts.gang and mine.phase is REVOKING:  # the slot began and ended at once
+            gang = mine.client.facts.gang
+        if seat is not None and seat.client.facts.gang == mine.client.facts.gang == gang:
             return True
         if gpu.settings.sharing is messages.Sharing.EXCLUSIVE:
             return False
@@ -183,7 +183,7 @@ class Checks:
             (client.client, seat.uuid)
             for client in snapshot.clients
             for seat in client.seats
-            if seat.memory.shut_out and seat.memory.lacking_bytes and seat.turn.waiting_since_ns is not None
+            if seat.memory.unschedulable and seat.memory.lacking_bytes and seat.turn.waiting_since_ns is not None
         }
         for gpu in snapshot.gpus:
             waiting = gpu.leases.waiting - sum(uuid == gpu.uuid for _, uuid in reported)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason
 from nvshare.scheduler_policies.api import JobClass
@@ -18,6 +19,7 @@ class Client:
     client: int
     give: Callable[[events.Event], object]
     """Passes an event to the engine."""
+    facts: Facts = field(init=False, default_factory=Facts)
 
     def say(self, message: messages.Message) -> None:
         """Sends a message."""
@@ -41,11 +43,13 @@ class Client:
         """Says hello."""
         pid = self.client if process_id is None else process_id
         hello = messages.Hello(1, name, program, pid, priority, mode, limit, "", weight, gang, placement)
+        self.facts = Facts.of(hello)
         self.give(events.ClientRegistered(self.client, hello, pid, user_id, group))
 
     def profile(self, job_class: JobClass, deadline_ns: int | None) -> None:
         """Says what the program is."""
-        self.give(events.Profiled(self.client, job_class, 0.0, 1.0, deadline_ns, False))
+        self.facts = self.facts.having(job_class=job_class, deadline_ns=deadline_ns)
+        self.give(events.Settled(self.client, self.facts))
 
     def attach(self, uuid: str, *, gpu: int = 0, lease_id: int = 0, wanted: bool = False, memory: int = 0) -> None:
         """Attaches to a GPU; `memory` bytes are allocated and resident."""

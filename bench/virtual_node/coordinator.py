@@ -229,6 +229,15 @@ class Shell:
 
         self._turn(work)
 
+    def settle(self, clients: Iterable[int]) -> None:
+        """Something of these clients' slot has changed, in one turn."""
+
+        def work() -> None:
+            for client in clients:
+                self.dispatcher.settle(client, self._world.now_ns)
+
+        self._turn(work)
+
     def receive(self, number: int, frames: Iterable[bytes]) -> None:
         """Handles frames of one peer, in one turn."""
 

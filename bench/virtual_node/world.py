@@ -152,12 +152,12 @@ class Slots:
 
     def _put(self, slot: Slot) -> None:
         self._present[slot.slot] = slot
-        self._tell(lambda book: self._world.give(*book.put(slot)))
+        self._tell(lambda book: book.put(slot))
 
-    def _tell(self, action: Callable[[SlotBook], object]) -> None:
+    def _tell(self, action: Callable[[SlotBook], list[int] | None]) -> None:
         shell = self._world.shell
         if shell is not None and shell.dispatcher.slots is not None:
-            action(shell.dispatcher.slots)
+            shell.settle(action(shell.dispatcher.slots) or ())
 
 
 class World(Clock):

@@ -12,13 +12,14 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import explanations
 from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.engine.scheduler import AS_THEY_COME
 from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, RemoteProtocolError
 from nvshare.coordinator.system.users import known_name
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("nvshare")
 
 Observe = Callable[[str, Mapping[str, Any]], None]
+
+
+@dataclass(slots=True)
+class _Client:
+    process_id: int
+    own: Facts
+    """By its own words, within its user's rights."""
 
 
 class Dispatcher:
@@ -78,7 +86,7 @@ class Dispatcher:
         self._end_process = end_process or _end_process
         self._events_to = events_to
         self._observe = observe
-        self._clients: dict[int, int] = {}  # connection -> process id
+        self._clients: dict[int, _Client] = {}  # by connection
         self._sequence = 0
         self._notes: list[tuple[int, commands.Notify]] = []
         self._now_ns = 0
@@ -119,8 +127,7 @@ class Dispatcher:
         elif known and isinstance(message, messages.AttachGpu):
             self._attach(connection, message, now_ns)
         elif known and isinstance(message, messages.Profile):
-            profile = self._own_profile(connection, _profile(connection, message, now_ns))
-            self._profiled(profile if self.slots is None else self.slots.profiled(profile), now_ns)
+            self._profile(connection, message, now_ns)
         elif known and isinstance(message, messages.ExplainWait):
             self._explain_wait(connection, message.gpu)
         elif known and isinstance(message, messages.Goodbye):
@@ -130,9 +137,10 @@ class Dispatcher:
 
     def gone(self, connection: int, now_ns: int) -> None:
         """Handles the end of a connection."""
-        process_id = self._clients.pop(connection, None)
-        if process_id is None:
+        client = self._clients.pop(connection, None)
+        if client is None:
             return
+        process_id = client.process_id
         if self.slots is not None and self.slots.has(connection):
             self.slots.leave(connection, self.scheduler.client_snapshot(connection, now_ns))
         self.event(events.ClientGone(connection, process_id > 0 and self._watch_end(process_id)), now_ns)
@@ -185,31 +193,38 @@ class Dispatcher:
             # two such processes must stay distinct: each gets a negative id of its own.
             peer.process_id or -1 - connection,
             peer.user_id,
+            peer.slot,
         )
-        if peer.slot:
-            adopted = None if self.slots is None else self.slots.register(peer.slot, registered)
-            if adopted is None:
-                text = f"slot {peer.slot} is gone; restart the container"
-                self._breach(connection, messages.Rejection.NOT_ALLOWED, text, now_ns)
-                return
-            registered = adopted
+        if peer.slot and (self.slots is None or not self.slots.register(peer.slot, connection)):
+            text = f"slot {peer.slot} is gone; restart the container"
+            self._breach(connection, messages.Rejection.NOT_ALLOWED, text, now_ns)
+            return
         self._outbox.greeted(connection)
         known_name(peer.user_id)  # looked up before a program that waits asks for it
         process_id = registered.process_id
-        self._clients[connection] = process_id
+        self._clients[connection] = _Client(process_id, Facts.of(registered.hello))
         self._journal.forget(process_id)  # an earlier process may have had this id
         self.event(registered, now_ns)
-        for event in () if self._live is None else self._live.registered(registered):
-            self.event(event, now_ns)
-        profile = None if self.slots is None else self.slots.first_profile(connection)
-        if profile is not None:
-            self._profiled(profile, now_ns)
+        if self._live is not None:
+            self._live.registered(registered)
+        self.settle(connection, now_ns)
         if not peer.slot and (priority, weight) != (hello.priority, hello.weight):
             text = f"user {peer.user_id} is limited to priority {priority} and weight {weight}"
             self._reject(connection, messages.Rejection.NOT_ALLOWED, f"{text} (max_priority, max_weight)")
 
-    def _profiled(self, profile: events.Profiled, now_ns: int) -> None:
-        self.event(profile if self._live is None else self._live.profiled(profile), now_ns)
+    # --- facts of programs --------------------------------------------------------------------------------------------
+
+    def facts(self, connection: int) -> Facts:
+        """What holds for a client: its own words within its user's rights, its slot's over them, live settings over
+        both."""
+        facts = self._clients[connection].own
+        if self.slots is not None:
+            facts = self.slots.within(connection, facts)
+        return facts if self._live is None else self._live.over(connection, facts)
+
+    def settle(self, connection: int, now_ns: int) -> None:
+        """Something that `facts` is made of has changed: the program has said it, its slot, or a live setting."""
+        self.event(events.Settled(connection, self.facts(connection)), now_ns)
 
     def _own_rank(self, peer: Peer, hello: messages.Hello) -> tuple[int, int]:
         """Priority and weight that a program may choose by its environment.
@@ -220,14 +235,25 @@ class Dispatcher:
             return hello.priority, hello.weight
         return min(hello.priority, self._rights.max_priority), min(hello.weight, self._rights.max_weight)
 
-    def _own_profile(self, connection: int, profile: events.Profiled) -> events.Profiled:
-        """The profile without a guaranteed share, which takes time from other users: operators give it, and slots."""
-        peer = self._outbox.peer(connection)
-        if not profile.share_request or peer is None or peer.slot or self._rights.is_operator(peer.user_id):
-            return profile
-        text = f"user {peer.user_id} may ask for no guaranteed share; an operator gives it by nvshare-ctl set share"
-        self._reject(connection, messages.Rejection.NOT_ALLOWED, text)
-        return replace(profile, share_request=0.0)
+    def _profile(self, connection: int, message: messages.Profile, now_ns: int) -> None:
+        """What a program says of itself.  Its first deadline stands, or it would never be late.
+
+        A guaranteed share takes time from other users: operators give it, and slots.
+        """
+        client, peer = self._clients[connection], self._outbox.peer(connection)
+        request = message.share_request / 1000
+        if request and peer is not None and not peer.slot and not self._rights.is_operator(peer.user_id):
+            text = f"user {peer.user_id} may ask for no guaranteed share; an operator gives it by nvshare-ctl set share"
+            self._reject(connection, messages.Rejection.NOT_ALLOWED, text)
+            request = 0.0
+        client.own = client.own.having(
+            job_class=JobClass(message.job_class),
+            share_request=request,
+            share_limit=max(1, message.share_limit) / 1000,
+            deadline_ns=client.own.rank.deadline_ns or (now_ns + message.deadline_ns if message.deadline_ns else None),
+            spatial=message.spatial,
+        )
+        self.settle(connection, now_ns)
 
     def _attach(self, connection: int, message: messages.AttachGpu, now_ns: int) -> None:
         why = None if self.slots is None else self.slots.refuses(connection, message.uuid)
@@ -235,19 +261,12 @@ class Dispatcher:
             self._reject(connection, messages.Rejection.FORBIDDEN_GPU, why)
             return
         self.event(events.Received(connection, message), now_ns)
-        for event in () if self._live is None else self._live.attached(connection, message.uuid):
-            self.event(event, now_ns)
 
     def _explain_wait(self, connection: int, gpu: int) -> None:
         wait = self.scheduler.wait_snapshot(connection, gpu)
         if wait is not None:
             text = _short(explanations.wait(wait, hide_names=self._rights.hide_other_users))
             self._outbox.send(connection, messages.encode(messages.WaitExplained(gpu, wait.index, text)))
-
-    def slot_changed(self, event: events.Set, now_ns: int) -> None:
-        """Applies a change of a slot's file; live settings stay in force."""
-        for each in (event,) if self._live is None else self._live.slot_changed(event):
-            self.event(each, now_ns)
 
     # --- refusing ---------------------------------------------------------------------------------------------------
 
@@ -305,7 +324,8 @@ class Dispatcher:
 
     def _kill(self, command: commands.Kill) -> None:
         """Kills a process only while its connection is open: otherwise its id may mean another process."""
-        if command.process_id <= 1 or self._clients.get(command.client) != command.process_id:
+        client = self._clients.get(command.client)
+        if command.process_id <= 1 or client is None or client.process_id != command.process_id:
             return
         log.warning("killing process %d: %s", command.process_id, command.reason)
         self._end_process(command.process_id)
@@ -339,17 +359,6 @@ def _end_process(process_id: int) -> None:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os.close(descriptor)
-
-
-def _profile(client: int, m: messages.Profile, now_ns: int) -> events.Profiled:
-    return events.Profiled(
-        client,
-        JobClass(m.job_class),
-        m.share_request / 1000,
-        max(1, m.share_limit) / 1000,
-        now_ns + m.deadline_ns if m.deadline_ns else None,
-        m.spatial,
-    )
 
 
 def _printable(name: str) -> str:

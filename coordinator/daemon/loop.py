@@ -337,8 +337,8 @@ class Server:
         due_ns = slots.next_deadline_ns()
         changed = slots.descriptor in ready
         if changed or (due_ns is not None and due_ns <= now_ns):
-            for event in slots.turn(now_ns, changed):
-                self._dispatcher.slot_changed(event, now_ns)
+            for client in slots.turn(now_ns, changed):
+                self._dispatcher.settle(client, now_ns)
 
     def _tasks_turn(self) -> None:
         with contextlib.suppress(BlockingIOError):

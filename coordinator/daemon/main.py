@@ -190,7 +190,7 @@ def _tell_ready(descriptor: int | None) -> None:
 
 def _keep_event_log(directory: RuntimeDir, error: InvariantError) -> None:
     """Writes the events before a broken invariant, for a report.  engine/event_log.py replays them."""
-    path = directory.path / "story.jsonl"
+    path = directory.path / "event_log.jsonl"
     try:
         path.write_text("\n".join(error.lines) + "\n", encoding="utf-8")
     except OSError as failure:

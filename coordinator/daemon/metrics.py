@@ -299,7 +299,7 @@ _CLIENT_ROWS: Final[tuple[Row, ...]] = (
         Gauge, "lacking_bytes", "Memory that it lacks beside immovable memory of others",
         lambda s: s[1].memory.lacking_bytes,
     ),
-    (Gauge, "shut_out", "1 while it cannot run for lack of memory", lambda s: float(s[1].memory.shut_out)),
+    (Gauge, "unschedulable", "1 while it cannot run for lack of memory", lambda s: float(s[1].memory.unschedulable)),
     (Gauge, "wait_max_seconds", "Its longest wait", lambda s: s[1].statistics.max_wait_ns),
     (Gauge, "priority", "Its priority", lambda s: s[0].rank.priority),
     (Gauge, "weight", "Its weight under fair_share", lambda s: s[0].rank.weight),

@@ -24,8 +24,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Final, Protocol, get_type_hints
 
+from pydantic import TypeAdapter
+
 from nvshare import scheduler_policies
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.model.commands import Command
 from nvshare.coordinator.protocol.messages import TO_COORDINATOR, Message
 from nvshare.scheduler_policies import parts
@@ -196,7 +199,9 @@ class _Unpickler(pickle.Unpickler):
 
 def _plain(value: Any) -> Any:
     """A message begins with its type, as on the wire."""
-    return [value.TYPE, *dataclasses.astuple(value)] if isinstance(value, Message) else value  # type: ignore[call-overload]
+    if isinstance(value, Message):
+        return [value.TYPE, *dataclasses.astuple(value)]  # type: ignore[call-overload]
+    return dataclasses.asdict(value) if isinstance(value, Facts) else value
 
 
 def _write(now_ns: int, event: events.Event) -> str:
@@ -221,8 +226,8 @@ def _read(line: str) -> tuple[int, events.Event | Beginning]:
             if isinstance(kind, type) and issubclass(kind, Message):
                 number, *parts = value
                 values[field] = TO_COORDINATOR[number](*parts)
-            elif isinstance(kind, type) and issubclass(kind, enum.Enum):
-                values[field] = kind(value)
+            elif kind is Facts:
+                values[field] = TypeAdapter(Facts).validate_python(value)
         event: events.Event = cls(**values)
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise ValueError(f"not a line of an event log: {line[:200]!r}: {error!r}") from None

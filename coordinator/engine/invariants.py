@@ -32,7 +32,7 @@ def cheap(gpu: Gpu) -> None:
         unnamed = gpu.leases.running.keys() - members.keys()
         assert not unnamed, f"invariant 1: {gpu.uuid}: clients {unnamed} run, and the plan does not name them"
     exclusive = gpu.settings.sharing is Sharing.EXCLUSIVE
-    holders = {seat.client.gang or client for client, seat in gpu.leases.running.items()} if exclusive else ()
+    holders = {seat.client.facts.gang or client for client, seat in gpu.leases.running.items()} if exclusive else ()
     assert len(holders) < 2, f"invariant 1: {gpu.uuid} has a second holder"
     assert gpu.switching.switch is None or gpu.switching.switch.seat.phase is NEXT, (
         f"{gpu.uuid}: the switch has no next client"
@@ -175,7 +175,7 @@ class Thorough:
         assert not node.changed_gpus, "a change is left over"
         for gang in node.gangs.values():
             assert gang.seats, f"{gang.name}: a gang without members"
-            assert all(seat.client.gang == gang.name for seat in gang.seats)
+            assert all(seat.client.facts.gang == gang.name for seat in gang.seats)
             for gpu in gang.gpus.values():
                 assert gpu.gang is gang, f"{gpu.uuid}: two slots"
         for gpu in node.gpus.values():
@@ -183,7 +183,7 @@ class Thorough:
         for name, gang in node.queue.items():
             assert node.gangs.get(name) is gang, f"{name}: a gang without members waits for a slot"
             assert not gang.gpus, f"{name}: waits for a slot and has one"
-        count = sum(client.gang != "" for client in node.clients.values() for _ in client.seats)
+        count = sum(client.facts.gang != "" for client in node.clients.values() for _ in client.seats)
         assert count == sum(len(gang.seats) for gang in node.gangs.values()), "a member that its gang does not know"
 
     def _advance_clocks(self, node: Node, now_ns: int) -> None:

@@ -104,7 +104,7 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
         quantum_ns = renewed_quantum_ns(gpu, quantum_ns)
     start_lease(node, gpu, seat, lease_id, quantum_ns, now_ns)
     gang = gpu.gang
-    seat.lease.called = gang is not None and seat.client.gang == gang.name and gang.caller != gpu.uuid
+    seat.lease.called = gang is not None and seat.client.facts.gang == gang.name and gang.caller != gpu.uuid
     mine.leases += 1
     all_seats.grants += 1
     if leases.last_holder != client:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from nvshare.coordinator.engine import leases, reconcile
@@ -19,14 +19,14 @@ from nvshare.coordinator.memory import room
 from nvshare.coordinator.memory.client_settings import send_settings, send_settings_to_all
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.client import Client
+from nvshare.coordinator.model.client import Client, Facts
 from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import WAITING, Seat
 from nvshare.coordinator.model.settings import SETTINGS
 from nvshare.coordinator.protocol.messages import Sharing
-from nvshare.scheduler_policies.api import JobClass, Policy
+from nvshare.scheduler_policies.api import JobClass, Policy, Rank
 
 
 def set_value(node: Node, event: events.Set, now_ns: int) -> Iterable[Gpu]:
@@ -38,9 +38,9 @@ def set_value(node: Node, event: events.Set, now_ns: int) -> Iterable[Gpu]:
         if client is None:
             node.out.append(Log(logging.WARNING, f"no client c{event.client}"))
             return ()
-        if setting.name in _OF_CLIENT:
-            return _OF_CLIENT[setting.name](node, client, value, event.gpu, now_ns)
-        return set_rank(node, client, **{setting.field: value})
+        if setting.name in _ACTS:
+            return _ACTS[setting.name](node, client, value, event.gpu, now_ns)
+        return settle(node, client, client.facts.having(**_fields_of(client.facts, event, value)), now_ns)
     gpus = list(node.gpus.values()) if event.gpu is None else [node.gpus[event.gpu]] if event.gpu in node.gpus else []
     if event.gpu is None:
         node.settings = replace(node.settings, **{setting.field: value})
@@ -54,6 +54,13 @@ def set_value(node: Node, event: events.Set, now_ns: int) -> Iterable[Gpu]:
     if follow is None:
         node.out.append(Notify(setting.name, {"uuid": event.gpu, setting.field: event.value}))
     return gpus
+
+
+def _fields_of(facts: Facts, event: events.Set, value: Any) -> dict[str, Any]:
+    """The facts' fields that a setting of a client changes."""
+    if event.gpu is not None:
+        return {"limits_of_gpus": tuple({**dict(facts.limits_of_gpus), event.gpu: value}.items())}
+    return {SETTINGS[event.setting].field: value, **({"limits_of_gpus": ()} if event.setting == "limit" else {})}
 
 
 # --- of GPUs ----------------------------------------------------------------------------------------------------------
@@ -108,26 +115,21 @@ def _sharing(node: Node, gpu: Gpu, now_ns: int) -> None:
 # --- of clients -------------------------------------------------------------------------------------------------------
 
 
-def set_profile(node: Node, event: events.Profiled, now_ns: int) -> Iterable[Gpu]:
-    """Applies a client's profile.  The first deadline stands, or a program would never be late."""
-    client = node.clients[event.client]
-    client.spatial = event.spatial
-    return set_rank(
-        node,
-        client,
-        job_class=event.job_class,
-        share_limit=event.share_limit,
-        share_request=event.share_request,
-        deadline_ns=client.rank.deadline_ns or event.deadline_ns,
-    )
-
-
-def set_rank(node: Node, client: Client, **values: Any) -> list[Gpu]:
-    """The policy's view of a client changes, on each of its GPUs.  A share request above the limit is lowered to it."""
-    rank = replace(client.rank, **values)
-    client.rank = replace(rank, share_request=min(rank.share_request, rank.share_limit))
-    shown = {name: getattr(client.rank, name) for name in values}
-    node.out.append(Notify("rank", {"client": client.client_id, **{name: _plain(shown[name]) for name in shown}}))
+def settle(node: Node, client: Client, facts: Facts, now_ns: int) -> Iterable[Gpu]:
+    """These facts hold for the client.  A share request above the limit counts as the limit."""
+    rank = facts.rank
+    had, facts = client.facts, facts.having(share_request=min(rank.share_request, rank.share_limit))
+    if facts.gang != had.gang:
+        _gang(node, client, facts.gang)
+    client.facts = facts
+    if facts.rank != had.rank:
+        changed = {name: _plain(new) for name, new in _fields(facts.rank) if new != getattr(had.rank, name)}
+        node.out.append(Notify("rank", {"client": client.client_id, **changed}))
+    _limit(node, client)
+    if facts.paused is not had.paused:
+        _pause(node, client, now_ns)
+    if replace(facts, limit_bytes=had.limit_bytes, limits_of_gpus=had.limits_of_gpus) == had:
+        return []
     for seat in client.seats.values():
         seat.gpu.wait_queue.changed(seat)
         seat.gpu.rules.rank_epoch += 1
@@ -135,50 +137,45 @@ def set_rank(node: Node, client: Client, **values: Any) -> list[Gpu]:
     return [seat.gpu for seat in client.seats.values()]
 
 
+def _fields(rank: Rank) -> list[tuple[str, Any]]:
+    return [(each.name, getattr(rank, each.name)) for each in fields(rank)]
+
+
 def _plain(value: Any) -> int | float | str | None:
     return value.name.lower() if isinstance(value, JobClass) else value
 
 
-def _gang(node: Node, client: Client, gang: str, uuid: str | None, now_ns: int) -> list[Gpu]:
-    """An annotation changed; "": none."""
+def _gang(node: Node, client: Client, gang: str) -> None:
     for seat in client.seats.values():
         slots.remove_member(node, seat)
-    client.gang = gang
+    client.facts = client.facts.having(gang=gang)
     for seat in client.seats.values():
         slots.add_member(node, seat)
-        seat.gpu.wait_queue.changed(seat)
-        seat.gpu.schedule.stale = True
     node.out.append(Notify("gang", {"client": client.client_id, "gang": gang}))
-    return [seat.gpu for seat in client.seats.values()]
 
 
-def _limit(node: Node, client: Client, limit_bytes: int, uuid: str | None, now_ns: int) -> list[Gpu]:
-    """A limit below what is in use prevents further allocations; 0 lifts it."""
-    if uuid is None:
-        client.memory_limit_bytes = limit_bytes
+def _limit(node: Node, client: Client) -> None:
+    """A limit below what is in use prevents further allocations."""
     for seat in client.seats.values():
-        if uuid in (None, seat.gpu.uuid):
+        limit_bytes = client.facts.limit_on(seat.gpu.uuid)
+        if limit_bytes != seat.memory.limit_bytes:
             seat.memory.limit_bytes = limit_bytes
             room.raise_highest_limit(seat)
             seat.gpu.settings_changed()
             send_settings(node, seat)
-    node.out.append(Notify("limit", {"client": client.client_id, "uuid": uuid, "limit_bytes": limit_bytes}))
-    return []
+            node.out.append(
+                Notify("limit", {"client": client.client_id, "uuid": seat.gpu.uuid, "limit_bytes": limit_bytes})
+            )
 
 
-def _paused(node: Node, client: Client, paused: bool, uuid: str | None, now_ns: int) -> list[Gpu]:
+def _pause(node: Node, client: Client, now_ns: int) -> None:
     """A paused client is granted nothing, and its leases are revoked.  The pause does not count as waiting."""
-    if client.paused is paused:
-        return []
-    client.paused = paused
-    node.out.append(Notify("paused" if paused else "resumed", {"client": client.client_id}))
+    node.out.append(Notify("paused" if client.facts.paused else "resumed", {"client": client.client_id}))
     for seat in client.seats.values():
-        seat.gpu.schedule.stale = True
-        if not paused:
+        if not client.facts.paused:
             _resume(seat, now_ns)
         else:
             reconcile.withdraw(node, seat, "paused", now_ns)
-    return [seat.gpu for seat in client.seats.values()]
 
 
 def _resume(seat: Seat, now_ns: int) -> None:
@@ -194,10 +191,8 @@ _OF_GPU: Final[dict[str, Callable[[Node, Gpu, int], None]]] = {
     "policy": _policy,
     "sharing": _sharing,
 }
-_OF_CLIENT: Final[dict[str, Callable[[Node, Client, Any, str | None, int], Iterable[Gpu]]]] = {
-    "limit": _limit,
-    "paused": _paused,
-    "gang": _gang,
+_ACTS: Final[dict[str, Callable[[Node, Client, Any, str | None, int], Iterable[Gpu]]]] = {
     "parked": parking.set_parked,
     "moved_to": migration.set_target,
 }
+"""What an operator has a client do; all other settings of clients are its facts."""

@@ -178,7 +178,7 @@ def _planned(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> tu
     gang = gpu.gang
     if gpu.schedule.crowded and gang is not None and not gang.told:
         left_out = [gpu.seats[a.client].client for a in plan.running if a.client not in members]
-        mates = [client for client in left_out if client.gang == gang.name]
+        mates = [client for client in left_out if client.facts.gang == gang.name]
         if mates:
             gang.told = True
             text = f"{gpu.uuid}: {mates[0].identity} of gang {gang.name} does not fit beside its mates; they take turns"
@@ -211,7 +211,7 @@ def _limited(gpu: Gpu, plan: Plan) -> Plan:
     if gpu.settings.sharing is not Sharing.EXCLUSIVE or not plan.running:
         return plan
     if gpu.gang is not None:
-        mates = tuple(a for a in plan.running if gpu.seats[a.client].client.gang == gpu.gang.name)
+        mates = tuple(a for a in plan.running if gpu.seats[a.client].client.facts.gang == gpu.gang.name)
         if mates:
             return replace(plan, running=mates)
     first = plan.running[0]

@@ -118,7 +118,7 @@ def _may_begin(gpu: Gpu, seat: Seat, allotment: Allotment) -> bool:
     draining = [other for other in gpu.leases.by_client.values() if other.phase is REVOKING]
     if not draining or gpu.gang is None or not orders.is_complete(seat):
         return not draining
-    return {seat.client.gang, *(other.client.gang for other in draining)} == {gpu.gang.name}
+    return {seat.client.facts.gang, *(other.client.facts.gang for other in draining)} == {gpu.gang.name}
 
 
 def _inform(node: Node, gpu: Gpu, now_ns: int) -> None:

@@ -73,13 +73,13 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
     if client.client_id in gpu.seats:
         raise RemoteProtocolError(f"{message.uuid} is attached under another ordinal already")
     gpu.recovery.survivors = gpu.recovery.survivors or message.lease_id != 0 or message.allocated_bytes != 0
-    limit = client.memory_limit_bytes
+    limit = client.facts.limit_on(gpu.uuid)
     memory = SeatMemory(limit_bytes=limit, highest_limit_bytes=limit)
     seat = _add_seat(node, client, gpu, message, memory, now_ns)
     if message.parked and not message.lease_id and len(client.seats) == 1:  # of a client that has asked for nothing yet
         client.parking.state = ParkState.PARKED  # perhaps: the driver knows (engine/parking/parking.py)
     _resolve_claim(node, gpu, seat, message, now_ns)
-    if client.paused and seat.phase is HOLDING:  # paused between hello and claim
+    if client.facts.paused and seat.phase is HOLDING:  # paused between hello and claim
         leases.revoke(node, gpu, seat, "paused", now_ns)
     if message.wanted:
         leases.request(node, seat, now_ns)

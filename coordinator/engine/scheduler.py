@@ -39,7 +39,7 @@ from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import admission, checks, host_budget, orders, pinning
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.client import Client, Identity
+from nvshare.coordinator.model.client import Client, Facts, Identity
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Command, Log, Notify, Send, SetTimer
 from nvshare.coordinator.model.gpu import Gpu, GpuLeases, GpuRules, Recovery
 from nvshare.coordinator.model.memory import GpuMemory
@@ -66,7 +66,6 @@ from nvshare.coordinator.protocol.messages import (
     ReservePins,
     Welcome,
 )
-from nvshare.scheduler_policies.api import Rank
 
 MOST_ROUNDS: Final = 100
 """More than slots need at one moment: each GPU joins or leaves one a few times."""
@@ -96,7 +95,7 @@ class Scheduler:
             events.ProcessEnded: self._process_ended,
             events.MemoryChecked: lambda event, _: checks.checked(self._node, event),
             events.TimerFired: self._timer_fired,
-            events.Profiled: self._profiled,
+            events.Settled: self._settled,
             events.Saved: lambda event, now: parking.saved(self._node, event, now),
             events.Restored: lambda event, now: migration.restored(self._node, event, now),
             events.Look: lambda _, now: [*parking.look(self._node, now), *migration.look(self._node, now)],
@@ -300,10 +299,8 @@ class Scheduler:
             identity=Identity(hello.name, hello.program, event.process_id, event.user_id, event.group),
             memory_mode=MemoryMode(hello.memory_mode),
             memory_auto=hello.memory_auto,
-            memory_limit_bytes=hello.memory_limit_bytes,
             registered_at_ns=now_ns,
-            rank=Rank(hello.priority, hello.weight),
-            gang=hello.gang,
+            facts=Facts.of(hello),
             time_owner="",
             placement=parse_placement(hello.placement),
         )
@@ -328,9 +325,8 @@ class Scheduler:
         concerned = handle(self._node, seat, message, now_ns)
         return (seat.gpu,) if concerned is None else concerned
 
-    def _profiled(self, event: events.Profiled, now_ns: int) -> Iterable[Gpu]:
-        self._client(event.client)
-        return operator_commands.set_profile(self._node, event, now_ns)
+    def _settled(self, event: events.Settled, now_ns: int) -> Iterable[Gpu]:
+        return operator_commands.settle(self._node, self._client(event.client), event.facts, now_ns)
 
     def _gone(self, event: events.ClientGone, now_ns: int) -> Iterable[Gpu]:
         client = self._node.clients.pop(event.client, None)

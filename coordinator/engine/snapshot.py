@@ -61,7 +61,7 @@ class SeatMemorySnapshot:
     """The client's need beyond that room."""
     immovable_bytes: int
     """Memory that cannot move, or was allowed to become immovable."""
-    shut_out: bool
+    unschedulable: bool
     """It is unschedulable for lack of room."""
     prepare_bytes: int
 
@@ -170,7 +170,6 @@ def _seat(seat: Seat, paged: Mapping[int, int], now_ns: int) -> SeatSnapshot:
             resident_bytes=resident_bytes,
             evicted_bytes=memory.allocated_bytes - resident_bytes,
             room_bytes=room.room_bytes(seat),
-            shut_out=seat.room.unschedulable,
         ),
         statistics=replace(seat.statistics, used_ns=seat.held_ns(now_ns)),
         moves=replace(seat.moves.statistics),
@@ -184,8 +183,8 @@ def take_client(client: Client, now_ns: int, paged: Callable[[Gpu], Mapping[int,
     return _derive(
         ClientSnapshot,
         client,
+        client.facts,
         client=client.client_id,
-        limit_bytes=client.memory_limit_bytes,
         host_share_bytes=client.host.share_bytes,
         parking=client.parking.state.value,
         parking_why=client.parking.why,
@@ -463,6 +462,7 @@ def take_wait(node: Node, seat: Seat) -> WaitSnapshot | None:
     return _derive(
         WaitSnapshot,
         client,
+        client.facts,
         seat,
         gpu,
         index=list(node.gpus).index(gpu.uuid),

@@ -42,7 +42,7 @@ _NEARNESS: Final = {HOLDING: 0, NEXT: 1, WAITING: 2, REVOKING: 3}
 
 def add_member(node: Node, seat: Seat) -> None:
     """The seat's client names a gang, or none."""
-    name = seat.client.gang
+    name = seat.client.facts.gang
     if name:
         gang = node.gangs.setdefault(name, Gang(name))
         gang.seats.append(seat)
@@ -52,7 +52,7 @@ def add_member(node: Node, seat: Seat) -> None:
 
 def remove_member(node: Node, seat: Seat) -> None:
     """The seat is no member any more."""
-    gang = node.gangs.get(seat.client.gang)
+    gang = node.gangs.get(seat.client.facts.gang)
     if gang is None:
         return
     gang.seats.remove(seat)
@@ -127,7 +127,7 @@ def _named(node: Node, gpu: Gpu, found: Plan) -> Gang | None:
     """The first gang of the plan that needs a slot."""
     for allotment in found.running:
         seat = gpu.seats[allotment.client]
-        gang = node.gangs.get(seat.client.gang)
+        gang = node.gangs.get(seat.client.facts.gang)
         if gang is not None and allotment.quantum_ns is not None and _needs_slot(gang) and seat in _wanting(gang):
             return gang
     return None
@@ -138,7 +138,7 @@ def _retry(node: Node, gpu: Gpu, now_ns: int) -> list[int]:
     again_ns = []
     if len(gpu.leases.by_client) > len(gpu.leases.running):
         for seat in gpu.leases.by_client.values():
-            gang = node.gangs.get(seat.client.gang) if seat.phase is REVOKING else None
+            gang = node.gangs.get(seat.client.facts.gang) if seat.phase is REVOKING else None
             if gang is None or gang.name in node.queue or gang.gpus or gang.retries >= RETRIES:
                 continue
             again_ns.append(seat.lease.revoked_at_ns + STUCK_NS)
@@ -170,10 +170,10 @@ def _is_contended(node: Node, gang: Gang) -> bool:
 def _has_rivals(gang: Gang, gpu: Gpu) -> bool:
     """Whether clients outside of the gang wait for this GPU or have a turn on it."""
     switch = gpu.switching.switch
-    if switch is not None and switch.seat.client.gang != gang.name:
+    if switch is not None and switch.seat.client.facts.gang != gang.name:
         return True
     for seat in gpu.leases.running.values():
-        if seat.client.gang != gang.name and seat.lease.ends_ns is not None:
+        if seat.client.facts.gang != gang.name and seat.lease.ends_ns is not None:
             return True
     return len(gpu.wait_queue) > sum(seat.gpu is gpu and seat in gpu.wait_queue for seat in gang.seats)
 
@@ -292,7 +292,7 @@ def _gathered(node: Node, gang: Gang, missing: int, quantum_ns: int, now_ns: int
 def _end(node: Node, gang: Gang, quantum_ns: int, now_ns: int) -> None:
     for gpu in list(gang.gpus.values()):
         _leave(node, gang, gpu)
-        interested = (seat.client.gang for seat in chain(gpu.leases.running.values(), gpu.wait_queue.seats()))
+        interested = (seat.client.facts.gang for seat in chain(gpu.leases.running.values(), gpu.wait_queue.seats()))
         wanted = any(name != gang.name and name not in node.queue for name in interested)
         gpu.schedule.rests_since_ns = now_ns if wanted else None
         for seat in gang.seats:

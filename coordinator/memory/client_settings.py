@@ -15,7 +15,7 @@ from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import Contention, Seat
 from nvshare.coordinator.protocol.messages import Allot, GpuSettings, MemoryMode, Sharing
 
-TIMES_FOR_MATES: Final = 8
+COMPANION_FACTOR: Final = 8
 """Gang members get a longer idle timeout, by this factor."""
 PREPARE_STEP_BYTES: Final = 64 << 20
 """Granularity of the host memory that clients are told to have ready: each change is a message."""
@@ -27,10 +27,10 @@ def _idle_release_ns(node: Node, seat: Seat) -> int:
     Gang members get longer: a member that waits for another one keeps the common turn.
     """
     usual_ns = idle_release_ns(seat.gpu, node)
-    gang = node.gangs.get(seat.client.gang)
+    gang = node.gangs.get(seat.client.facts.gang)
     if gang is None or len(gang.seats) < 2:
         return usual_ns
-    return max(usual_ns, TIMES_FOR_MATES * node.settings.idle_release_ns)
+    return max(usual_ns, COMPANION_FACTOR * node.settings.idle_release_ns)
 
 
 def _pacing_budget_ns(node: Node, seat: Seat) -> int:

@@ -151,7 +151,7 @@ def _make_unschedulable(node: Node, seat: Seat) -> None:
         "client": seat.client.client_id,
         "lacking_bytes": seat.room.lacking_bytes,
     }
-    node.out.append(Notify("shut_out", values))
+    node.out.append(Notify("unschedulable", values))
 
 
 def _make_schedulable(gpu: Gpu, seat: Seat) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.model.settings import Value
 from nvshare.coordinator.protocol.messages import Hello, Message
-from nvshare.scheduler_policies.api import JobClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,11 @@ class ClientRegistered:
 
 
 @dataclass(frozen=True, slots=True)
-class Profiled:
-    """Fields as in `wire.Profile`; the shell has capped them.  `deadline_ns` is a time of the core; None: none."""
+class Settled:
+    """These facts hold for a client from now on."""
 
     client: int
-    job_class: JobClass
-    share_request: float
-    share_limit: float
-    deadline_ns: int | None
-    spatial: bool
+    facts: Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +155,7 @@ Event = (
     | HolderGone
     | HolderStopped
     | ClientRegistered
-    | Profiled
+    | Settled
     | Received
     | ClientGone
     | ProcessEnded

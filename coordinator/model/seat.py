@@ -194,7 +194,7 @@ class Seat:
     def schedulable(self) -> bool:
         """It may be in the wait queue."""
         client = self.client
-        return not client.paused and not self.room.unschedulable and client.parking.state is ParkState.RUNNING
+        return not client.facts.paused and not self.room.unschedulable and client.parking.state is ParkState.RUNNING
 
     @property
     def in_debt(self) -> bool:
@@ -225,13 +225,13 @@ class Seat:
                     self.statistics.used_ns,
                     place.last_released_ns,
                 ),
-                client.rank,
+                client.facts.rank,
                 self.progress.view(),
                 Memory(max(memory.allocated_bytes, memory.claimed_bytes), memory.resident_bytes),
                 client.identity.user_id,
                 client.time_owner,
-                client.gang,
-                client.spatial,
+                client.facts.gang,
+                client.facts.spatial,
             )
         return place.view
 

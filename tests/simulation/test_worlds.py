@@ -138,7 +138,7 @@ def test_who_does_not_fit_is_named(hidden_share: float) -> None:
     plan = replace(CROWDED, old_share=0.5, hidden_share=hidden_share)
     worlds = [live(seed, plan, SETTINGS) for seed in range(12)]
     assert sum(world.checks.lacking for world in worlds) > 20
-    assert sum(world.checks.shut_out for world in worlds) > 20
+    assert sum(world.checks.unschedulable for world in worlds) > 20
 
 
 @settings(max_examples=12, deadline=None)

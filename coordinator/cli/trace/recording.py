@@ -12,7 +12,7 @@ from nvshare.coordinator.cli.views.words import program
 NO_STATUS: Final[Mapping[str, Any]] = {"gpus": (), "clients": ()}
 _DECISIONS: Final = frozenset(
     (
-        *("revoked", "overdue", "late", "stalled", "refused", "lacks_room", "has_room", "shut_out", "gang_due"),
+        *("revoked", "overdue", "late", "stalled", "refused", "lacks_room", "has_room", "unschedulable", "gang_due"),
         *("policy", "sharing", "quantum", "switch_share", "paused", "resumed", "rank", "limit", "gone"),
     )
 )

@@ -51,7 +51,7 @@ def room_lines(status: Mapping[str, Any]) -> list[str]:
     lines = []
     for client in status["clients"]:
         for seat in client["seats"]:
-            if seat.get("shut_out") and not seat["lacking_bytes"]:
+            if seat.get("unschedulable") and not seat["lacking_bytes"]:
                 lines.append(
                     f"{client['name']} ({client['process_id']}) has no room on GPU {_index(status, seat)}: the memory "
                     "of other clients there could not be moved; the coordinator retries every few seconds"

@@ -71,7 +71,7 @@ def state(client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int
         return str(client["parking"])
     if seat is None:
         return "idle"
-    shown = "no room" if seat["shut_out"] else "running" if seat["phase"] == "holding" else str(seat["phase"])
+    shown = "no room" if seat["unschedulable"] else "running" if seat["phase"] == "holding" else str(seat["phase"])
     if now_ns is not None and seat["waiting_since_ns"] is not None:
         shown += f" {duration(max(0, now_ns - seat['waiting_since_ns']))}"
     return shown

@@ -2,7 +2,8 @@
 
 A setting belongs to the node (to one of its GPUs, or to none), to a process, or to a slot with all its processes.  It
 lasts until it is unset, its process ends, its slot is allocated anew, or the machine boots.  It takes precedence over
-a reloaded configuration file and over a slot's annotations.
+a reloaded configuration file and over a slot's annotations.  A setting of a process that cannot be identified lasts as
+long as its connection, and is in no file.
 
 Invariants: a process is identified by its id *and* start time, so a reused id gets no settings.  The file is replaced
 as a whole.  An unreadable or unwritable file loses its settings only, and the log says so.
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 from nvshare.coordinator.daemon.settings_file import Key
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.model.settings import SETTINGS, Value
 from nvshare.coordinator.system.journal import boot_id, start_time
 
@@ -28,19 +30,23 @@ log: Final = logging.getLogger("nvshare")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a setting: a process, an allocation of a slot, or the node."""
+    """The owner of a setting: a process, an allocation of a slot, a connection, or the node."""
 
     process_id: int = 0
+    """Negative: the connection of that number, whose process cannot be identified."""
     started_at: int = 0
     slot: str = ""
     allocation: str = ""
+
+    @property
+    def of_connection(self) -> bool:
+        """Its settings end with a connection."""
+        return self.process_id < 0
 
 
 NODE: Final = Owner()
 
 MAX_GPU_NAME: Final = 95
-SHARES: Final = ("share_limit", "share_request")
-"""Settings that bound each other: the engine lowers a request to the limit at hand, so both are set, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,8 @@ class Live:
     """The operators' value, a ceiling for the program's user; None: the user alone has set it."""
 
     def __str__(self) -> str:
-        owner = f"process {self.owner.process_id}" if self.owner.process_id else ""
+        owner = f"process {self.owner.process_id}" if self.owner.process_id > 0 else ""
+        owner = owner or (f"client c{-self.owner.process_id}" if self.owner.of_connection else "")
         owner = owner or (f"slot {self.owner.slot}" if self.owner.slot else "")
         return " of ".join(part for part in (self.setting, owner, self.gpu) if part)
 
@@ -70,13 +77,6 @@ class Live:
         }
 
 
-@dataclass(slots=True)
-class _Client:
-    owner: Owner | None
-    base: dict[str, Any]
-    """Its values without live settings."""
-
-
 class LiveSettings:
     """All live settings, and the connected clients.  For the loop's thread."""
 
@@ -88,7 +88,7 @@ class LiveSettings:
         self._allocation = allocation
         self._path = path
         self._failure: str | None = None
-        self._clients: dict[int, _Client] = {}
+        self._owners: dict[int, Owner] = {}  # of connected clients
         self._live: dict[Owner, dict[Key, Live]] = {}
         for live in _read(path):
             if not live.owner.process_id or start_time(live.owner.process_id) == live.owner.started_at:
@@ -125,11 +125,10 @@ class LiveSettings:
                 else:
                     own[key] = replace(own[key], value=value)
             own.setdefault((setting, gpu), Live(owner, setting, gpu, value, value if by_operator else None))
-        self._write()
 
     def ceilings(self, client: int, setting: str) -> list[Value]:
         """The operators' values of a client's setting, one for each GPU."""
-        found = self._of(self._clients[client].owner).items()
+        found = self._of(self._owners[client]).items()
         return [live.operators for (name, _), live in found if name == setting and live.operators is not None]
 
     def drop(
@@ -152,9 +151,24 @@ class LiveSettings:
                 del self._live[live.owner][key]
             else:
                 self._live[live.owner][key] = replace(live, value=live.operators)
-        if found:
-            self._write()
         return found
+
+    def save(self) -> None:
+        """Writes the file.  Call it after the engine has taken a change: one that crashes it must not come back."""
+        lasting = [live.plain() for live in self.all() if not live.owner.of_connection]
+        content = {"boot": boot_id().decode("ascii", "replace"), "settings": lasting}
+        beside = self._path.with_name(self._path.name + ".new")
+        try:
+            beside.touch()
+            beside.chmod(0o600)  # process ids of all users
+            beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            beside.replace(self._path)
+        except OSError as error:
+            if self._failure is None:
+                log.warning("%s: %s", self._path, error.strerror)
+            self._failure = f"cannot write {self._path} ({error.strerror}): new live settings will not last"
+        else:
+            self._failure = None
 
     def forget(self) -> None:
         """Removes all settings and the file."""
@@ -168,109 +182,47 @@ class LiveSettings:
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
-    def registered(self, client: events.ClientRegistered) -> list[events.Set]:
-        """Events that apply the settings of its process or slot to a new client."""
-        owner = self._identify(client)
-        values: dict[str, Any] = {
-            **{name: setting.default for name, setting in SETTINGS.items() if setting.of_client},
-            "priority": client.hello.priority,
-            "weight": client.hello.weight,
-            "limit": client.hello.memory_limit_bytes,
-            "gang": client.hello.gang,
-        }
-        self._clients[client.client] = _Client(owner, values)
-        names = dict.fromkeys(setting for setting, _ in self._of(owner))
-        return [event for name in names for event in self.in_force(client.client, name)]
+    def registered(self, client: events.ClientRegistered) -> None:
+        """A client is connected: the settings of its process or slot are its own."""
+        self._owners[client.client] = self._identify(client)
 
-    def attached(self, client: int, uuid: str) -> list[events.Set]:
-        """Events that apply the client's settings for a GPU that it begins to use."""
-        known = self._clients[client]
-        found = [live for (_, gpu), live in self._of(known.owner).items() if gpu == uuid]
-        return [event for live in found for event in self.changes(client, live.setting, live.value, uuid)]
-
-    def profiled(self, event: events.Profiled) -> events.Profiled:
-        """A client's profile, with its live settings in place of its own."""
-        for name in ("class", *SHARES):
-            setting, base = SETTINGS[name], self._clients[event.client].base
-            base[name] = setting.kind.plain(getattr(event, setting.field))
-            event = replace(event, **{setting.field: setting.kind.typed(self.value(event.client, name))})
-        return event
+    def over(self, client: int, facts: Facts) -> Facts:
+        """The facts, with the settings in force in place of those that they replace."""
+        own = self._of(self._owners[client]).values()
+        typed = {live: SETTINGS[live.setting].kind.typed(live.value) for live in own}
+        values = {SETTINGS[live.setting].field: value for live, value in typed.items() if live.gpu is None}
+        limits = tuple((live.gpu, value) for live, value in typed.items() if live.gpu is not None)
+        return facts.having(**values, limits_of_gpus=limits)
 
     def gone(self, client: int) -> None:
         """Handles the end of a client's connection; its process may reconnect."""
-        self._clients.pop(client, None)
+        owner = self._owners.pop(client, NODE)
+        if owner.of_connection:
+            self._live.pop(owner, None)
 
-    def owner(self, client: int) -> Owner | None:
-        """The owner of the client's settings; None if its process could not be recognised after a reconnect."""
-        return self._clients[client].owner
-
-    def alike(self, client: int) -> list[int]:
-        """All clients of the same process or slot, this one included."""
-        owner = self._clients[client].owner
-        return [client] if owner is None else self.clients_of(owner)
+    def owner(self, client: int) -> Owner:
+        """The owner of the client's settings."""
+        return self._owners[client]
 
     def clients_of(self, owner: Owner) -> list[int]:
         """Connected clients of an owner."""
-        return [client for client, known in self._clients.items() if known.owner == owner]
+        return [client for client, known in self._owners.items() if known == owner]
 
-    def changes(self, client: int, setting: str, value: Value, gpu: str | None) -> list[events.Set]:
-        """Events that give the client this value."""
-        if setting not in SHARES:
-            return [events.Set(setting, value, gpu, client)]
-        values = {name: self.value(client, name) for name in SHARES} | {setting: value}
-        return [events.Set(name, values[name], gpu, client) for name in SHARES]
+    def _identify(self, client: events.ClientRegistered) -> Owner:
+        if client.group and (allocation := self._allocation(client.group)):
+            return Owner(slot=client.group, allocation=allocation)
+        started_at = start_time(client.process_id) if client.process_id > 0 and not client.group else None
+        return Owner(-client.client, 0) if started_at is None else Owner(client.process_id, started_at)
 
-    def value(self, client: int, setting: str) -> Any:
-        """The value in force for all GPUs: the live setting, else the client's own."""
-        known = self._clients[client]
-        live = self._of(known.owner).get((setting, None))
-        return known.base[setting] if live is None else live.value
-
-    def in_force(self, client: int, setting: str) -> list[events.Set]:
-        """Events that give the client its value: the live setting, else its own."""
-        found = self.changes(client, setting, self.value(client, setting), None)
-        for (name, gpu), live in self._of(self._clients[client].owner).items():
-            if name == setting and gpu is not None:
-                found += self.changes(client, setting, live.value, gpu)
-        return found
-
-    def slot_changed(self, event: events.Set) -> list[events.Set]:
-        """Events for a change of a slot's file, unless a live setting is in force."""
-        assert event.client is not None
-        self._clients[event.client].base[event.setting] = event.value
-        return self.in_force(event.client, event.setting)
-
-    def _identify(self, client: events.ClientRegistered) -> Owner | None:
-        if client.group:
-            allocation = self._allocation(client.group)
-            return Owner(slot=client.group, allocation=allocation) if allocation else None
-        started_at = start_time(client.process_id) if client.process_id > 0 else None
-        return None if started_at is None else Owner(client.process_id, started_at)
-
-    def _of(self, owner: Owner | None) -> dict[Key, Live]:
-        return {} if owner is None else self._live.get(owner, {})
+    def _of(self, owner: Owner) -> dict[Key, Live]:
+        return self._live.get(owner, {})
 
     def _exists(self, owner: Owner) -> bool:
+        if owner.of_connection:
+            return owner in self._owners.values()
         if owner.process_id:
             return start_time(owner.process_id) == owner.started_at
         return not owner.slot or self._allocation(owner.slot) == owner.allocation
-
-    # --- the file -----------------------------------------------------------------------------------------------------
-
-    def _write(self) -> None:
-        content = {"boot": boot_id().decode("ascii", "replace"), "settings": [live.plain() for live in self.all()]}
-        beside = self._path.with_name(self._path.name + ".new")
-        try:
-            beside.touch()
-            beside.chmod(0o600)  # process ids of all users
-            beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            beside.replace(self._path)
-        except OSError as error:
-            if self._failure is None:
-                log.warning("%s: %s", self._path, error.strerror)
-            self._failure = f"cannot write {self._path} ({error.strerror}): new live settings will not last"
-        else:
-            self._failure = None
 
 
 def _read(path: Path) -> Iterable[Live]:
@@ -291,7 +243,7 @@ def _read(path: Path) -> Iterable[Live]:
 
 def _checked(entry: dict[str, Any]) -> Live:
     setting, gpu, value = entry.pop("setting"), entry.pop("gpu"), entry.pop("value")
-    operators = entry.pop("operators", value)  # before 0.2 only operators could set a value
+    operators = entry.pop("operators")
     declared = SETTINGS[setting]
     for each in (value, value if operators is None else operators):
         declared.kind.check(each)

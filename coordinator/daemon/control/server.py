@@ -11,13 +11,13 @@ import logging
 import operator
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.live_settings import NODE, SHARES
+from nvshare.coordinator.daemon.control.live_settings import NODE
 from nvshare.coordinator.daemon.control.placements import Placements
 from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
 from nvshare.coordinator.daemon.peers import Peer
@@ -140,7 +140,7 @@ class Administration:
         uuid = self._gpu(request.gpu)
         if SETTINGS[request.setting].of_client:
             client = self._client(request, call)
-            found = self._set_client(client, request.setting, request.value, uuid, call)
+            found = self._set_client(client, {request.setting: request.value}, uuid, call)
             if request.setting == "limit":
                 used = (seat.memory.allocated_bytes for seat in client.seats if uuid in (None, seat.uuid))
                 found |= {"gpu": uuid, "allocated_bytes": max(used, default=0)}
@@ -153,7 +153,6 @@ class Administration:
         if setting == "policy":
             self._check_policy(value)
         self._dispatcher.event(events.Set(setting, value, uuid), call.now_ns)
-        # Last: a value that crashes the coordinator must not return.
         if SETTINGS[setting].by_gpu:
             self._live.put(NODE, setting, value, changed)
             return {"gpus": changed, **self._lasting()}
@@ -168,30 +167,25 @@ class Administration:
 
     def _set_share(self, request: api.SetShare, call: Call) -> dict[str, Any]:
         client = self._client(request, call)
-        given = {"share_request": request.request, "share_limit": request.limit}
-        values = {name: self._live.value(client.client, name) if new is None else new for name, new in given.items()}
+        asked = {"share_request": request.request, "share_limit": request.limit}
+        given = {name: new for name, new in asked.items() if new is not None}
+        had = self._dispatcher.facts(client.client).rank
+        values = {"share_request": had.share_request, "share_limit": had.share_limit, **given}
         if values["share_request"] > values["share_limit"]:
             raise api.ControlError(
                 "share", f"the request {values['share_request']:g} would be above the limit {values['share_limit']:g}"
             )
-        found = {}
-        for name in SHARES:
-            if given[name] is not None:
-                found = self._set_client(client, name, given[name], None, call)
-        return {**found, **values}
+        return {**self._set_client(client, given, None, call), **values}
 
     def _pause(self, request: api.Pause, call: Call) -> dict[str, Any]:
         client = self._client(request, call)
-        return {**self._set_client(client, "paused", True, None, call), "paused": True}
+        return {**self._set_client(client, {"paused": True}, None, call), "paused": True}
 
     def _resume(self, request: api.Resume, call: Call) -> dict[str, Any]:
         client = self._client(request, call)
         owner = self._live.owner(client.client)
-        for each in self._live.alike(client.client):
-            self._dispatcher.event(events.Set("paused", False, client=each), call.now_ns)
-        if owner is not None:
-            self._live.drop(owner, "paused", None, by_operator=call.by_operator)
-        return {**_identity(client), **self._lasting(), "paused": False}
+        self._live.drop(owner, "paused", None, by_operator=call.by_operator)
+        return {**_identity(client), **self._settle(owner, call), "paused": False}
 
     def _park(self, request: api.ParkClient, call: Call) -> dict[str, Any]:
         """Begins; the client's `parking` says how far it is."""
@@ -213,25 +207,28 @@ class Administration:
         return {**_identity(client), **found, "gpus": [seat.uuid for seat in now.seats]}
 
     def _set_client(
-        self, client: ClientSnapshot, setting: str, value: Value, uuid: str | None, call: Call
+        self, client: ClientSnapshot, values: Mapping[str, Value], uuid: str | None, call: Call
     ) -> dict[str, Any]:
-        """Sets a value for all clients of the client's process or slot."""
+        """Sets values for all clients of the client's process or slot."""
         owner = self._live.owner(client.client)
-        if owner is None and not call.by_operator:
+        if owner.of_connection and not call.by_operator:
             raise api.ControlError("permission", "this program's process cannot be identified")
-        for each in self._live.alike(client.client):
-            for event in self._live.changes(each, setting, value, uuid):
-                self._dispatcher.event(event, call.now_ns)
-        if owner is None:
-            return {**_identity(client), "ends": "with the client's connection: its process cannot be identified"}
-        self._live.put(owner, setting, value, (uuid,), by_operator=call.by_operator)
-        return {**_identity(client), **self._lasting()}
+        for setting, value in values.items():
+            self._live.put(owner, setting, value, (uuid,), by_operator=call.by_operator)
+        return {**_identity(client), **self._settle(owner, call)}
+
+    def _settle(self, owner: Owner, call: Call) -> dict[str, Any]:
+        for each in self._live.clients_of(owner):
+            self._dispatcher.settle(each, call.now_ns)
+        if owner.of_connection:
+            return {"ends": "with the client's connection: its process cannot be identified"}
+        return self._lasting()
 
     def _unset(self, request: api.Unset, call: Call) -> dict[str, Any]:
         uuid, named = self._gpu(request.gpu), request.client is not None
         owner = self._live.owner(self._client(request, call).client) if named else None
-        names = SHARES if request.setting == "share" else (request.setting,)
-        undone = [] if named and owner is None else self._drop(owner, names, uuid, call)
+        names = ("share_request", "share_limit") if request.setting == "share" else (request.setting,)
+        undone = self._drop(owner, names, uuid, call)
         configured = self._configured()
         if not undone:
             raise api.ControlError("not_set", "no such live setting; see `nvshare-ctl status`")
@@ -239,9 +236,8 @@ class Administration:
             key = (live.setting, live.gpu)
             if live.owner == NODE and key in configured:
                 self._dispatcher.event(events.Set(live.setting, configured[key], live.gpu), call.now_ns)
-            for each in self._live.clients_of(live.owner):
-                for event in self._live.in_force(each, live.setting):
-                    self._dispatcher.event(event, call.now_ns)
+        for owner in {live.owner for live in undone}:
+            self._settle(owner, call)
         return {"undone": [live.plain() for live in undone], **self._lasting()}
 
     def _place(self, request: api.Place, call: Call) -> dict[str, Any]:
@@ -252,7 +248,8 @@ class Administration:
         return [e for name in names for e in self._live.drop(owner, name, uuid, by_operator=call.by_operator)]
 
     def _lasting(self) -> dict[str, Any]:
-        """Empty while live settings can be stored, else when they end."""
+        """Stores live settings.  Empty if that is possible, else when they end."""
+        self._live.save()
         problem = self._live.problem()
         return {} if problem is None else {"ends": f"with this coordinator: {problem}"}
 

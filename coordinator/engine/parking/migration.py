@@ -49,8 +49,8 @@ def obstacle(client: Client, gpu: Gpu) -> str:
         return "it is there already"
     if client.identity.group:
         return "it is in a Kubernetes slot, whose GPU is that of its pod"
-    if client.gang:
-        return f"it is in the gang {client.gang}"
+    if client.facts.gang:
+        return f"it is in the gang {client.facts.gang}"
     if client.memory_mode is not MemoryMode.SWAP:
         return "its memory cannot move; start it with --memory swap"
     if gpu.uuid.startswith("MIG") or seat.gpu.uuid.startswith("MIG"):
@@ -164,7 +164,7 @@ def _is_idle(gpu: Gpu) -> bool:
 
 def _may_move(seat: Seat, now_ns: int) -> bool:
     client, tried_ns = seat.client, seat.client.parking.move.tried_at_ns
-    if seat.phase is not WAITING or client.paused or client.parking.state is not ParkState.RUNNING:
+    if seat.phase is not WAITING or client.facts.paused or client.parking.state is not ParkState.RUNNING:
         return False
     return tried_ns is None or now_ns - tried_ns >= AHEAD_NS
 

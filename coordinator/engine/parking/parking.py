@@ -50,7 +50,7 @@ def obstacle(client: Client) -> str:
         return "its process is in a foreign PID namespace"
     if not client.seats:
         return "it uses no GPU"
-    if client.spatial:
+    if client.facts.spatial:
         return "it is a client of MPS"
     if client.memory_mode is MemoryMode.MANAGED and any(seat.memory.allocated_bytes for seat in client.seats.values()):
         return "it has managed memory, which the driver's checkpoint refuses; start it with --memory swap"

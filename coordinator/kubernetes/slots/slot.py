@@ -28,7 +28,7 @@ log: Final = logging.getLogger("nvshare")
 
 SLOT_FILE: Final = "slot.json"
 SOCKET_FILE: Final = "hooks.sock"
-HOOK_REGISTERED_FILE: Final = ".hook-came"
+HOOK_REGISTERED_FILE: Final = ".hook-registered"
 """Holds the allocation whose hook has registered, for a restarted coordinator."""
 MAX_NAME_BYTES: Final = 56
 """A UUID of a GPU or MIG instance has 40 bytes; the rest is the slot's number."""

@@ -12,20 +12,15 @@ Non-goals: files and sockets (kubernetes/slots/watch.py), metric names (kubernet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from nvshare.coordinator.kubernetes.slots.slot import SlotPolicy
-from nvshare.coordinator.model import events
 from nvshare.scheduler_policies.api import JobClass
 
 if TYPE_CHECKING:
     from nvshare.coordinator.engine.snapshot import ClientSnapshot
     from nvshare.coordinator.kubernetes.slots.slot import Slot
-
-
-_REMOVED: Final = ""
-"""The slot name of clients that outlived their slot."""
+    from nvshare.coordinator.model.client import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +81,10 @@ class SlotSnapshot:
 class _Record:
     slot: Slot
     registered: bool = False
-    clients: dict[int, events.ClientRegistered] = field(default_factory=dict)
-    """Client -> its hook's registration."""
-    profiles: dict[int, events.Profiled] = field(default_factory=dict)
-    """Client -> what its hook says of it."""
+    clients: set[int] = field(default_factory=set)
     past: Figures = Figures()
     refused: int = 0
+    removed: bool = False
 
 
 class SlotBook:
@@ -101,7 +94,7 @@ class SlotBook:
         """`first_registration` is called when the first hook of an allocation registers."""
         self._first_registration = first_registration
         self._slots: dict[str, _Record] = {}
-        self._slot_of: dict[int, str] = {}  # client -> slot, or _REMOVED
+        self._slot_of: dict[int, _Record] = {}  # by client, also of a slot that was removed
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -111,8 +104,8 @@ class SlotBook:
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
-    def put(self, slot: Slot, *, registered: bool = False) -> list[events.Set]:
-        """Adds or updates a slot; the events apply the changes to its clients.
+    def put(self, slot: Slot, *, registered: bool = False) -> list[int]:
+        """Adds or updates a slot; returns its clients, if something of theirs has changed.
 
         `registered`: a hook registered with an earlier coordinator.
         """
@@ -125,75 +118,54 @@ class SlotBook:
             record.registered = False
             record.past = Figures()
             record.refused = 0
-        changes: list[events.Set] = []
-        for client, registration in record.clients.items():
-            if slot.limit_bytes != before.limit_bytes:
-                changes.append(events.Set("limit", slot.limit_bytes, client=client))
-            if slot.policy.priority != before.policy.priority:
-                changes.append(events.Set("priority", slot.policy.priority or 0, client=client))
-            if slot.policy.weight != before.policy.weight:
-                changes.append(events.Set("weight", slot.policy.weight or 1, client=client))
-            if slot.policy.gang != before.policy.gang:
-                changes.append(events.Set("gang", _gang(slot, registration), client=client))
-            own = record.profiles[client]
-            old, new = _capped(before.policy, own), _capped(slot.policy, own)
-            if new.job_class != old.job_class:
-                changes.append(events.Set("class", new.job_class.name.lower(), client=client))
-            if (new.share_request, new.share_limit) != (old.share_request, old.share_limit):
-                changes.append(events.Set("share_limit", new.share_limit, client=client))
-                changes.append(events.Set("share_request", new.share_request, client=client))
-        return changes
+        same = (slot.policy, slot.limit_bytes) == (before.policy, before.limit_bytes)
+        return [] if same else sorted(record.clients)
 
     def remove(self, name: str) -> None:
         """Removes a slot.  Its connected clients keep their GPUs and may attach no others."""
         record = self._slots.pop(name, None)
-        for client in record.clients if record is not None else ():
-            self._slot_of[client] = _REMOVED
+        if record is not None:
+            record.removed = True
 
     # --- clients ----------------------------------------------------------------------------------------------------
 
-    def register(self, name: str, wish: events.ClientRegistered) -> events.ClientRegistered | None:
-        """The hook's registration with the slot's settings; None for an unknown slot.
-
-        A container controls its environment, so priority and weight are the slot's or the default, never the hook's.
-        """
+    def register(self, name: str, client: int) -> bool:
+        """A hook registers in a slot; false for an unknown slot."""
         record = self._slots.get(name)
         if record is None:
-            return None
-        slot = record.slot
+            return False
         if not record.registered:
             record.registered = True
-            self._first_registration(slot)
-        record.clients[wish.client] = wish
-        record.profiles[wish.client] = events.Profiled(wish.client, JobClass.BATCH, 0.0, 1.0, None, spatial=False)
-        self._slot_of[wish.client] = name
-        hello = replace(
-            wish.hello,
-            priority=slot.policy.priority or 0,
-            weight=slot.policy.weight or 1,
-            gang=_gang(slot, wish),
-            memory_limit_bytes=slot.limit_bytes or wish.hello.memory_limit_bytes,
-        )
-        return replace(wish, hello=hello, group=name)
+            self._first_registration(record.slot)
+        record.clients.add(client)
+        self._slot_of[client] = record
+        return True
 
-    def first_profile(self, client: int) -> events.Profiled | None:
-        """The profile by the slot alone; None if the slot sets nothing, or for a client without a slot."""
-        name = self._slot_of.get(client, _REMOVED)
-        if name == _REMOVED:
-            return None
-        own = self._slots[name].profiles[client]
-        capped = _capped(self._slots[name].slot.policy, own)
-        return None if capped == own else capped
+    def within(self, client: int, own: Facts) -> Facts:
+        """A program's facts within its slot's; unchanged without a slot.
 
-    def profiled(self, own: events.Profiled) -> events.Profiled:
-        """A program's profile within its slot's class and shares; unchanged without a slot."""
-        name = self._slot_of.get(own.client)
-        if name is None:
+        A container controls its environment, so all that takes from others is the slot's or the default.  The program
+        only lowers it: the class to best-effort, the share limit to a smaller one.  Its gang is one of this slot,
+        because users of different pods share user ids.
+        """
+        record = self._slot_of.get(client)
+        if record is None:
             return own
-        if name == _REMOVED:
-            return _capped(SlotPolicy(), own)
-        self._slots[name].profiles[own.client] = own
-        return _capped(self._slots[name].slot.policy, own)
+        slot, policy = record.slot, record.slot.policy
+        job_class = JobClass[(policy.job_class or "batch").replace("-", "_").upper()]
+        if own.rank.job_class is JobClass.BEST_EFFORT:
+            job_class = JobClass.BEST_EFFORT
+        most = min(1.0 if policy.share_limit is None else policy.share_limit, own.rank.share_limit)
+        gang = own.gang.partition("/")[2]
+        return own.having(
+            priority=policy.priority or 0,
+            weight=policy.weight or 1,
+            job_class=job_class,
+            share_request=min(policy.share_request or 0.0, most),
+            share_limit=most,
+            limit_bytes=slot.limit_bytes or own.limit_bytes,
+            gang=policy.gang or (f"slot:{slot.slot}/{gang}" if gang else ""),
+        )
 
     def allocation(self, name: str) -> str | None:
         """The slot's present allocation; None for an unknown slot."""
@@ -202,21 +174,20 @@ class SlotBook:
 
     def refuses(self, client: int, uuid: str) -> str | None:
         """Why this client may not use that GPU; None if it may or has no slot.  Counts what it refuses."""
-        name = self._slot_of.get(client)
-        if name == _REMOVED:
-            return f"no GPU {uuid}: the slot was removed; restart the container"
-        if name is None or uuid in self._slots[name].slot.gpus:
+        record = self._slot_of.get(client)
+        if record is None:
             return None
-        self._slots[name].refused += 1
-        return f"no GPU {uuid} in slot {name}; it has {', '.join(self._slots[name].slot.gpus)}"
+        if record.removed:
+            return f"no GPU {uuid}: the slot was removed; restart the container"
+        if uuid in record.slot.gpus:
+            return None
+        record.refused += 1
+        return f"no GPU {uuid} in slot {record.slot.slot}; it has {', '.join(record.slot.gpus)}"
 
     def leave(self, client: int, last: ClientSnapshot | None) -> None:
         """Removes a client and adds its statistics to the slot; `last`: its final snapshot."""
-        name = self._slot_of.pop(client, _REMOVED)
-        if name == _REMOVED:
-            return
-        record = self._slots[name]
-        del record.clients[client], record.profiles[client]
+        record = self._slot_of.pop(client)
+        record.clients.remove(client)
         if last is not None:
             done = _sum([last])
             past = record.past
@@ -237,32 +208,13 @@ class SlotBook:
         """All slots, with the statistics of present and past clients."""
         members: dict[str, list[ClientSnapshot]] = {}
         for client in clients:
-            name = self._slot_of.get(client.client)
-            if name is not None:
-                members.setdefault(name, []).append(client)
+            record = self._slot_of.get(client.client)
+            if record is not None and not record.removed:
+                members.setdefault(record.slot.slot, []).append(client)
         return [
             SlotSnapshot(record.slot, record.registered, _sum(members.get(name, []), record.past), record.refused)
             for name, record in sorted(self._slots.items())
         ]
-
-
-def _gang(slot: Slot, wish: events.ClientRegistered) -> str:
-    """The annotation's gang; else the hook's, limited to this slot, because users of different pods share user ids."""
-    registration = wish.hello.gang.partition("/")[2]
-    return slot.policy.gang or (f"slot:{slot.slot}/{registration}" if registration else "")
-
-
-def _capped(policy: SlotPolicy, own: events.Profiled) -> events.Profiled:
-    """A container controls its environment, so class and shares are the slot's or the default.
-
-    The environment only lowers them: the class to best-effort, the share limit to a smaller one.
-    """
-    job_class = JobClass[(policy.job_class or "batch").replace("-", "_").upper()]
-    if own.job_class is JobClass.BEST_EFFORT:
-        job_class = JobClass.BEST_EFFORT
-    most = min(1.0 if policy.share_limit is None else policy.share_limit, own.share_limit)
-    request = min(policy.share_request or 0.0, most)
-    return replace(own, job_class=job_class, share_request=request, share_limit=most)
 
 
 def _sum(clients: list[ClientSnapshot], past: Figures | None = None) -> Figures:

@@ -22,7 +22,6 @@ from nvshare.coordinator.kubernetes.slots.slot import SlotError
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.transport import PeerListener
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
-    from nvshare.coordinator.model import events
 
 log: Final = logging.getLogger("nvshare")
 
@@ -63,8 +62,8 @@ class SlotWatch:
         """The next time at which `turn` has work without a change; None: never."""
         return 0 if self._dirty else self._scan_at_ns
 
-    def turn(self, now_ns: int, ready: bool) -> list[events.Set]:
-        """Applies the changes; returns events for the scheduler."""
+    def turn(self, now_ns: int, ready: bool) -> list[int]:
+        """Applies the changes; returns the clients whose slot has changed."""
         if ready and self._notices is not None:
             for change in self._notices.read():
                 if change.watch == self._above:
@@ -79,11 +78,11 @@ class SlotWatch:
         if self._scan_at_ns is not None and now_ns >= self._scan_at_ns:
             self._scan()
             self._scan_at_ns = now_ns + LOOK_AGAIN_NS if self._polls else None
-        changes: list[events.Set] = []
+        clients: list[int] = []
         for name in list(self._dirty)[:SLOTS_PER_TURN]:
             del self._dirty[name]
-            changes += self._refresh(name)
-        return changes
+            clients += self._refresh(name)
+        return clients
 
     def close(self) -> None:
         """Closes inotify; the transport closes the listening sockets."""
@@ -105,7 +104,7 @@ class SlotWatch:
             found = []
         self._dirty |= dict.fromkeys([*found, *self._watched, *self._hooks.slots()])
 
-    def _refresh(self, name: str) -> list[events.Set]:
+    def _refresh(self, name: str) -> list[int]:
         place = self._directory / name
         try:
             slots.check_name(name)

@@ -105,7 +105,7 @@ def test_who_comes_later_is_out_of_memory_at_once(node: Node) -> None:
     assert ask(consumer, f"same {rest} {120 * MIB} 1") is True
 
 
-def test_who_cannot_run_is_shut_out_until_there_is_room(node: Node) -> None:
+def test_who_cannot_run_waits_until_there_is_room(node: Node) -> None:
     """Broken: a program that can do nothing with its turns takes them from others, or never comes back."""
     node.start_coordinator("--quantum=20ms")
     consumer, third = started(node, "consumer"), started(node, "third")
@@ -114,11 +114,11 @@ def test_who_cannot_run_is_shut_out_until_there_is_room(node: Node) -> None:
     assert consumer.stdin is not None
     consumer.stdin.write(f"same {needed} {NEEDED} 1\n")
     consumer.stdin.flush()
-    eventually(lambda: seat(node, "consumer")["shut_out"], "that it is shut out")
+    eventually(lambda: seat(node, "consumer")["unschedulable"], "that it is shut out")
     assert "immovable: other" in node.log()
     pointer = filled(third, 20 * MIB, 3)
     assert ask(third, f"same {pointer} {20 * MIB} 3") is True
     other.kill()
     assert consumer.stdout is not None
     assert consumer.stdout.readline() == "true\n"
-    assert seat(node, "consumer")["shut_out"] is False
+    assert seat(node, "consumer")["unschedulable"] is False

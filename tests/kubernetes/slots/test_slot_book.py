@@ -7,7 +7,6 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotError, S
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.kubernetes.slots.watch import LOOK_AGAIN_NS, SlotWatch
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.model.commands import Send
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
@@ -40,10 +40,15 @@ def a_slot(name: str = "GPU-a--0", **changes: Any) -> Slot:
     return Slot.model_validate({"slot": name, **facts, **changes})
 
 
-def hello(client: int, *, mode: MemoryMode = MemoryMode.DEVICE, limit: int = 0, **more: Any) -> Any:
+def own(**values: Any) -> Facts:
+    """What a program says of itself."""
+    return Facts().having(**values)
+
+
+def hello(client: int, mode: MemoryMode) -> events.ClientRegistered:
     """A hook that registers."""
-    wish = messages.Hello(1, "job", "python", 0, more.pop("priority", 0), mode, limit, "", **more)
-    return events.ClientRegistered(client, wish, 100 + client, 0)
+    wish = messages.Hello(1, "job", "python", 0, 0, mode, 0, "")
+    return events.ClientRegistered(client, wish, 100 + client, 0, "GPU-a--0")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -120,10 +125,10 @@ def test_the_slot_wins_over_what_a_hook_asks_for() -> None:
     """Else a pod gives itself a priority or lifts its limit by its own environment."""
     book = SlotBook()
     book.put(a_slot(memory_limit_bytes=GIB, policy=SlotPolicy(priority=5, memory_limit_bytes=2 * GIB)))
-    adopted = book.register("GPU-a--0", hello(1, priority=1000, limit=64 * GIB))
-    assert adopted is not None
-    assert (adopted.hello.priority, adopted.hello.memory_limit_bytes, adopted.group) == (5, GIB, "GPU-a--0")
-    assert book.register("GPU-a--1", hello(2)) is None
+    assert book.register("GPU-a--0", 1)
+    facts = book.within(1, own(priority=1000, limit_bytes=64 * GIB))
+    assert (facts.rank.priority, facts.limit_bytes) == (5, GIB)
+    assert not book.register("GPU-a--1", 2)
     assert book.refuses(1, A) is None
     assert book.refuses(1, B) == "no GPU GPU-b in slot GPU-a--0; it has GPU-a"
     assert book.refuses(7, B) is None  # in no slot: a host's process
@@ -133,22 +138,23 @@ def test_a_hook_without_annotations_has_the_default_rank() -> None:
     """Else a pod outranks all others by its own environment."""
     book = SlotBook()
     book.put(a_slot())
-    adopted = book.register("GPU-a--0", hello(1, priority=(1 << 31) - 1, weight=10_000))
-    assert adopted is not None
-    assert (adopted.hello.priority, adopted.hello.weight) == (0, 1)
+    book.register("GPU-a--0", 1)
+    facts = book.within(1, own(priority=(1 << 31) - 1, weight=10_000, limit_bytes=5))
+    assert facts == own(limit_bytes=5)
 
 
 def test_a_slot_that_was_taken_away_names_no_gpu() -> None:
-    """Else a process that outlives its slot takes any GPU of the node, or those of the slot's next owner."""
+    """Else a process that outlives its slot takes any GPU of the node, or has what the slot's next owner has."""
     book = SlotBook()
-    book.put(a_slot())
-    book.register("GPU-a--0", hello(1))
+    book.put(a_slot(memory_limit_bytes=GIB))
+    book.register("GPU-a--0", 1)
     book.remove("GPU-a--0")
     for again in (False, True):
         for uuid in (A, B):
             assert "the slot was removed" in (book.refuses(1, uuid) or ""), again
         book.put(a_slot(allocation="2"))
     assert book.put(a_slot(allocation="2", policy=SlotPolicy(priority=9))) == []
+    assert book.within(1, own(priority=3)) == own(limit_bytes=GIB)
     assert book.has(1)
     book.leave(1, None)
     assert not book.has(1)
@@ -159,65 +165,41 @@ def test_changes_reach_the_clients_that_are_there() -> None:
     """Else `kubectl annotate`, or the memory units that come a moment later, need a restart of the container."""
     book = SlotBook()
     book.put(a_slot())
-    adopted = book.register("GPU-a--0", hello(1, priority=3))
-    assert adopted is not None
-    policy = SlotPolicy(priority=9, memory_limit_bytes=GIB)
-    assert book.put(a_slot(policy=policy)) == [events.Set("limit", GIB, client=1), events.Set("priority", 9, client=1)]
-    assert book.put(a_slot(policy=policy)) == []
-    assert book.put(a_slot()) == [events.Set("limit", 0, client=1), events.Set("priority", 0, client=1)]
+    for client in (1, 2):
+        book.register("GPU-a--0", client)
+    changed = a_slot(policy=SlotPolicy(priority=9, memory_limit_bytes=GIB))
+    assert book.put(changed) == [1, 2]
+    assert book.within(2, own(priority=3)) == own(priority=9, limit_bytes=GIB)
+    assert book.put(changed) == []
+    assert book.put(a_slot()) == [1, 2]
+    assert book.within(2, own(priority=3)) == own()
 
 
 def test_weight_and_gang_are_what_the_slot_says() -> None:
     """Else annotations do nothing, a pod takes more by its environment, or pods of two users share a gang by number."""
     book = SlotBook()
     book.put(a_slot())
-    wish = hello(1, weight=9000, gang="user:0/pair")
-    free = book.register("GPU-a--0", wish)
-    assert free is not None
-    assert (free.hello.weight, free.hello.gang) == (1, "slot:GPU-a--0/pair")
-    policy = SlotPolicy(weight=3, gang="ml/pair")
-    assert book.put(a_slot(policy=policy)) == [
-        events.Set("weight", 3, client=1),
-        events.Set("gang", "ml/pair", client=1),
-    ]
-    bound = book.register("GPU-a--0", replace(wish, client=2))
-    assert bound is not None
-    assert (bound.hello.weight, bound.hello.gang) == (3, "ml/pair")
-    back = book.put(a_slot())
-    assert back == [
-        events.Set("weight", 1, client=1),
-        events.Set("gang", "slot:GPU-a--0/pair", client=1),
-        events.Set("weight", 1, client=2),
-        events.Set("gang", "slot:GPU-a--0/pair", client=2),
-    ]
+    book.register("GPU-a--0", 1)
+    wish = own(weight=9000, gang="user:0/pair")
+    assert book.within(1, wish) == own(gang="slot:GPU-a--0/pair")
+    book.put(a_slot(policy=SlotPolicy(weight=3, gang="ml/pair")))
+    assert book.within(1, wish) == own(weight=3, gang="ml/pair")
 
 
 def test_class_and_shares_are_the_slots_and_the_environment_only_lowers_them() -> None:
     """Else a pod makes itself interactive, or lifts its share limit, by its own environment."""
     book = SlotBook()
     book.put(a_slot())
-    book.register("GPU-a--0", hello(1))
-    greedy = events.Profiled(1, JobClass.INTERACTIVE, 0.9, 1.0, None, spatial=True)
-    assert book.first_profile(1) is None
-    assert book.profiled(greedy) == replace(greedy, job_class=JobClass.BATCH, share_request=0.0)
-    modest = replace(greedy, job_class=JobClass.BEST_EFFORT, share_limit=0.2)
-    assert book.profiled(modest) == replace(modest, share_request=0.0)
-    book.profiled(greedy)
-    policy = SlotPolicy.model_validate({"class": "interactive", "share_request": 0.3, "share_limit": 0.5})
-    assert book.put(a_slot(policy=policy)) == [
-        events.Set("class", "interactive", client=1),
-        events.Set("share_limit", 0.5, client=1),
-        events.Set("share_request", 0.3, client=1),
-    ]
-    book.register("GPU-a--0", hello(2))
-    first = book.first_profile(2)
-    assert first is not None
-    assert (first.job_class, first.share_request, first.share_limit) == (JobClass.INTERACTIVE, 0.3, 0.5)
-    assert book.profiled(modest) == replace(modest, share_request=0.2)
-    book.remove("GPU-a--0")
-    assert book.profiled(greedy).job_class is JobClass.BATCH
-    host = replace(greedy, client=9)
-    assert book.profiled(host) == host
+    book.register("GPU-a--0", 1)
+    greedy = own(job_class=JobClass.INTERACTIVE, share_request=0.9, spatial=True)
+    modest = greedy.having(job_class=JobClass.BEST_EFFORT, share_limit=0.2)
+    assert book.within(1, greedy) == own(spatial=True)
+    assert book.within(1, modest) == modest.having(share_request=0.0)
+    policy = {"class": "interactive", "share_request": 0.3, "share_limit": 0.5}
+    book.put(a_slot(policy=SlotPolicy.model_validate(policy)))
+    assert book.within(1, greedy) == greedy.having(share_request=0.3, share_limit=0.5)
+    assert book.within(1, modest) == modest.having(share_request=0.2)
+    assert book.within(9, greedy) == greedy, "a program of the host"
 
 
 def test_class_of_an_earlier_plugin_is_none(tmp_path: Path) -> None:
@@ -236,9 +218,8 @@ def test_figures_outlive_processes_but_not_the_allocation() -> None:
     scheduler.handle(events.GpuAdded(A, "x", 8 * GIB, 8 * GIB), 0)
     book = SlotBook()
     book.put(a_slot())
-    adopted = book.register("GPU-a--0", hello(1))
-    assert adopted is not None
-    scheduler.handle(adopted, 0)
+    book.register("GPU-a--0", 1)
+    scheduler.handle(hello(1, MemoryMode.DEVICE), 0)
     scheduler.handle(events.Received(1, messages.AttachGpu(0, A, 1 << 30, 0, True, 0, 0, 0)), 10)
     before = book.snapshots(scheduler.snapshot(1010).clients)[0]
     assert before.registered
@@ -263,9 +244,9 @@ def test_processes_of_one_slot_share_its_limit() -> None:
         book.put(a_slot(memory_limit_bytes=GIB))
         told: list[Any] = []
         for client in (1, 2):
-            adopted = book.register("GPU-a--0", hello(client, mode=mode))
-            assert adopted is not None
-            scheduler.handle(adopted, 0)
+            book.register("GPU-a--0", client)
+            scheduler.handle(hello(client, mode), 0)
+            scheduler.handle(events.Settled(client, book.within(client, own())), 0)
             told += scheduler.handle(events.Received(client, messages.AttachGpu(0, A, 1 << 30, 0, False, 0, 0, 0)), 0)
         found = [c.message for c in told if isinstance(c, Send) and isinstance(c.message, messages.GpuSettings)]
         assert all(each.reserve and each.memory_limit_bytes == GIB for each in found)
@@ -289,7 +270,7 @@ def test_series_are_bounded_by_the_slots() -> None:
     for number in range(3):
         book.put(a_slot(f"GPU-a--{number}", pod=pod))
     for client in range(50):
-        book.register("GPU-a--0", hello(client))
+        book.register("GPU-a--0", client)
         book.leave(client, None)
     found = [sample for family in metrics.families(book.snapshots(())) for sample in family.samples]
     assert len(found) == 3 * 14
@@ -348,7 +329,7 @@ def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: 
     (directory / "file").touch()
     eventually(lambda: settled(lambda: hooks.slots() == {"early"}), "the removed slot to go")
     assert "early" in book  # what is broken keeps what it had
-    book.register("early", hello(1))
+    book.register("early", 1)
     assert slots.hook_registered(directory, a_slot("early"))
     assert not slots.hook_registered(directory, a_slot("early", allocation="2"))
     slots.write(directory, a_slot("early"))

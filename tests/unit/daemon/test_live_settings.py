@@ -14,9 +14,10 @@ import pytest
 
 from nvshare.coordinator.daemon.control.live_settings import NODE, LiveSettings, Owner
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.scheduler_policies.api import JobClass
+from nvshare.scheduler_policies.api import JobClass, Rank
 
 GPU, OTHER = "GPU-0", "GPU-1"
 
@@ -30,49 +31,43 @@ def hello(client: int = 1, process_id: int | None = None, **more: object) -> eve
 
 
 def set_for(live: LiveSettings, client: int, setting: str, value: float | str, gpu: str | None = None) -> None:
-    owner = live.owner(client)
-    assert owner is not None
-    live.put(owner, setting, value, (gpu,))
+    live.put(live.owner(client), setting, value, (gpu,))
+    live.save()
+
+
+def registered(live: LiveSettings, client: events.ClientRegistered, **own: Any) -> Facts:
+    """What is in force for a client that has just come and says this of itself."""
+    live.registered(client)
+    return live.over(client.client, Facts().having(**own))
 
 
 def test_a_process_that_comes_back_has_what_was_set_for_it(tmp_path: Path) -> None:
     """Broken if a restart, or a connection that broke, undid a pause, a limit, a weight or a priority."""
     path = tmp_path / "live"
     before = LiveSettings(path)
-    assert before.registered(hello()) == []
+    assert registered(before, hello(), weight=3) == Facts().having(weight=3)
     for setting, value in (("paused", True), ("priority", -7), ("weight", 9), ("limit", 5)):
         set_for(before, 1, setting, value)
     set_for(before, 1, "limit", 6, GPU)
-    wanted: list[events.Event] = [
-        events.Set("paused", True, client=2),
-        events.Set("priority", -7, client=2),
-        events.Set("weight", 9, client=2),
-        events.Set("limit", 5, client=2),
-        events.Set("limit", 6, GPU, client=2),
-    ]
     for live in (before, LiveSettings(path)):
-        live.gone(1)
-        assert sorted(map(repr, live.registered(hello(2)))) == sorted(map(repr, wanted))
-        assert live.attached(2, GPU) == [events.Set("limit", 6, GPU, client=2)]
-        assert live.attached(2, OTHER) == []
+        if live is before:
+            live.gone(1)
+        facts = registered(live, hello(2), weight=3, limit_bytes=1 << 30)
+        assert facts == Facts(Rank(-7, 9), limit_bytes=5, limits_of_gpus=((GPU, 6),), paused=True)
+        assert (facts.limit_on(GPU), facts.limit_on(OTHER)) == (6, 5)
 
 
 def test_a_live_class_and_share_replace_what_the_program_says_of_itself(tmp_path: Path) -> None:
     """Broken if a program that connects again undid the operator's class, or unset did not restore its own."""
     live = LiveSettings(tmp_path / "live")
-    live.registered(hello())
-    said = events.Profiled(1, JobClass.INTERACTIVE, 0.4, 0.9, None, spatial=False)
-    assert live.profiled(said) == said
+    own = {"job_class": JobClass.INTERACTIVE, "share_request": 0.4, "share_limit": 0.9}
+    assert registered(live, hello(), **own) == Facts().having(**own)
     set_for(live, 1, "class", "best_effort")
     set_for(live, 1, "share_limit", 0.5)
-    assert live.profiled(said) == replace(said, job_class=JobClass.BEST_EFFORT, share_limit=0.5)
-    owner = live.owner(1)
-    assert len(live.drop(owner, None, None)) == 2
-    assert live.in_force(1, "class") == [events.Set("class", "interactive", client=1)]
-    assert live.in_force(1, "share_limit") == [
-        events.Set("share_limit", 0.9, client=1),
-        events.Set("share_request", 0.4, client=1),
-    ]
+    said = Facts().having(**own)
+    assert live.over(1, said) == said.having(job_class=JobClass.BEST_EFFORT, share_limit=0.5)
+    assert len(live.drop(live.owner(1), None, None)) == 2
+    assert live.over(1, said) == said
 
 
 def test_nobody_inherits_from_a_process_that_is_gone(tmp_path: Path) -> None:
@@ -84,12 +79,14 @@ def test_nobody_inherits_from_a_process_that_is_gone(tmp_path: Path) -> None:
         set_for(live, 1, "paused", True)
         live.put(Owner(os.getpid(), 1), "paused", True)  # as if this process's id had been another's before
         assert [each.owner.process_id for each in live.all()] == [child.pid]
-        assert LiveSettings(path).registered(hello(2, child.pid)) == [events.Set("paused", True, client=2)]
-        assert LiveSettings(path).registered(hello(2)) == []
+        live.save()
+        assert registered(LiveSettings(path), hello(2, child.pid)).paused
+        assert not registered(LiveSettings(path), hello(2)).paused
         child.kill()
     assert live.all() == []
     assert LiveSettings(path).all() == []
     live.put(NODE, "quantum", 5_000_000, [GPU])
+    live.save()
     assert len(json.loads(path.read_text())["settings"]) == 1, "those of the dead are dropped"
 
 
@@ -99,46 +96,27 @@ def test_a_slot_keeps_what_was_set_until_it_is_allocated_anew(tmp_path: Path) ->
     present = {"slot-0": "first"}
     live = LiveSettings(path, present.get)
     for client in (1, 2):
-        assert live.registered(hello(client, -client, group="slot-0")) == []
-    assert live.alike(1) == [1, 2]
+        assert not registered(live, hello(client, -client, group="slot-0")).paused
+    assert live.clients_of(live.owner(1)) == [1, 2]
     set_for(live, 1, "paused", True)
     after = LiveSettings(path, present.get)
-    assert after.registered(hello(3, -3, group="slot-0")) == [events.Set("paused", True, client=3)]
-    assert after.registered(hello(4, -4, group="slot-1")) == []
+    assert registered(after, hello(3, -3, group="slot-0")).paused
+    assert not registered(after, hello(4, -4, group="slot-1")).paused
     present["slot-0"] = "second"
-    assert after.registered(hello(5, -5, group="slot-0")) == []
+    assert not registered(after, hello(5, -5, group="slot-0")).paused
     assert after.all() == []
 
 
 def test_what_cannot_be_identified_does_not_last(tmp_path: Path) -> None:
-    """Broken if the settings of one process of a foreign PID namespace went to another."""
+    """Broken if the settings of one process of a foreign PID namespace went to another, or outlived its connection."""
     live = LiveSettings(tmp_path / "live")
-    live.registered(hello(1, -2))
-    live.registered(hello(2, -3))
-    assert live.owner(1) is None
-    assert live.alike(1) == [1]
-
-
-def test_a_slots_file_does_not_undo_what_the_operator_set(tmp_path: Path) -> None:
-    """Broken if an annotation that changes undid it, or were forgotten when it is unset."""
-    live = LiveSettings(tmp_path / "live", {"slot-0": "first"}.get)
-    live.registered(hello(1, -1, group="slot-0"))
-    assert live.slot_changed(events.Set("priority", 50, client=1)) == [events.Set("priority", 50, client=1)]
-    set_for(live, 1, "priority", 8)
-    assert live.slot_changed(events.Set("priority", 60, client=1)) == [events.Set("priority", 8, client=1)]
-    assert live.slot_changed(events.Set("weight", 60, client=1)) == [events.Set("weight", 60, client=1)]
-    assert live.slot_changed(events.Set("class", "interactive", client=1)) == [
-        events.Set("class", "interactive", client=1)
-    ]
-    set_for(live, 1, "share_limit", 0.2)
-    live.slot_changed(events.Set("share_limit", 0.5, client=1))
-    assert live.slot_changed(events.Set("share_request", 0.1, client=1)) == [
-        events.Set("share_limit", 0.2, client=1),
-        events.Set("share_request", 0.1, client=1),
-    ]
-    assert live.slot_changed(events.Set("gang", "g", client=1)) == [events.Set("gang", "g", client=1)]
-    assert [each.value for each in live.drop(None, "priority", None)] == [8]
-    assert live.in_force(1, "priority") == [events.Set("priority", 60, client=1)]
+    for client in (1, 2):
+        live.registered(hello(client, -1 - client))
+    set_for(live, 1, "paused", True)
+    assert [live.over(client, Facts()).paused for client in (1, 2)] == [True, False]
+    assert LiveSettings(tmp_path / "live").all() == []
+    live.gone(1)
+    assert live.all() == []
 
 
 def test_one_for_all_gpus_takes_the_place_of_those_for_some(tmp_path: Path) -> None:
@@ -148,18 +126,26 @@ def test_one_for_all_gpus_takes_the_place_of_those_for_some(tmp_path: Path) -> N
     live.registered(hello())
     set_for(live, 1, "limit", 6, GPU)
     set_for(live, 1, "limit", 5)
-    assert LiveSettings(path).registered(hello()) == [events.Set("limit", 5, client=1)]
+    assert registered(LiveSettings(path), hello()) == Facts(limit_bytes=5)
     set_for(live, 1, "limit", 7, GPU)
     live.drop(live.owner(1), "limit", None)
-    assert LiveSettings(path).registered(hello()) == []
-    assert live.in_force(1, "limit") == [events.Set("limit", 1 << 30, client=1)]
+    assert live.over(1, Facts(limit_bytes=9)) == Facts(limit_bytes=9)
     live.put(NODE, "quantum", None, [GPU, OTHER])
     live.put(NODE, "host_budget", 5)
+    live.save()
+    assert [each.owner for each in LiveSettings(path).all()] == [NODE] * 3
     assert LiveSettings(path).node() == {("quantum", GPU): None, ("quantum", OTHER): None, ("host_budget", None): 5}
     live.drop(None, "quantum", OTHER)
+    live.save()
     assert LiveSettings(path).node() == {("quantum", GPU): None, ("host_budget", None): 5}
     live.forget()
     assert not path.exists()
+
+
+def put(path: Path, setting: str, value: float | str) -> None:
+    live = LiveSettings(path)
+    live.put(NODE, setting, value, [GPU])
+    live.save()
 
 
 def damaged(content: dict[str, Any], **changes: object) -> str:
@@ -187,7 +173,7 @@ def test_a_file_that_makes_no_sense_is_said_and_left(
 ) -> None:
     """Broken if a damaged file stopped the start, or brought a value that no request may have."""
     path = tmp_path / "live"
-    LiveSettings(path).put(NODE, "quantum", 5_000_000, [GPU])
+    put(path, "quantum", 5_000_000)
     content = json.loads(path.read_text())
     path.write_text(damaged(content))
     assert LiveSettings(path).node() == {("quantum", GPU): 5_000_000}
@@ -210,7 +196,7 @@ def test_a_file_of_something_else_is_said_and_left(
 def test_nothing_outlives_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken if a process of this boot were taken for one of the last."""
     path = tmp_path / "live"
-    LiveSettings(path).put(NODE, "sharing", "concurrent", [GPU])
+    put(path, "sharing", "concurrent")
     assert LiveSettings(path).node() == {("sharing", GPU): "concurrent"}
     monkeypatch.setattr("nvshare.coordinator.daemon.control.live_settings.boot_id", lambda: b"another")
     assert LiveSettings(path).all() == []
@@ -222,10 +208,12 @@ def test_a_file_that_cannot_be_written_costs_only_what_lasts(tmp_path: Path, cap
     live = LiveSettings(folder / "live")
     for _ in range(3):
         live.put(NODE, "quantum", 5_000_000, [GPU])
+        live.save()
     assert live.node() == {("quantum", GPU): 5_000_000}
     assert "cannot write" in str(live.problem())
     assert len(caplog.records) == 1
     folder.mkdir()
     live.put(NODE, "sharing", "exclusive", [GPU])
+    live.save()
     assert live.problem() is None
     assert LiveSettings(folder / "live").node() == {("quantum", GPU): 5_000_000, ("sharing", GPU): "exclusive"}

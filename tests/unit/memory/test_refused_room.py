@@ -76,7 +76,7 @@ def test_it_is_tried_again_after_a_while() -> None:
     """Broken: a program that found no room waits for ever, though others can be moved by now."""
     harness = make_harness()
     stopped, willing, evict = beside_one_that_hangs(harness)
-    assert willing.seat().memory.shut_out
+    assert willing.seat().memory.unschedulable
     (line,) = room_lines(shown(harness))
     assert line.startswith("c2 (1002) has no room on GPU 0")
     stopped.moved(evict.order_id, 20)
@@ -84,7 +84,7 @@ def test_it_is_tried_again_after_a_while() -> None:
     (restore,) = willing.take(messages.Restore)
     willing.moved(restore.order_id, 20)
     assert willing.take(messages.Grant)
-    assert not willing.seat().memory.shut_out
+    assert not willing.seat().memory.unschedulable
 
 
 def test_the_waiting_program_hears_of_the_one_that_hangs() -> None:
@@ -105,7 +105,7 @@ def test_the_death_of_the_one_that_hangs_is_enough() -> None:
     """Broken: nobody looks again when the last one that had memory is gone."""
     harness = make_harness()
     stopped, willing, _ = beside_one_that_hangs(harness)
-    assert willing.seat().memory.shut_out
+    assert willing.seat().memory.unschedulable
     stopped.die()
     assert willing.take(messages.Restore)
 
