@@ -41,7 +41,6 @@ import zmq
 
 from nvshare.bench.harness.chaos_node import MAX_CLIENTS, Job, Node
 from nvshare.bench.harness.fixture import BenchError, machine, percentile
-from nvshare.bench.harness.progress import showing
 from nvshare.coordinator.protocol import messages
 
 CARD = "1x96MiB"
@@ -297,8 +296,7 @@ def main() -> int:
         node = Node(directory, CARD, options.quantum)
         try:
             chaos = Chaos(node, random.Random(seed))
-            with showing(f"chaos of {options.minutes:g} minutes"):
-                chaos.run(options.minutes * 60, options.disturbances)
+            chaos.run(options.minutes * 60, options.disturbances)
         finally:
             node.close()
     except BenchError as error:

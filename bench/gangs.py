@@ -29,9 +29,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark
+from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, track
 from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, spread
-from nvshare.bench.harness.progress import track
 from nvshare.bench.harness.worker_group import Member
 from nvshare.bench.workloads.gang import FILE_BYTES, RANKS
 from nvshare.coordinator.system.devices import real_card

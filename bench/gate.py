@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, simulated
+from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, simulated, track
 from nvshare.bench.harness.fixture import (
     PROGRAMS,
     BenchError,
@@ -31,7 +31,6 @@ from nvshare.bench.harness.fixture import (
     fixture,
     spread,
 )
-from nvshare.bench.harness.progress import track
 from nvshare.coordinator.system.devices import real_card
 
 CANDIDATES = ("copy0", "memset0", "nofunction")

@@ -12,7 +12,7 @@
 # STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
 # The step gangs runs only where there are two cards.
 # Steps that run only when STEPS names them: compatibility programs programs_beyond swap checked pairs day.  The programs and the day
-# want the wheels of gguf, diffusers, tinygrad, nbclient and ipykernel, and NVSHARE_LLAMA_DIR with llama.cpp's libraries.
+# want the wheels of gguf, diffusers and tinygrad, and NVSHARE_LLAMA_DIR with llama.cpp's libraries.
 # CASES: only these cases of programs and programs_beyond, by group name.  WAYS: only these ways of the day.
 #
 # The card's memory is never oversubscribed here (the benchmarks of swap set a capacity of a few GiB): device memory only, and managed memory within a limit of 128 MiB a program.
@@ -93,7 +93,7 @@ step demo 60 demo.json "$python" -m nvshare.coordinator.cli.demo --seconds 5 --j
 step gate 60 gate.json "$python" -m nvshare.bench.gate --json --pairs 7
 step handover 40 handover.json "$python" -m nvshare.bench.handover --json --seconds 10
 step handover3 40 handover3.json "$python" -m nvshare.bench.handover --json --seconds 8 --programs 3
-step correctness 120 correctness.jsonl "$python" -m nvshare.bench.compatibility --json --case torch.eager --case cupy.default --seconds 0.2 --budget 110
+step correctness 120 correctness.jsonl "$python" -m nvshare.bench.compatibility --json --case torch.eager --case cupy.default --budget 110
 step turns 150 turns.json "$python" -m nvshare.bench.pairs --json --ways native,turns --pairs products+products,tiny+tiny,cupy+cupy --budget 140
 if [ "$(nvidia-smi --list-gpus 2>/dev/null | wc -l)" -ge 2 ]; then
   step gangs 75 gangs.json "$python" -m nvshare.bench.gangs --json --seconds 3 --repetitions 2
@@ -103,7 +103,7 @@ named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench
 named pairs 480 pairs.json "$python" -m nvshare.bench.pairs --json --budget 440
 cases=()
 for case in ${CASES:-programs}; do cases+=(--case "$case"); done
-programs=("$python" -m nvshare.bench.compatibility --json "${cases[@]}" --seconds 1 --budget 440)
+programs=("$python" -m nvshare.bench.compatibility --json "${cases[@]}" --budget 440)
 named programs_beyond 455 programs_beyond.jsonl "${programs[@]}" --mode beyond
 named programs 455 programs.jsonl "${programs[@]}" --mode swap --capacity 24GiB
 named day 540 day.json "$python" -m nvshare.bench.day --json --budget $((BUDGET_S - SECONDS - 40)) --ways "${WAYS:-all}"
@@ -125,8 +125,6 @@ step tests 300 tests.log "$python" -m pytest -o addopts=--import-mode=importlib 
   echo "| step | result | time | file |"
   echo "|---|---|---|---|"
   printf '%s\n' "${rows[@]}"
-  echo
-  "$python" "$root/bench/harness/summary.py" "$out"
 } >"$out/summary.md"
 echo
 cat "$out/summary.md"

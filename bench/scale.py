@@ -30,7 +30,6 @@ from typing import Any
 import msgpack
 
 from nvshare.bench.harness import event_cost
-from nvshare.bench.harness.progress import showing
 from nvshare.bench.harness.wire_client import Link
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.sockets import ControlCaller
@@ -174,8 +173,7 @@ def main() -> None:
     if options.cost:
         show_costs(options.clients, options.events, as_json=options.json)
         return
-    with showing("scale"):
-        result = measure(options.clients, options.gpus, options.seconds)
+    result = measure(options.clients, options.gpus, options.seconds)
     if options.json:
         print(json.dumps(result))
     else:

@@ -24,7 +24,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from nvshare.bench.harness.progress import showing
 from nvshare.bench.virtual_node.nonsense import NONSENSE, with_nonsense
 from nvshare.bench.virtual_node.world import Plan, World, core_settings
 from nvshare.coordinator.engine.scheduler import OverdueAction
@@ -232,8 +231,7 @@ def main() -> None:
         replay(options.replay, options.events)
         return
     began = time.monotonic()
-    with showing(f"soak of {options.minutes:g} minutes"):
-        report = soak(options.minutes, options.processes)
+    report = soak(options.minutes, options.processes)
     found = report.plain(time.monotonic() - began)
     if options.json:
         print(json.dumps(found))

@@ -108,7 +108,7 @@ class Place:
                 extra["NVSHARE_CLASS"] = CLASSES[name]
         return Member(
             self.programs.stand, self.plan.command(name), hooked=hooked, name=name, extra=extra,
-            deadline=self.plan.deadline, own_group=True,
+            own_group=True,
         )  # fmt: skip
 
     def moved_bytes(self) -> int | None:

@@ -9,14 +9,14 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeVar
 
 from nvshare.bench.harness.fixture import BenchError, machine
-from nvshare.bench.harness.progress import showing
 from nvshare.coordinator.cli.trace import plot
 from nvshare.coordinator.system.devices import real_card
+
+T = TypeVar("T")
 
 
 def parser_for(name: str, description: str, *, simulate: bool = True) -> argparse.ArgumentParser:
@@ -45,13 +45,17 @@ def simulated(options: argparse.Namespace, gpus: str) -> str | None:
     return gpus if options.simulate or not real_card() else None
 
 
-def read_result(file: Path) -> dict[str, Any]:
-    """The JSON of an earlier run.  Raises BenchError."""
-    try:
-        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BenchError(f"{file}: {error}") from None
-    return result
+def step(text: str) -> None:
+    """Says on a terminal's standard error what is done now; results go to standard output."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{text}\n")
+
+
+def track(items: Collection[T], what: str) -> Iterator[T]:
+    """The items; each is named as "WHAT 2 of 5"."""
+    for number, item in enumerate(items, start=1):
+        step(f"{what} {number} of {len(items)}")
+        yield item
 
 
 def check_plots() -> None:
@@ -73,9 +77,8 @@ def run_benchmark(
     options = parser.parse_args()
     name = parser.prog.removeprefix("python -m ")
     try:
-        with showing(name.rpartition(".")[2]):
-            result = measure(options)
-            result.setdefault("machine", machine())
+        result = measure(options)
+        result.setdefault("machine", machine())
     except (BenchError, subprocess.TimeoutExpired) as error:
         sys.stderr.write(f"{name}: {error}\n")
         return 1

@@ -28,9 +28,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.command import parser_for, run_benchmark
+from nvshare.bench.harness.command import parser_for, run_benchmark, track
 from nvshare.bench.harness.fixture import BenchError
-from nvshare.bench.harness.progress import track
 from nvshare.bench.memory.scripted import GIB, MIB, Coordinator, Program, scene, started
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.devices import real_card

@@ -67,9 +67,6 @@ WORKLOADS = (
 )  # fmt: skip
 MODELS = frozenset({"decode", "train", "cnn"})
 """Trainings and decoders."""
-QUICK = (
-    "products+products", "tiny+tiny", "decode+decode", "train+decode", "server+products", "products+products+tiny",
-)  # fmt: skip
 FULL = (
     "products+products", "elementwise+products", "cupy+products", "tiny+tiny", "products+tiny", "decode+decode",
     "train+decode", "train+train", "cnn+cnn", "data+train", "server+products", "server+elementwise",
@@ -77,9 +74,9 @@ FULL = (
 )  # fmt: skip
 
 
-def chosen_mixes(names: Sequence[str], *, quick: bool) -> list[Mix]:
+def chosen_mixes(names: Sequence[str]) -> list[Mix]:
     """The mixes of the command line.  Raises BenchError for a workload that there is not."""
-    mixes = [mix(name) for name in names or (QUICK if quick else FULL)]
+    mixes = [mix(name) for name in names or FULL]
     for job in (job for one in mixes for job in one.jobs):
         if job.workload not in WORKLOADS:
             raise BenchError(f"unknown workload {job.workload!r}; known: {', '.join(WORKLOADS)}")

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.command import check_plots, names_of, parser_for, run_benchmark
+from nvshare.bench.harness.command import check_plots, names_of, parser_for, run_benchmark, step
 from nvshare.bench.harness.fixture import BenchError, machine
-from nvshare.bench.harness.progress import step
 from nvshare.bench.simulate.figures import figures
 from nvshare.bench.simulate.jobs import fitted, scaled, synthetic
 from nvshare.bench.simulate.orderings import run_orderings

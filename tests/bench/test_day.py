@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,18 +87,14 @@ def test_a_day(name: str) -> None:
         assert moved, "96 MiB do not fit into 62"
 
 
-def test_the_command(built: Built, tmp_path: Path) -> None:
-    """Broken: no JSON at the end of a run, or a picture that cannot be drawn from it."""
+def test_the_command(built: Built) -> None:
+    """Broken: no JSON at the end of a run."""
     words = ("--json", "--simulate", "--seconds=1", "--drain=5", "--ways=nvshare")
     done = started("nvshare.bench.day", *words)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["simulated"], told["server"], set(told["ways"])) == (True, "double", {"nvshare"})
     assert set(told["bars"]["nvshare"]) == {"failures", "ttft_p99_s", "training_of_left"}
-    (tmp_path / "day.json").write_text(done.stdout, encoding="utf-8")
-    picture = tmp_path / "day.svg"
-    assert started("nvshare.bench.day", f"--from={tmp_path / 'day.json'}", f"--plot={picture}").returncode == 0
-    assert "nvshare" in picture.read_text(encoding="utf-8")
 
 
 def test_an_unknown_way_is_refused() -> None:

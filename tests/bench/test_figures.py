@@ -11,8 +11,6 @@ import pytest
 
 from nvshare.bench.handover import evaluate, turns
 from nvshare.bench.harness.fixture import BenchError, percentile, read_events, spread
-from nvshare.bench.harness.summary import FILES, judged
-from nvshare.bench.harness.worker_group import figures
 
 WHERE = {"uuid": "GPU-0", "waited_ns": 0}
 DRAINED = {"uuid": "GPU-0", "drained": True}
@@ -58,36 +56,6 @@ def test_percentiles() -> None:
     assert (percentile(values, 0.5), percentile(values, 0.99), percentile(values, 1.0)) == (50.0, 99.0, 100.0)
     assert percentile([7.0], 0.99) == 7.0
     assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0, "repetitions": 3}
-
-
-def test_summary_knows_every_file_of_the_hardware_run() -> None:
-    """A figure that hardware.sh measures and the summary leaves out is never looked at."""
-    script = (Path(__file__).parents[2] / "bench" / "hardware.sh").read_text(encoding="utf-8")
-    for name in FILES:
-        assert f" {name} " in script
-    assert judged({"handovers": 2, "details": {}}) == ["handovers 2"]
-
-
-def turns_of(step_ns: float, *, disturbed: int = 10) -> list[float]:
-    """Forty turns, some of them disturbed by others on the machine."""
-    return [step_ns * (1 + 0.001 * (number % 7)) for number in range(40 - disturbed)] + [2 * step_ns] * disturbed
-
-
-def test_a_slower_program_is_shown_through_the_noise() -> None:
-    """A statistic that noise can hide one percent from would pass any hook."""
-    found = figures([turns_of(1000, disturbed=12)], [turns_of(1010, disturbed=4)])
-    assert 0.008 < found["slowdown_min"] <= found["slowdown"] <= found["slowdown_max"] < 0.012
-    assert found["share"] == pytest.approx(1 / 1.01, abs=1e-3)
-    same = figures([turns_of(1000, disturbed=12)], [turns_of(1000, disturbed=4)])
-    assert abs(same["slowdown"]) < 0.001
-    assert same["alike"] is None
-
-
-def test_luck_of_a_process_is_not_the_hook() -> None:
-    """Processes that are alike can differ by 13 %: one of each kind would show that as the hook's cost, or gain."""
-    found = figures([turns_of(1130), turns_of(1000)], [turns_of(1000), turns_of(1130)])
-    assert abs(found["slowdown"]) < 0.001
-    assert found["alike"] == pytest.approx(0.13, abs=0.001)
 
 
 def test_a_follower_that_failed_is_said(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_mixes() -> None:
     """Broken: too few programs for a mix of likes, or a typing error that measures nothing."""
     assert needed([mix("a+a+b"), mix("b+c")]) == Counter(mix("a+a+b+c").jobs)
     with pytest.raises(BenchError, match="unknown workload 'trian'"):
-        chosen_mixes(["trian+decode"], quick=False)
+        chosen_mixes(["trian+decode"])
     assert all(scenario.mixes and scenario.ways for scenario in SCENARIOS.values())
 
 

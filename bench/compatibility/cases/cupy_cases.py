@@ -1,7 +1,4 @@
-"""CuPy with each of its allocators.
-
-Non-goals: anything of nvshare.
-"""
+"""CuPy with each of its allocators."""
 
 from __future__ import annotations
 
@@ -11,17 +8,12 @@ from typing import Any
 import cupy
 import numpy
 
-from nvshare.bench.compatibility.cases.program import Outcome, Program, Skipped
+from nvshare.bench.compatibility.cases import Outcome, Program, Skipped
 
 SOURCE = (
     'extern "C" __global__ void turn(float *a, int n)'
     "{ int i = blockDim.x * blockIdx.x + threadIdx.x; if (i < n) a[i] = a[i] * 0.5f + (float)(i % 7); }"
 )
-
-
-def versions() -> dict[str, str]:
-    """Versions for the record."""
-    return {"cupy": cupy.__version__}
 
 
 def default_pool() -> Any:

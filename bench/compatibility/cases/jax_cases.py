@@ -1,7 +1,4 @@
-"""JAX; whether it takes memory in advance is its environment's business.
-
-Non-goals: anything of nvshare.
-"""
+"""JAX; whether it takes memory in advance is its environment's business."""
 
 from __future__ import annotations
 
@@ -11,14 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy
 
-from nvshare.bench.compatibility.cases.program import Outcome, Program
+from nvshare.bench.compatibility.cases import Outcome, Program
 
 TOLERANCE = 1e-5
-
-
-def versions() -> dict[str, str]:
-    """Versions for the record."""
-    return {"jax": jax.__version__}
 
 
 def training() -> Program:

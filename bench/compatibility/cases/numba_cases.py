@@ -1,12 +1,7 @@
-"""Numba's CUDA target.
-
-Non-goals: anything of nvshare.
-"""
+"""Numba's CUDA target."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy
@@ -15,18 +10,9 @@ if not hasattr(numpy, "row_stack"):
     # Some releases of Numba still use this name, which NumPy 2.5 dropped: it was another one of vstack.
     numpy.row_stack = numpy.vstack
 
-import numba
 from numba import cuda
 
-from nvshare.bench.compatibility.cases.program import Outcome, Program
-
-
-def versions() -> dict[str, str]:
-    """Versions for the record."""
-    found = {"numba": numba.__version__}
-    with suppress(PackageNotFoundError):  # older ones have the CUDA target built in
-        found["numba-cuda"] = version("numba-cuda")
-    return found
+from nvshare.bench.compatibility.cases import Outcome, Program
 
 
 def _turn(values: Any, factor: Any) -> None:

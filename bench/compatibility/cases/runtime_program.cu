@@ -1,6 +1,6 @@
 // CUDA C++ on the runtime API, for a statically linked cudart: two streams, events, stream-ordered allocation, a captured graph.
 //
-// Speaks the line protocol of bench/harness/worker_group.py:  `check runtime` -> {"digest": ...}   `time runtime STEPS` -> {"ns": ...}
+// Speaks the line protocol of cases/__main__.py:  `check` -> {"digest": ...}   `time SECONDS` -> {"ns": of one step}
 // Knows nothing of the hook.
 
 #include <cuda_runtime.h>
@@ -62,6 +62,21 @@ public:
 
     void finish() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
+    // The mean over at least half of this time, after steps that fill caches.
+    double step_ns(double seconds)
+    {
+        for (long steps = 4;; steps *= 2) {
+            finish();
+            auto begin = std::chrono::steady_clock::now();
+            for (long i = 0; i < steps; i++)
+                step();
+            finish();
+            double ns = std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count();
+            if (steps > 4 && ns >= seconds * 5e8)
+                return ns / static_cast<double>(steps);
+        }
+    }
+
     uint64_t digest()
     {
         std::vector<uint32_t> host(words);
@@ -98,24 +113,19 @@ private:
 int main()
 {
     char line[128];
-    unsigned long steps;
-    std::printf("{\"ready\": true, \"versions\": {\"cudart (static)\": \"%d.%d\"}}\n", CUDART_VERSION / 1000,
-                CUDART_VERSION % 1000 / 10);
+    double seconds;
+    std::printf("{\"ready\": true}\n");
     std::fflush(stdout);
     Work *work = nullptr;
     while (std::fgets(line, sizeof line, stdin) != nullptr) {
         if (work == nullptr)
             work = new Work;
-        if (std::strncmp(line, "check ", 6) == 0) {
-            std::printf("{\"digest\": \"%016llx\"}\n", static_cast<unsigned long long>(work->digest()));
-        } else if (std::sscanf(line, "time %*31s %lu", &steps) == 1) {
-            auto begin = std::chrono::steady_clock::now();
-            for (unsigned long i = 0; i < steps; i++)
-                work->step();
-            work->finish();
-            auto taken = std::chrono::steady_clock::now() - begin;
-            std::printf("{\"ns\": %lld}\n",
-                        static_cast<long long>(std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count()));
+        if (std::strncmp(line, "check", 5) == 0) {
+            std::printf("{\"digest\": \"%016llx\", \"versions\": {\"cudart (static)\": \"%d.%d\"}}\n",
+                        static_cast<unsigned long long>(work->digest()), CUDART_VERSION / 1000,
+                        CUDART_VERSION % 1000 / 10);
+        } else if (std::sscanf(line, "time %lf", &seconds) == 1) {
+            std::printf("{\"ns\": %.1f}\n", work->step_ns(seconds));
         } else {
             return 2;
         }

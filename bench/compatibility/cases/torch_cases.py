@@ -1,7 +1,4 @@
-"""PyTorch: eager training, autocast, libraries, CUDA graphs, DataLoader, compile; and all-reduce over two GPUs.
-
-Non-goals: anything of nvshare.
-"""
+"""PyTorch: eager training, autocast, libraries, CUDA graphs, DataLoader, compile; and all-reduce over two GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Any
 
 import torch
 
-from nvshare.bench.compatibility.cases.program import Outcome, Program, Skipped
+from nvshare.bench.compatibility.cases import Outcome, Program, Skipped
 
 TOLERANCE = 1e-5
 """Should bytes differ: PyTorch's own rtol for float32 in `torch.testing` is 1.3e-6 an element; these are sums."""
@@ -17,11 +14,6 @@ TOLERANCE = 1e-5
 torch.backends.cudnn.benchmark = False
 torch.backends.cudnn.deterministic = True
 torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-def versions() -> dict[str, str]:
-    """Versions for the record."""
-    return {"torch": torch.__version__, "CUDA of torch": str(torch.version.cuda)}
 
 
 def host(tensor: Any) -> Any:

@@ -1,19 +1,13 @@
 """Hugging Face transformers: text generation with random weights.
 
-Non-goals: anything of nvshare; weights from elsewhere.
-"""
+Non-goals: anything of nvshare; weights from elsewhere."""
 
 from __future__ import annotations
 
 import torch
 import transformers
 
-from nvshare.bench.compatibility.cases.program import Outcome, Program
-
-
-def versions() -> dict[str, str]:
-    """Versions for the record."""
-    return {"transformers": transformers.__version__}
+from nvshare.bench.compatibility.cases import Outcome, Program
 
 
 def generation() -> Program:

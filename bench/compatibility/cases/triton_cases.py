@@ -1,7 +1,4 @@
-"""A Triton kernel by itself.
-
-Non-goals: anything of nvshare.
-"""
+"""A Triton kernel by itself."""
 
 from __future__ import annotations
 
@@ -11,12 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nvshare.bench.compatibility.cases.program import Outcome, Program
-
-
-def versions() -> dict[str, str]:
-    """Versions for the record."""
-    return {"triton": triton.__version__}
+from nvshare.bench.compatibility.cases import Outcome, Program
 
 
 def _blend(left, right, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
