@@ -26,7 +26,6 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -167,9 +166,8 @@ class Chaos:
         job = self._any()
         self.done["client_kills"] += 1
         self.kills.append((job.name, time.monotonic_ns()))
-        job.told = "killed"
-        job.process.kill()
-        self.node.forget(job)
+        job.member.kill()
+        self.node.jobs.remove(job)
         self._start_like(job)
 
     def end_job(self) -> None:
@@ -183,9 +181,10 @@ class Chaos:
         """SIGSTOP for a moment."""
         job = self._any()
         self.done["client_stops"] += 1
-        job.process.send_signal(signal.SIGSTOP)
-        pause(self.chance.uniform(0.05, 2.0))
-        job.process.send_signal(signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(job.member.pid, signal.SIGSTOP)
+            pause(self.chance.uniform(0.05, 2.0))
+            os.kill(job.member.pid, signal.SIGCONT)
 
     def _any(self) -> Job:
         return self.chance.choice(self.node.jobs)
@@ -199,13 +198,9 @@ class Chaos:
         self.node.start_job(f"job-{self._started}", memory, mib)
 
     def _end(self, job: Job) -> None:
-        job.told = "asked"
-        job.process.send_signal(signal.SIGTERM)
-        try:
-            job.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.failures.append(f"{job.name} ({job.memory}) does not end: {job.words()}")
-            job.process.kill()
+        job.asked = True
+        with suppress(ProcessLookupError):
+            os.kill(job.member.pid, signal.SIGTERM)
         self._settle(job)
 
     # What came of it
@@ -218,24 +213,28 @@ class Chaos:
         self.node.trace.read()
         now_ns = time.monotonic_ns()
         for job in list(self.node.jobs):
-            if job.process.poll() is not None:
+            if not job.member.alive:
                 self._settle(job)
                 self._start_like(job)
                 continue
-            worked_ns = self.node.trace.last_work.get(job.process.pid, int(job.started * 1e9))
+            worked_ns = self.node.trace.last_work.get(job.member.pid, int(job.started * 1e9))
             if now_ns - max(worked_ns, int(job.started * 1e9)) > IDLE_S * 1e9:
-                self.failures.append(f"{job.name} ({job.memory}): no work for {IDLE_S:.0f} s: {job.words()}")
-                job.process.kill()
-                job.told = "killed"
-                self._settle(job)
+                self.failures.append(str(job.member.failure(f"{job.memory}: no work for {IDLE_S:.0f} s")))
+                job.member.kill()
+                self.node.jobs.remove(job)
                 self._start_like(job)
 
     def _settle(self, job: Job) -> None:
-        code, words = job.process.wait(), job.words()
-        told = self.node.forget(job)
+        told, words = {}, ""
+        try:
+            told = job.member.answer(END_S)
+        except BenchError as error:
+            words = str(error)
+        code = job.member.close()
+        self.node.jobs.remove(job)
         self.mismatches += told.get("mismatches", 0)
-        early = job.told == "asked" and not told and code == -signal.SIGTERM  # before the program had begun
-        if code != 0 and job.told != "killed" and not early and not told.get("mismatches"):
+        early = job.asked and not told and code == -signal.SIGTERM  # before the program had begun
+        if code != 0 and not early and not told.get("mismatches"):
             self.failures.append(f"{job.name} ({job.memory}): exit code {code}: {words}")
 
     def result(self) -> dict[str, Any]:

@@ -94,7 +94,7 @@ step gate 60 gate.json "$python" -m nvshare.bench.gate --json --pairs 7
 step handover 40 handover.json "$python" -m nvshare.bench.handover --json --seconds 10
 step handover3 40 handover3.json "$python" -m nvshare.bench.handover --json --seconds 8 --programs 3
 step correctness 120 correctness.jsonl "$python" -m nvshare.bench.compatibility --json --case torch.eager --case cupy.default --budget 110
-step turns 150 turns.json "$python" -m nvshare.bench.pairs --json --ways native,turns --pairs products+products,tiny+tiny,cupy+cupy --budget 140
+step turns 150 turns.json "$python" -m nvshare.bench.pairs --json --ways native,turns --pairs products+products,tiny+tiny,memory+memory --budget 140
 if [ "$(nvidia-smi --list-gpus 2>/dev/null | wc -l)" -ge 2 ]; then
   step gangs 75 gangs.json "$python" -m nvshare.bench.gangs --json --seconds 3 --repetitions 2
 fi

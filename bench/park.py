@@ -22,8 +22,8 @@ from typing import Any, Final
 from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import BenchError, Fixture, coordinator, percentile, uncoordinated
 from nvshare.bench.harness.worker_group import Member, closing
+from nvshare.coordinator.cli.ctl_call import call
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.sockets import ControlCaller
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 GIB: Final = 1 << 30
@@ -32,30 +32,17 @@ WAIT_S: Final = 180.0
 LOOK_S: Final = 0.002
 
 
-class Control:
-    """Requests without the start of a command for each."""
-
-    def __init__(self, stand: Fixture) -> None:
-        self._socket = RuntimeDir(stand.directory).control_socket
-
-    def ask(self, request: api.Request) -> Any:
-        caller = ControlCaller(self._socket)
-        try:
-            return api.decode_reply(caller.call(api.encode_request(request)))
-        finally:
-            caller.close()
-
-    def park(self, name: str) -> float:
-        """Seconds until the program is parked.  Raises BenchError with the reason if it is not."""
-        began = time.monotonic()
-        told = self.ask(api.ParkClient(client=name))
-        while told["parking"] != "parked":
-            if told["parking"] == "running" or time.monotonic() - began > WAIT_S:
-                raise BenchError(f"{name} is not parked: {told.get('parking_why') or told.get('why')}")
-            time.sleep(LOOK_S)
-            clients = self.ask(api.Status())["clients"]
-            told = next(each for each in clients if each["name"] == name)
-        return time.monotonic() - began
+def park(stand: Fixture, name: str) -> float:
+    """Seconds until the program is parked.  Raises BenchError with the reason if it is not."""
+    runtime, began = RuntimeDir(stand.directory), time.monotonic()
+    told = call(runtime, api.ParkClient(client=name))
+    while told["parking"] != "parked":
+        if told["parking"] == "running" or time.monotonic() - began > WAIT_S:
+            raise BenchError(f"{name} is not parked: {told.get('parking_why') or told.get('why')}")
+        time.sleep(LOOK_S)
+        clients = call(runtime, api.Status())["clients"]
+        told = next(each for each in clients if each["name"] == name)
+    return time.monotonic() - began
 
 
 def used_bytes(stand: Fixture) -> int:
@@ -71,7 +58,7 @@ def program(stand: Fixture, name: str, mib: int, library: str) -> Member:
     return Member(stand, command, hooked=True, name=name, options=("--memory=swap",))
 
 
-def one(stand: Fixture, control: Control, mib: int, cycles: int, library: str) -> dict[str, Any]:
+def one(stand: Fixture, mib: int, cycles: int, library: str) -> dict[str, Any]:
     """One program, parked and woken `cycles` times."""
     before = used_bytes(stand)
     member = program(stand, "one", mib, library)
@@ -82,7 +69,7 @@ def one(stand: Fixture, control: Control, mib: int, cycles: int, library: str) -
         plain_s = statistics.median(each["seconds"] for each in steps)
         parks, wakes, wrong, left = [], [], 0, 0
         for cycle in range(cycles):
-            parks.append(control.park("one"))
+            parks.append(park(stand, "one"))
             left = max(left, used_bytes(stand) - before) if cycle < 3 else left
             told = member.ask("step", WAIT_S)
             wakes.append(max(0.0, told["seconds"] - plain_s))
@@ -99,7 +86,7 @@ def one(stand: Fixture, control: Control, mib: int, cycles: int, library: str) -
         }
 
 
-def many(stand: Fixture, control: Control, count: int, library: str) -> dict[str, Any]:
+def many(stand: Fixture, count: int, library: str) -> dict[str, Any]:
     """Programs with little memory, all parked, then all woken."""
     before = used_bytes(stand)
     with contextlib.ExitStack() as stack:
@@ -108,7 +95,7 @@ def many(stand: Fixture, control: Control, count: int, library: str) -> dict[str
             member = program(stand, f"idle {number}", 16, library)
             stack.enter_context(closing([member]))
             member.answer(WAIT_S)
-            control.park(f"idle {number}")
+            park(stand, f"idle {number}")
             members.append(member)
         left = used_bytes(stand) - before
         told = [member.ask("step", WAIT_S) for member in members]
@@ -127,14 +114,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     simulate = simulated(options, "1x8GiB")
     library = "torch" if simulate is None and importlib.util.find_spec("torch") is not None else "driver"
     with uncoordinated(simulate=simulate) as stand, coordinator(stand, []):
-        control = Control(stand)
         found: dict[str, Any] = {"library": library}
         with contextlib.suppress(KeyboardInterrupt):
             found["sizes"] = [
-                one(stand, control, round(float(gib) * 1024), options.cycles if index == 0 else 5, library)
+                one(stand, round(float(gib) * 1024), options.cycles if index == 0 else 5, library)
                 for index, gib in enumerate(options.gib.split(","))
             ]
-            found["idle"] = many(stand, control, options.idle, library)
+            found["idle"] = many(stand, options.idle, library)
     return found
 
 

@@ -10,14 +10,11 @@ Non-goals: what is disturbed and when (chaos.py).
 
 from __future__ import annotations
 
-import json
-import os
 import resource
 import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -25,9 +22,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from nvshare.bench.harness.fixture import BenchError
+from nvshare.bench.harness.fixture import BenchError, Fixture
+from nvshare.bench.harness.worker_group import Member
 from nvshare.client_hook.launcher import LaunchError
 from nvshare.coordinator.cli.ctl_call import call
 from nvshare.coordinator.daemon.control import api
@@ -51,17 +49,10 @@ class Job:
 
     name: str
     memory: str
-    process: subprocess.Popen[str]
-    errors: IO[bytes]
+    member: Member
     started: float
-    stopped: bool = False
-    told: str = ""
-    """Why chaos ended it: "killed" or "asked"; empty while it is to run."""
-
-    def words(self) -> str:
-        """The end of its standard error."""
-        self.errors.seek(0)
-        return " | ".join(self.errors.read().decode(errors="replace").strip().splitlines()[-8:])[-1500:]
+    asked: bool = False
+    """Chaos has asked it to end."""
 
 
 @dataclass(slots=True)
@@ -107,7 +98,7 @@ class Node:
 
     def __init__(self, directory: Path, simulate: str, quantum: str) -> None:
         self.runtime = RuntimeDir(directory)
-        self.simulate = simulate
+        self.stand = Fixture(directory, simulate)
         self.jobs: list[Job] = []
         self.trace = Trace(directory / "simulated_gpu")
         self.gone_ns: dict[str, int] = {}
@@ -126,7 +117,7 @@ class Node:
 
     def start_coordinator(self) -> None:
         """Returns when it serves.  Raises BenchError with its words."""
-        options = [f"--simulate={self.simulate}", "--sharing=exclusive", "--policy=round_robin"]
+        options = [f"--simulate={self.stand.simulate}", "--sharing=exclusive", "--policy=round_robin"]
         options += ["--quantum", self._quantum, f"--max-clients={MAX_CLIENTS}"]
         try:
             self._coordinator = start_coordinator(self.runtime.path, options, log=self._log)
@@ -164,62 +155,31 @@ class Node:
 
     # Jobs
 
-    def start_job(self, name: str, memory: str, mib: int) -> Job:
+    def start_job(self, name: str, memory: str, mib: int) -> None:
         """Under the hook; returns when nvshare-run has become the program."""
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in forget()
-        command = [
-            sys.executable,
-            "-m",
-            "nvshare.coordinator.cli.run",
-            f"--simulate={self.simulate}",
-            f"--memory={memory}",
-        ]
-        command += ["--name", name, "--", sys.executable, "-m", "nvshare.bench.workloads.resident"]
-        command += [f"--mib={mib}", "--steps=1000000000", "--step-ms=2"]
-        process = subprocess.Popen(
-            command, env=self._environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write("go\n")
-            process.stdin.close()
-        job = Job(name, memory, process, errors, time.monotonic())
-        self.jobs.append(job)
+        command = [sys.executable, "-m", "nvshare.bench.workloads.resident", f"--mib={mib}", "--steps=1000000000"]
+        options = [f"--memory={memory}"]
+        member = Member(self.stand, [*command, "--step-ms=2"], hooked=True, name=name, options=options)
+        with suppress(BenchError):
+            member.tell("go")
+        self.jobs.append(Job(name, memory, member, time.monotonic()))
         give_up_at = time.monotonic() + START_S
-        while process.poll() is None and not _has_become(process.pid):
+        while member.alive and not _has_become(member.pid):
             if time.monotonic() > give_up_at:
-                raise BenchError(f"{name} does not start: {job.words()}")
+                raise member.failure("does not start")
             select.select([], [], [], 0.005)
-        return job
-
-    def forget(self, job: Job) -> dict[str, Any]:
-        """The last line of a job that has ended; empty when it was killed."""
-        assert job.process.stdout is not None
-        out = job.process.stdout.read()
-        job.process.wait()
-        job.process.stdout.close()
-        job.errors.close()
-        self.jobs.remove(job)
-        lines = out.strip().splitlines()
-        return json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
 
     def close(self) -> None:
         """Ends everything."""
         self._ended.set()
-        for job in list(self.jobs):
-            job.process.kill()
-            self.forget(job)
+        for job in self.jobs:
+            job.member.kill()
         if self._coordinator is not None:
             with suppress(ProcessLookupError):
                 self._coordinator.send_signal(signal.SIGCONT)
             end(self._coordinator)
         if self._witness.is_alive():
             self._witness.join()
-
-    def _environment(self) -> dict[str, str]:
-        kept = ("NVSHARE_LOG", "NVSHARE_HOOK_LIBRARY", "NVSHARE_SIM_LIBRARY_DIR")
-        own = {k: v for k, v in os.environ.items() if k in kept or not k.startswith(("NVSHARE_", "LD_PRELOAD"))}
-        return own | {"NVSHARE_RUNTIME_DIR": str(self.runtime.path)}
 
     def _follow(self) -> None:
         while not self._ended.is_set():

@@ -22,7 +22,7 @@ from typing import Any
 
 from nvshare.bench.harness.fixture import BenchError, Fixture
 
-QUOTE_CHARACTERS = 300
+QUOTE_CHARACTERS = 1000
 
 
 class Member:
@@ -60,7 +60,7 @@ class Member:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._failure("has ended") from None
+            raise self.failure("has ended") from None
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """The next JSON object.  Raises BenchError."""
@@ -77,6 +77,11 @@ class Member:
         """One request and its answer."""
         self.tell(line)
         return self.answer(timeout_s)
+
+    def has_spoken(self) -> bool:
+        """Whether it has written something, or ended."""
+        assert self._process.stdout is not None
+        return bool(self._pending or select.select([self._process.stdout], [], [], 0)[0])
 
     @property
     def alive(self) -> bool:
@@ -124,15 +129,16 @@ class Member:
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         if not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
-            raise self._failure(f"silent for {timeout_s:.0f} s")
+            raise self.failure(f"silent for {timeout_s:.0f} s")
         if chunk := os.read(descriptor, 1 << 16):
             return chunk
-        raise self._failure(f"ended with exit code {self._process.wait()}")
+        raise self.failure(f"ended with exit code {self._process.wait()}")
 
-    def _failure(self, what: str) -> BenchError:
+    def failure(self, what: str) -> BenchError:
+        """An error that names the program and quotes its last words."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        last = " | ".join(lines[-3:])[-QUOTE_CHARACTERS:]
+        last = " | ".join(lines[-8:])[-QUOTE_CHARACTERS:]
         return BenchError(f"{self.name}: {what}" + (f": {last}" if last else ""))
 
 

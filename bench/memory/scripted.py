@@ -5,25 +5,20 @@ Non-goals: what is measured (swap.py).
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import select
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import zmq
 
-from nvshare.bench.harness.fixture import BenchError
+from nvshare.bench.harness.fixture import BenchError, Fixture, uncoordinated
+from nvshare.bench.harness.worker_group import Member
 from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
 from nvshare.coordinator.protocol import messages
-from nvshare.simulated_gpu.environment import simulated_environment
 
 GIB, MIB = 1 << 30, 1 << 20
 BOUND_S = 60.0
@@ -32,40 +27,23 @@ WORKER = (sys.executable, "-m", "nvshare.bench.workloads.swap_worker")
 M = TypeVar("M", bound=messages.Message)
 
 
-class Program:
+class Program(Member):
     """nvshare.bench.workloads.swap_worker, and its connection once it has spoken."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            WORKER, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, stand: Fixture, environment: Mapping[str, str]) -> None:
+        super().__init__(stand, WORKER, hooked=False, name="program", extra=environment)
         self.peer = b""
         self.inbox: list[messages.Message] = []
-        self.answer()
+        self.result()
 
-    def tell(self, command: str) -> None:
-        """One command, without waiting for its end."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> Any:
+    def result(self) -> Any:
         """Result of the oldest command."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise BenchError(f"a program ended with exit code {self.process.wait()}")
-        return json.loads(line)
+        return self.answer(BOUND_S)["result"]
 
     def do(self, command: str) -> Any:
-        """One command and its answer."""
+        """One command and its result."""
         self.tell(command)
-        return self.answer()
-
-    def end(self) -> None:
-        """Ends the program in any state."""
-        self.process.kill()
-        self.process.communicate()
+        return self.result()
 
 
 class Coordinator:
@@ -121,11 +99,10 @@ class Coordinator:
 
     def _serve(self, program: Program) -> Any:
         """Result of a command, with the program's questions answered meanwhile."""
-        assert program.process.stdout is not None
-        while not select.select([program.process.stdout], [], [], 0)[0]:
+        while not program.has_spoken():
             if (taken := self._take(0.01)) is not None:
                 taken[0].inbox.append(taken[1])
-        return program.answer()
+        return program.result()
 
     def settings(self, program: Program, prepare_bytes: int = 0) -> None:
         """Nothing that slows, and so much host memory to have ready."""
@@ -203,25 +180,8 @@ def _moved(progress: messages.MoveProgress, *, may_be_nothing: bool = False) -> 
 
 
 @contextmanager
-def started(environment: dict[str, str]) -> Iterator[Program]:
-    """A program for the length of the block."""
-    program = Program(environment)
-    try:
-        yield program
-    finally:
-        program.end()
-
-
-@contextmanager
-def scene(
-    options: argparse.Namespace, simulate: bool, total: int
-) -> Iterator[tuple[dict[str, str], dict[str, str], Path]]:
-    """Environments of programs beside the hook and under it, and where its socket is."""
-    with tempfile.TemporaryDirectory(prefix="nvs-") as scratch:
-        directory = Path(scratch)
-        plain = {k: v for k, v in os.environ.items() if k not in {"LD_PRELOAD", "NVSHARE_ENABLE", "NVSHARE_SOCKET"}}
-        if simulate:
-            plain = simulated_environment(directory / "simulated_gpu", f"1x{4 * total + GIB}", plain)
-        options_of_client = ClientOptions(memory="swap")
-        hooked = client_environment(plain, hook=find_hook(os.environ), runtime_dir=directory, options=options_of_client)
-        yield plain, hooked, directory / "hooks.sock"
+def scene(simulate: str | None) -> Iterator[tuple[Fixture, dict[str, str]]]:
+    """A place, and the environment of programs under the hook there; their coordinator is played here."""
+    with uncoordinated(simulate=simulate) as stand:
+        hook, options = find_hook(os.environ), ClientOptions(memory="swap")
+        yield stand, client_environment(stand.environment(), hook=hook, runtime_dir=stand.directory, options=options)

@@ -24,13 +24,13 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.command import parser_for, run_benchmark, track
 from nvshare.bench.harness.fixture import BenchError
-from nvshare.bench.memory.scripted import GIB, MIB, Coordinator, Program, scene, started
+from nvshare.bench.harness.worker_group import closing
+from nvshare.bench.memory.scripted import GIB, MIB, Coordinator, Program, scene
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.devices import real_card
 
@@ -85,7 +85,7 @@ def _have_ready(coordinator: Coordinator, program: Program, size: int) -> None:
 
     That is all that can be seen from outside; without enough memory for it this goes on after a bounded time.
     """
-    status = Path(f"/proc/{program.process.pid}/statm")
+    status = Path(f"/proc/{program.pid}/statm")
     pages = os.sysconf("SC_PAGE_SIZE")
     before = int(status.read_text().split()[1]) * pages
     coordinator.settings(program, prepare_bytes=size)
@@ -99,7 +99,7 @@ def both_ways(programs: Sequence[Program], size: int, rounds: int) -> float:
     begin_ns = time.monotonic_ns() + MEETING_NS
     for out, program in enumerate(programs):
         program.tell(f"stream {out} {size} {rounds} {begin_ns}")
-    spans: list[tuple[int, int]] = [tuple(program.answer()) for program in programs]
+    spans: list[tuple[int, int]] = [tuple(program.result()) for program in programs]
     overlap = min(end for _, end in spans) - max(begin for begin, _ in spans)
     if overlap <= 0:
         raise BenchError("two programs that copy did not do so at the same time")
@@ -145,16 +145,18 @@ def run(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
     """Baseline and measurement."""
     total = int(options.gib * GIB)
     bytearray(2 * total)  # in a virtual machine memory that was never used is the hypervisor's to find
-    with scene(options, simulate, total) as (plain, hooked, path), ExitStack() as stack:
+    with scene(f"1x{4 * total + GIB}" if simulate else None) as (stand, hooked):
         size = total // 4 // MIB * MIB
-        with started(plain) as baseline, started(plain) as other:
-            for program in (baseline, other):
+        baselines = [Program(stand, {}) for _ in range(2)]
+        with closing(baselines):
+            for program in baselines:
                 program.do("start")
-            copies = baseline.do(f"copies {size} {options.rounds}")
-            together = both_ways((baseline, other), size, 8 * options.rounds)
-        coordinator = stack.enter_context(Coordinator(path, int(options.capacity_gib * GIB)))
-        programs = [stack.enter_context(started(hooked)) for _ in range(2)]
-        told = measure(coordinator, programs, mixture(total), options.rounds)
+            copies = baselines[0].do(f"copies {size} {options.rounds}")
+            together = both_ways(baselines, size, 8 * options.rounds)
+        with Coordinator(stand.directory / "hooks.sock", int(options.capacity_gib * GIB)) as coordinator:
+            programs = [Program(stand, hooked) for _ in range(2)]
+            with closing(programs):
+                told = measure(coordinator, programs, mixture(total), options.rounds)
     return {
         "memcpy_gib_s": {name: round(statistics.median(values), 2) for name, values in copies.items()},
         "memcpy_two_programs_gib_s": round(together, 2),
@@ -169,10 +171,11 @@ def run_checked(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
     """The mode that compares and measures nothing."""
     seed = options.seed if options.seed is not None else random.randrange(2**32)
     sys.stderr.write(f"nvshare.bench.memory.swap: seed {seed}\n")
-    with scene(options, simulate, 128 * MIB) as (_, hooked, path), ExitStack() as stack:
-        coordinator = stack.enter_context(Coordinator(path, 256 * MIB))
-        program = stack.enter_context(started(hooked))
-        told = checked(coordinator, program, options.checked, seed)
+    place = scene("1x2GiB" if simulate else None)
+    with place as (stand, hooked), Coordinator(stand.directory / "hooks.sock", 256 * MIB) as coordinator:
+        program = Program(stand, hooked)
+        with closing([program]):
+            told = checked(coordinator, program, options.checked, seed)
     return {**told, "simulated": simulate}
 
 

@@ -20,9 +20,8 @@ from typing import Any
 from nvshare.bench.harness.command import names_of, parser_for, run_benchmark, simulated, step
 from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.pairs.figures import geometric_means
-from nvshare.bench.pairs.measure import measure_all
 from nvshare.bench.pairs.mixes import WAYS, Mix, chosen_mixes, chosen_ways
-from nvshare.bench.pairs.programs import Command, Plan
+from nvshare.bench.pairs.programs import Command, Plan, measure_all
 from nvshare.bench.pairs.scenarios import SCENARIOS, measure_scenario
 
 SECONDS, SETTLE_S = 2.5, 3.0
@@ -37,12 +36,12 @@ def without_missing(mixes: list[Mix]) -> tuple[list[Mix], list[str]]:
     """The mixes whose frameworks are installed, and a note for the others.  Raises BenchError when none is left."""
     if importlib.util.find_spec("torch") is None:
         raise BenchError("PyTorch is not installed here")
-    if importlib.util.find_spec("cupy") is not None:
+    if importlib.util.find_spec("torchvision") is not None:
         return mixes, []
-    kept = [mix for mix in mixes if all(job.workload != "cupy" for job in mix.jobs)]
+    kept = [mix for mix in mixes if all(job.workload != "cnn" for job in mix.jobs)]
     if not kept:
-        raise BenchError("CuPy is not installed here")
-    return kept, [f"{mix.name}: CuPy is not installed" for mix in mixes if mix not in kept]
+        raise BenchError("torchvision is not installed here")
+    return kept, [f"{mix.name}: torchvision is not installed" for mix in mixes if mix not in kept]
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:

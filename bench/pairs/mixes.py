@@ -62,13 +62,13 @@ def mix(name: str) -> Mix:
 
 
 WORKLOADS = (
-    "products", "graphed", "elementwise", "tiny", "decode", "train", "cnn", "server", "data", "cupy", "long",
+    "products", "graphed", "elementwise", "tiny", "decode", "train", "cnn", "server", "data", "memory", "long",
     "graphed_long", "wide", "graphed_wide",
 )  # fmt: skip
 MODELS = frozenset({"decode", "train", "cnn"})
 """Trainings and decoders."""
 FULL = (
-    "products+products", "elementwise+products", "cupy+products", "tiny+tiny", "products+tiny", "decode+decode",
+    "products+products", "elementwise+products", "memory+products", "tiny+tiny", "products+tiny", "decode+decode",
     "train+decode", "train+train", "cnn+cnn", "data+train", "server+products", "server+elementwise",
     "products+products+tiny", "train+decode+server",
 )  # fmt: skip

@@ -1,30 +1,35 @@
-"""The programs of one way of sharing: started once, warmed up, told when to run, replaced when they fail.
+"""Mixes under ways of sharing: rates alone first, then each way with its own programs.
+
+The programs of a way are started once, warmed up, told when to run, and replaced when they fail.
 
 Programs that are not in the mix that is measured wait for their input; they submit nothing.
 
 Invariants: every wait has a limit; a program that died, hangs or answers nonsense is a BenchError with the end of its
 standard error, and the next mix that needs it gets a new one; nothing outlives the block.
+
+Non-goals: which mixes and ways there are (mixes.py), the arithmetic (figures.py).
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from nvshare.bench.harness.fixture import BenchError, Fixture, coordinator, uncoordinated
 from nvshare.bench.harness.worker_group import Member
-from nvshare.bench.pairs.mixes import Job, Mix, Way
+from nvshare.bench.pairs.figures import compare, describe, rounded
+from nvshare.bench.pairs.mixes import WAYS, Job, Mix, Way, needed, without_variables
 from nvshare.coordinator.system.mps.daemon import ControlDaemon, DaemonError
 
 READY_S = 120.0
-ANSWER_S = 30.0
-"""After the end of the window: a step that was under way, in its turn."""
 UNLEARNED_LEAD_S = 0.6
 """From the command to the window where no policy has to settle: all programs work by then."""
 
@@ -46,8 +51,8 @@ class Plan:
     deadline: float
     """No measurement begins after this time of the monotonic clock."""
     tell: Callable[[str], None] = field(default=lambda line: None)
-    ready_s: float = READY_S
-    answer_s: float = ANSWER_S
+    answer_s: float = 30.0
+    """After the end of the window: a step that was under way, in its turn."""
 
 
 @dataclass(slots=True)
@@ -82,17 +87,17 @@ class Programs:
             else:
                 self._running.setdefault(job, []).append(member)
 
-    def run(self, mix: Mix, during: Callable[[], Any] | None = None) -> tuple[list[dict[str, Any]], Any]:
-        """The answers of the mix's programs, and what `during` gave in the middle of the window."""
-        return self._window(self._take(mix), self.plan.seconds, during)
+    def run(self, mix: Mix) -> tuple[list[dict[str, Any]], Any]:
+        """The answers of the mix's programs, and what the coordinator explained in the middle of the window."""
+        return self._window(self._take(mix), self.plan.seconds, explains=self.way.coordinator is not None)
 
     def run_alone(self, job: Job, number: int) -> dict[str, Any]:
         """The answer of one program while all others wait."""
         member = self._take(Mix(job.workload, (job,) * (number + 1)))[number]
-        return self._window([member], min(ALONE_S, self.plan.seconds), None)[0][0]
+        return self._window([member], min(ALONE_S, self.plan.seconds), explains=False)[0][0]
 
     def _window(
-        self, members: Sequence[Member], seconds: float, during: Callable[[], Any] | None
+        self, members: Sequence[Member], seconds: float, *, explains: bool
     ) -> tuple[list[dict[str, Any]], Any]:
         begin = time.monotonic() + (self.plan.settle_s if self.way.learns else UNLEARNED_LEAD_S)
         end = begin + seconds
@@ -100,9 +105,9 @@ class Programs:
             for member in members:
                 member.tell(f"window {begin:.6f} {end:.6f}")
             told = None
-            if during is not None:
+            if explains:
                 time.sleep(max(0.0, begin + seconds / 2 - time.monotonic()))
-                told = during()
+                told = self.stand.control("explain")
             return [self._answer(member, end) for member in members], told
         except BaseException:
             self._discard(members)
@@ -125,7 +130,7 @@ class Programs:
         return Member(self.stand, command, hooked=hooked, name=name, extra=variables, own_group=True)
 
     def _await_ready(self, member: Member) -> None:
-        told = _object(member, self.plan.ready_s)
+        told = _object(member, READY_S)
         if not told.get("ready"):
             raise BenchError(f"{member.name}: not ready: {told}")
         self.versions.update(told.get("versions", {}))
@@ -202,3 +207,69 @@ def control_daemon(directory: Path) -> Iterator[ControlDaemon]:
         yield daemon
     finally:
         daemon.stop()
+
+
+def measure_all(mixes: Sequence[Mix], ways: Sequence[Way], plan: Plan) -> dict[str, Any]:
+    """`alone` by workload, `ways` with what each said or why it was left out, `pairs` by mix and way."""
+    result: dict[str, Any] = {"alone": {}, "ways": {}, "pairs": {one.name: {} for one in mixes}, "versions": {}}
+    plain = without_variables(mixes)
+    with sharing(WAYS["native"], plan) as programs:
+        programs.start(needed(plain))
+        result["alone"] = alone(programs, plain)
+        result["versions"] = programs.versions
+        if any(way.name == "native" for way in ways):
+            result["ways"]["native"] = _run_way(programs, plain, result)
+    for way in (way for way in ways if way.name != "native"):
+        try:
+            with sharing(way, plan) as programs:
+                own = plain if way.coordinator is None else mixes
+                programs.start(needed(own))
+                check_clients(programs)
+                result["ways"][way.name] = _run_way(programs, own, result)
+        except (BenchError, subprocess.TimeoutExpired) as error:
+            plan.tell(f"{way.name}: {error}")
+            result["ways"][way.name] = {"skipped": str(error)}
+    for cases in result["pairs"].values():
+        compare(cases, ways)
+    return result
+
+
+def alone(programs: Programs, mixes: Sequence[Mix]) -> dict[str, dict[str, Any]]:
+    """Each program by itself without the hook: the mean of a workload's programs, and what each had."""
+    found: dict[str, dict[str, Any]] = {}
+    for job, count in needed(mixes).items():
+        try:
+            answers = [programs.run_alone(job, number) for number in range(count)]
+        except BenchError as error:
+            programs.plan.tell(f"alone: {error}")
+            found[job.workload] = {"failed": str(error)}
+            continue
+        rates = [float(answer["rate"]) for answer in answers]
+        found[job.workload] = {"rate": mean(rates), "rates": [round(rate, 2) for rate in rates]}
+        if "latency_ms" in answers[0]:
+            found[job.workload]["latency_ms"] = rounded(answers[0]["latency_ms"])
+        programs.plan.tell(f"alone {job.workload}: {found[job.workload]}")
+    return found
+
+
+def _run_way(programs: Programs, mixes: Sequence[Mix], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Fills in the figures of one way; its record."""
+    name = programs.way.name
+    for one in mixes:
+        result["pairs"][one.name][name] = case = _run_mix(programs, one, result["alone"])
+        programs.plan.tell(f"{name} {one.name}: {case}")
+    return {}
+
+
+def _run_mix(programs: Programs, one: Mix, before: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    for job in one.jobs:
+        if not before[job.workload].get("rate"):
+            return {"failed": f"{job.workload} alone: {before[job.workload].get('failed', 'no step')}"}
+    if time.monotonic() > programs.plan.deadline:
+        return {"failed": "no time left"}
+    try:
+        answers, said = programs.run(one)
+    except (BenchError, subprocess.TimeoutExpired) as error:
+        return {"failed": str(error)}
+    case = describe(one, answers, before)
+    return case | ({"explain": said} if said is not None else {})

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nvshare.bench.pairs.figures import harvest, limit_errors
-from nvshare.bench.pairs.measure import measure_all
 from nvshare.bench.pairs.mixes import WAYS, Job, Mix, Way
-from nvshare.bench.pairs.programs import Plan
+from nvshare.bench.pairs.programs import Plan, measure_all
 from nvshare.bench.workloads.steps import DATA_IN_PRODUCTS
 
 INTERACTIVE = (("NVSHARE_CLASS", "interactive"),)

@@ -196,10 +196,10 @@ class TorchImages:
     def __init__(self, size: int) -> None:
         import torch
 
-        from nvshare.bench.workloads.models import Block
+        from nvshare.bench.workloads.models import block
 
         count = max(1, size // (2 * 12 * 2048 * 2048))
-        self._model = half_precision(lambda: torch.nn.Sequential(*(Block(2048, 16) for _ in range(count))))
+        self._model = half_precision(lambda: torch.nn.Sequential(*(block(2048, 16) for _ in range(count))))
         self.about = {"program": "torch transformer"}
 
     def unit(self, seed: int) -> Iterator[Any]:

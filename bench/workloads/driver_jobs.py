@@ -27,8 +27,9 @@ class Shape:
 SHAPES = {
     "products": Shape(2, 500), "graphed": Shape(2, 500), "elementwise": Shape(1, 4000), "tiny": Shape(20, 5),
     "decode": Shape(20, 20, wait_s=0.001), "train": Shape(20, 250), "cnn": Shape(20, 100),
-    "server": Shape(2, 50, beat_s=0.005), "data": Shape(2 * DATA_IN_PRODUCTS, 500, wait_s=0.006), "cupy": Shape(4, 500),
-    "long": Shape(8, 1600), "graphed_long": Shape(8, 1600), "wide": Shape(1, 4000), "graphed_wide": Shape(1, 4000),
+    "server": Shape(2, 50, beat_s=0.005), "data": Shape(2 * DATA_IN_PRODUCTS, 500, wait_s=0.006),
+    "memory": Shape(4, 500), "long": Shape(8, 1600), "graphed_long": Shape(8, 1600), "wide": Shape(1, 4000),
+    "graphed_wide": Shape(1, 4000),
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
-from nvshare.bench.workloads.steps import Workload, cupy_workload, finished_steps, latencies_ms
+from nvshare.bench.workloads.steps import Workload, finished_steps, latencies_ms
 
 WARM_UP_STEPS = 10
 
@@ -71,10 +71,6 @@ def _workload(name: str, where: str) -> tuple[Workload, dict[str, str]]:
         from nvshare.bench.workloads import driver_jobs
 
         return driver_jobs.workload(name), {}
-    if name == "cupy":
-        import cupy
-
-        return cupy_workload(), {"cupy": cupy.__version__}
     import torch
 
     from nvshare.bench.workloads import torch_jobs

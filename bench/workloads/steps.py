@@ -27,24 +27,6 @@ class Workload:
     beat_s: float | None = None
 
 
-def cupy_workload() -> Workload:
-    """Elementwise passes over 256 MiB with CuPy: saturates the memory."""
-    import cupy
-
-    values = cupy.zeros(64 << 20, dtype=cupy.float32)
-
-    def step() -> None:
-        for _ in range(16):
-            cupy.add(values, 1.0, out=values)
-
-    def mark() -> Any:
-        event = cupy.cuda.Event(disable_timing=True)
-        event.record()
-        return event
-
-    return Workload(step, mark, lambda event: event.synchronize())
-
-
 def finished_steps(workload: Workload) -> Generator[tuple[float, float], None, None]:
     """(arrival, end) of each step as it ends, by the monotonic clock, until the caller closes the iterator."""
     depth = 1 if workload.beat_s is not None else IN_FLIGHT

@@ -169,10 +169,10 @@ def main() -> None:
         "start": worker.start, "alloc": worker.alloc, "fill": worker.fill,
         "check": worker.check, "renew": worker.renew, "copies": worker.copies, "stream": worker.stream,
     }  # fmt: skip
-    print(json.dumps("ready"), flush=True)
+    print(json.dumps({"result": "ready"}), flush=True)
     for line in sys.stdin:
         name, *arguments = line.split()
-        print(json.dumps(commands[name](*map(int, arguments))), flush=True)
+        print(json.dumps({"result": commands[name](*map(int, arguments))}), flush=True)
 
 
 if __name__ == "__main__":

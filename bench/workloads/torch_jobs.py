@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from nvshare.bench.workloads.models import VOCABULARY, Transformer, resnet
+from nvshare.bench.workloads.models import VOCABULARY, Transformer
 from nvshare.bench.workloads.steps import DATA_IN_PRODUCTS, Workload
 
 SERVER_EVERY_S = 0.005
@@ -100,6 +100,17 @@ def elementwise(device: torch.device, count: int = 1 << 28) -> Callable[[], None
     return step
 
 
+def memory(device: torch.device) -> Callable[[], None]:
+    """Elementwise passes over 256 MiB: saturates the memory."""
+    values = torch.zeros(64 << 20 if device.type == "cuda" else 1024, device=device)
+
+    def step() -> None:
+        for _ in range(16):
+            values.add_(1.0)
+
+    return step
+
+
 def tiny(device: torch.device) -> Callable[[], None]:
     """200 tiny kernels: bound by launching."""
     values = torch.zeros(64, device=device)
@@ -126,7 +137,7 @@ def decode(device: torch.device) -> Callable[[], None]:
     def step() -> None:
         nonlocal tokens
         with torch.inference_mode():
-            token = model.next_token(tokens)
+            token = model(tokens, last=True).argmax(dim=-1)
             tokens = torch.cat((tokens[:, 1:], token[:, None]), dim=1)
         token.item()
 
@@ -152,9 +163,11 @@ def train(device: torch.device) -> Callable[[], None]:
 
 
 def cnn(device: torch.device) -> Callable[[], None]:
-    """A training step of ResNet-50, 32 images of 224 x 224."""
+    """A training step of torchvision's ResNet-50, 32 images of 224 x 224."""
+    import torchvision
+
     on_card = device.type == "cuda"
-    model = resnet() if on_card else resnet((1, 1))
+    model = torchvision.models.resnet50() if on_card else torchvision.models.resnet18()
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     shape = (32, 3, 224, 224) if on_card else (2, 3, 32, 32)
@@ -202,9 +215,10 @@ def data(device: torch.device) -> Callable[[], None]:
 
 _wide = partial(elementwise, count=1 << 29)
 JOBS: dict[str, Callable[[torch.device], Callable[[], None]]] = {
-    "products": products, "graphed": partial(_graphed, products), "elementwise": elementwise, "tiny": tiny,
-    "decode": decode, "train": train, "cnn": cnn, "server": server, "data": data, "long": partial(_waited, long),
-    "graphed_long": partial(_waited, partial(_graphed, long)), "wide": _wide, "graphed_wide": partial(_graphed, _wide),
+    "products": products, "graphed": partial(_graphed, products), "elementwise": elementwise, "memory": memory,
+    "tiny": tiny, "decode": decode, "train": train, "cnn": cnn, "server": server, "data": data,
+    "long": partial(_waited, long), "graphed_long": partial(_waited, partial(_graphed, long)), "wide": _wide,
+    "graphed_wide": partial(_graphed, _wide),
 }  # fmt: skip
 
 
