@@ -147,21 +147,14 @@ class Fixture:
         return json.loads(done.stdout) if done.stdout.strip() else None
 
     @contextmanager
-    def events(self, nudge: Sequence[str] = ()) -> Iterator[list[dict[str, Any]]]:
-        """Follows `nvshare-ctl events` for the length of the block; the list is filled at its end.
-
-        `nudge`: a control command that causes an event; it is repeated until one has come, so that none is missed.
-        """
+    def events(self) -> Iterator[list[dict[str, Any]]]:
+        """Follows `nvshare-ctl events` for the length of the block; the list is filled at its end."""
         log = self.directory / "events.jsonl"
         command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events", "--json"]
         found: list[dict[str, Any]] = []
         with log.open("w", encoding="utf-8") as stream:
             follower = subprocess.Popen(command, env=self.environment(), stdout=stream, stdin=subprocess.DEVNULL)
             try:
-                for _ in range(60 if nudge else 0):
-                    self.control(*nudge)
-                    if log.stat().st_size > 0:
-                        break
                 yield found
             finally:
                 follower.terminate()

@@ -6,8 +6,6 @@
 #ifndef NVSHARE_BENCH_DRIVER_PROGRAM_H
 #define NVSHARE_BENCH_DRIVER_PROGRAM_H
 
-#define PTX_EMPTY ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\n  ret;\n}\n"
-
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdint.h>
@@ -19,7 +17,6 @@ static void *library, *stream, *module;
 static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static int (*cu_stream_synchronize)(void *);
 static int (*cu_allocate)(uint64_t *, size_t);
-static int (*cu_copy_out)(void *, uint64_t, size_t);
 
 static void check(int result, const char *what)
 {
@@ -68,7 +65,6 @@ static void open_driver(const char *ptx)
     *(void **)&cu_allocate = symbol(library, "cuMemAlloc_v2");
     *(void **)&cu_launch = symbol(library, "cuLaunchKernel");
     *(void **)&cu_stream_synchronize = symbol(library, "cuStreamSynchronize");
-    *(void **)&cu_copy_out = symbol(library, "cuMemcpyDtoH_v2");
     check(init(0), "cuInit");
     check(device_get(&device, 0), "cuDeviceGet");
     check(retain(&context, device), "cuDevicePrimaryCtxRetain");

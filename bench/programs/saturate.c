@@ -6,13 +6,19 @@
  * that took longer than 50 us.
  */
 #define _GNU_SOURCE /* driver_program.h */
-#include "busy_kernel.h"
 #include "driver_program.h"
 
 #include <signal.h>
 #include <unistd.h>
 
 enum { MAX_DEPTH = 8192, MAX_STAMPS = 65536, BLOCKED_NS = 50000 };
+
+/* A kernel that takes as long as its parameter says, in nanoseconds; the simulated GPU knows its name. */
+static const char busy_kernel[] =
+    ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nvs_busy(.param .u64 duration)\n{\n"
+    "  .reg .u64 %t<4>;\n  .reg .pred %p<2>;\n"
+    "  ld.param.u64 %t1, [duration];\n  mov.u64 %t2, %globaltimer;\n  add.u64 %t2, %t2, %t1;\n"
+    "again:\n  mov.u64 %t3, %globaltimer;\n  setp.lt.u64 %p1, %t3, %t2;\n  @%p1 bra again;\n  ret;\n}\n";
 
 static int (*cu_event_create)(void **, unsigned);
 static int (*cu_event_record)(void *, void *);
@@ -39,7 +45,7 @@ int main(int argc, char **argv)
         return 2;
     }
     signal(SIGTERM, stop);
-    open_driver(PTX_HEAD PTX_BUSY);
+    open_driver(busy_kernel);
     function = kernel_of_module("nvs_busy");
     *(void **)&cu_event_create = symbol(library, "cuEventCreate");
     *(void **)&cu_event_record = symbol(library, "cuEventRecord");
