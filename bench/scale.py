@@ -9,8 +9,8 @@ coordinator's peak, as the kernel says (VmHWM).
 
 The clients need a processor too: on a machine with two, figures are those of a shared machine.
 
-`--cost` measures what one event costs the core instead, for each policy, with all clients on one GPU, where memory fits
-and where it is short (harness/event_cost.py).
+`--cost` measures what one event costs the core instead (`Scheduler.handle`, the log of events included), for each
+policy, with all clients on one virtual GPU, where memory fits and where each has a tenth of the GPU.
 """
 
 from __future__ import annotations
@@ -25,19 +25,24 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import msgpack
 
-from nvshare.bench.harness import event_cost
+from nvshare.bench.harness.fixture import percentile
 from nvshare.bench.harness.wire_client import Link
+from nvshare.bench.virtual_node.node import FIRST_REPORT_NS, FOREVER_NS, Job, VirtualNode
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.sockets import ControlCaller
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.settings import Settings
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.scheduler_policies.registry import BUILT_IN
 
 GIB = 1 << 30
+CARD_BYTES = 80 * GIB
 
 
 def uuid_of(gpu: int) -> str:
@@ -50,7 +55,7 @@ def run_coordinator(directory: Path, gpus: int, ready_fd: int) -> None:
     from nvshare.coordinator.daemon import main as daemon
     from nvshare.coordinator.system.devices import Device
 
-    devices = [Device(index, uuid_of(index), "made-up GPU", 80 * GIB) for index in range(gpus)]
+    devices = [Device(index, uuid_of(index), "made-up GPU", CARD_BYTES) for index in range(gpus)]
     turns = ["--sharing=exclusive", "--policy=round_robin", "--quantum=100ms"]
     options = ["--runtime-dir", str(directory), "--ready-fd", str(ready_fd), "--log-level", "warning"]
     daemon.serve_devices([*options, *turns], devices)
@@ -67,7 +72,7 @@ def run_clients(socket_path: Path, clients: int, gpus: int, ready_fd: int) -> No
         hello = messages.Hello(messages.PROTOCOL_VERSION, f"client {number}", "bench", os.getpid(), 0, 1, 0, "0")
         uuid = uuid_of(number % gpus)
         link.send(messages.encode(hello))
-        link.send(messages.encode(messages.AttachGpu(0, uuid, 80 * GIB, 0, True, 0, 0, 0)))
+        link.send(messages.encode(messages.AttachGpu(0, uuid, CARD_BYTES, 0, True, 0, 0, 0)))
     os.write(ready_fd, b"\n")
     pack, unpack = msgpack.packb, msgpack.unpackb
     grant, release, idle = messages.Grant.TYPE, messages.Release.TYPE, int(messages.ReleaseReason.IDLE)
@@ -140,10 +145,59 @@ def _peak_rss_kib(process_id: int) -> int:
     raise SystemExit("the kernel does not tell the coordinator's memory")
 
 
+WARM_UP = 4
+"""Events of each client before the measurement: its turn, report and release among them."""
+
+
+class Crowd(VirtualNode):
+    """Many jobs on one virtual GPU that always want it; each event is timed, by the processor time of the thread."""
+
+    def __init__(self, policy: str, clients: int, *, short: bool) -> None:
+        self.spent_us: list[tuple[str, float]] = []
+        size = CARD_BYTES // 10 if short else 1 << 20
+        jobs = [Job(f"job {n}", 0, FOREVER_NS, memory_bytes=size, user=n % 8) for n in range(clients)]
+        settings = Settings(policy=policy, max_clients=clients)
+        super().__init__(jobs, 1, CARD_BYTES, settings, shared_report_ns=FIRST_REPORT_NS)
+
+    def handle(self, event: events.Event) -> list[commands.Command]:
+        before_ns = time.thread_time_ns()
+        out = super().handle(event)
+        self.spent_us.append((type(event).__name__, (time.thread_time_ns() - before_ns) / 1000))
+        return out
+
+    def run_events(self, count: int) -> None:
+        """Runs until `count` more events have been handled."""
+        end = self.handled + count
+        while self.handled < end:
+            self.step(FOREVER_NS)
+
+
+def cost_of_event(policy: str, clients: int, count: int, *, short: bool) -> dict[str, Any]:
+    """Microseconds for one event under a policy."""
+    crowd = Crowd(policy, clients, short=short)
+    while len(crowd.programs) < clients:
+        crowd.step(FOREVER_NS)
+    crowd.run_events(WARM_UP * clients)
+    crowd.spent_us.clear()
+    crowd.run_events(count)
+    spent_us = [spent for _, spent in crowd.spent_us]
+    kinds: dict[str, list[float]] = {}
+    for kind, spent in crowd.spent_us:
+        kinds.setdefault(kind, []).append(spent)
+    return {
+        "policy": policy,
+        "memory": "short" if short else "fits",
+        "median_us": round(median(spent_us), 1),
+        "mean_us": round(fmean(spent_us), 1),
+        "p99_us": round(percentile(spent_us, 0.99), 1),
+        "medians_us": {kind: round(median(each), 1) for kind, each in sorted(kinds.items())},
+    }
+
+
 def show_costs(clients: int, count: int, *, as_json: bool) -> None:
-    """Runs `event_cost` for each policy."""
+    """The cost for each policy."""
     cases = [(policy, short) for policy in sorted(BUILT_IN) for short in (False, True)]
-    found = [event_cost.measure(policy, clients, count, short=short) for policy, short in cases]
+    found = [cost_of_event(policy, clients, count, short=short) for policy, short in cases]
     if as_json:
         print(json.dumps({"clients": clients, "events": count, "cost": found}))
         return

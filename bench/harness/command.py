@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 from nvshare.bench.harness.fixture import BenchError, machine
-from nvshare.coordinator.cli.trace import plot
 from nvshare.coordinator.system.devices import real_card
 
 T = TypeVar("T")
@@ -56,12 +55,6 @@ def track(items: Collection[T], what: str) -> Iterator[T]:
     for number, item in enumerate(items, start=1):
         step(f"{what} {number} of {len(items)}")
         yield item
-
-
-def check_plots() -> None:
-    """Raises BenchError without matplotlib: better before the measurement than after it."""
-    if not plot.available():
-        raise BenchError(plot.REMEDY)
 
 
 def run_benchmark(

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.command import check_plots, names_of, parser_for, run_benchmark, step
+from nvshare.bench.harness.command import names_of, parser_for, run_benchmark, step
 from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.simulate.figures import figures
 from nvshare.bench.simulate.jobs import fitted, scaled, synthetic
 from nvshare.bench.simulate.orderings import run_orderings
 from nvshare.bench.simulate.pictures import write_pictures
-from nvshare.bench.simulate.plot import draw
 from nvshare.bench.simulate.traces import read_trace
 from nvshare.bench.virtual_node.node import Job, VirtualNode
 from nvshare.coordinator.model.settings import SECOND_NS, Settings
@@ -56,8 +55,6 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.pictures is not None:
         return {"pictures": [str(path) for path in write_pictures(options.pictures)]}
-    if options.plot is not None:
-        check_plots()
     about: dict[str, Any] = {"simulated": True, "machine": {"cpu": machine()["cpu"]}}
     if options.orderings:
         return about | {"orderings": run_orderings()}
@@ -71,10 +68,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     about |= {"gpus": options.gpus, "jobs": len(jobs), "quantum": quantum}
     about |= {"seed": options.seed} if options.trace is None else {"trace": options.trace.name}
     found = {name: simulate(name, jobs, options) for name in options.policies or sorted(BUILT_IN)}
-    result = about | {"policies": found}
-    if options.plot is not None:
-        draw(result, options.plot)
-    return result
+    return about | {"policies": found}
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -110,7 +104,6 @@ def main() -> int:
     parser.add_argument("--capacity", type=parse_size, default=80 << 30, metavar="SIZE", help="of each GPU (80GiB)")
     parser.add_argument("--quantum", type=parse_quantum, default=5 * SECOND_NS, help="5s; or auto")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="the jobs of a public trace instead of a mix")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures; needs the extra plots")
     parser.add_argument("--orderings", action="store_true", help="what papers report of their policies, in small mixes")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw what each policy does to four jobs")
     return run_benchmark(parser, _measure, _show)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -190,29 +189,6 @@ class DiffusersImages:
         yield images[-1]
 
 
-class TorchImages:
-    """Passes over 4096 patches through a transformer, where there is no diffusers."""
-
-    def __init__(self, size: int) -> None:
-        import torch
-
-        from nvshare.bench.workloads.models import block
-
-        count = max(1, size // (2 * 12 * 2048 * 2048))
-        self._model = half_precision(lambda: torch.nn.Sequential(*(block(2048, 16) for _ in range(count))))
-        self.about = {"program": "torch transformer"}
-
-    def unit(self, seed: int) -> Iterator[Any]:
-        """An image."""
-        import torch
-
-        values = torch.randn(1, 4096, 2048, generator=torch.Generator().manual_seed(seed)).to("cuda", torch.bfloat16)
-        with torch.inference_mode():
-            for _ in range(10):
-                values = self._model(values)
-        yield values.float().cpu().numpy()
-
-
 class Notebook:
     """Tables that a cell goes over when somebody comes back to it."""
 
@@ -291,7 +267,7 @@ def work(name: str, where: str, size: int) -> Work:
         except LlamaMissingError as why:
             return TransformersServer(size, str(why))
     if name == "images":
-        return DiffusersImages(size) if importlib.util.find_spec("diffusers") else TorchImages(size)
+        return DiffusersImages(size)
     return Notebook(size) if name == "notebook" else Training(size)
 
 
@@ -330,7 +306,7 @@ def main() -> int:
             word, value = line.split()
             told = unit(program, int(value)) if word == "unit" else steps(program, float(value))
             print(json.dumps(told), file=answers, flush=True)
-    except (RuntimeError, CudaError) as error:
+    except (RuntimeError, CudaError, ModuleNotFoundError) as error:
         sys.stderr.write(f"{sys.argv[1]}: {type(error).__name__}: {error}\n")
         return 1
     return 0

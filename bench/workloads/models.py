@@ -15,18 +15,16 @@ VOCABULARY, CONTEXT = 50257, 1024
 torch.backends.mha.set_fastpath_enabled(False)  # one fused kernel for a layer, in inference alone
 
 
-def block(width: int, heads: int) -> nn.Module:
-    """Attention and a two-layer network, each after a normalisation."""
-    return nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
-
-
 class Transformer(nn.Module):  # type: ignore[misc]
     """A decoder; the defaults are those of GPT-2 small (124 million weights)."""
 
     def __init__(self, width: int = 768, heads: int = 12, layers: int = 12) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList(block(width, heads) for _ in range(layers))
+        shape = (width, heads, 4 * width, 0.0, "gelu")
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(*shape, batch_first=True, norm_first=True) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, VOCABULARY, bias=False)
         self.output.weight = self.tokens.weight

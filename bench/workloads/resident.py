@@ -1,7 +1,7 @@
 """A job for nvshare.bench.chaos and the tests: steps of a fixed GPU time that each write all of its memory.
 
 It compares its memory now and then.  It speaks to libcuda.so.1 through ctypes.  It says when it is ready, begins when
-it is told, and then says when it began and ended, by the monotonic clock.  A notebook-like job thinks between bursts.
+it is told, and then says when it began and ended, by the monotonic clock.
 SIGTERM ends it in order before its time.
 
 Non-goals: anything of nvshare.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import random
 import signal
 import sys
 import time
@@ -85,37 +84,25 @@ class Job:
             self.mismatches += sum(word != self._word(block) for word in self._words[:pages])
 
 
-def end_when_told() -> list[int]:
-    """Watches for the end from now on; the list gets an entry once the program is to end."""
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    return told
-
-
 def main() -> int:
     """Prints "ready", and a summary at the end; 1 when CUDA fails or data is lost."""
     parser = argparse.ArgumentParser(description="A job with much memory.")
     parser.add_argument("--mib", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--step-ms", type=float, default=10.0)
-    parser.add_argument("--burst", type=int, default=0, help="steps between two pauses; 0: no pauses")
-    parser.add_argument("--think-ms", type=float, default=0.0, help="how long a pause is on average")
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    chance = random.Random(options.seed)
-    told_to_end = end_when_told()
+    told_to_end: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told_to_end.append(number))
     try:
         job = Job(options.mib * MIB, options.step_ms)
         job.step()
         print(json.dumps("ready"), flush=True)
         sys.stdin.readline()
         began_ns = time.monotonic_ns()
-        for number in range(1, options.steps + 1):
+        for _ in range(options.steps):
             if told_to_end:
                 break
             job.step()
-            if options.burst and number % options.burst == 0 and number < options.steps:
-                time.sleep(options.think_ms / 1000 * chance.uniform(0.5, 1.5))
         job.check()
     except CudaError as error:
         sys.stderr.write(f"resident: {error}\n")

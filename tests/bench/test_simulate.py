@@ -17,7 +17,6 @@ from nvshare.bench.simulate.figures import figures, jain, jct_s
 from nvshare.bench.simulate.jobs import GIB, fitted, scaled, synthetic
 from nvshare.bench.simulate.orderings import ORDERINGS
 from nvshare.bench.simulate.pictures import picture
-from nvshare.bench.simulate.plot import draw
 from nvshare.bench.simulate.traces import read_trace
 from nvshare.bench.virtual_node.card import shares
 from nvshare.bench.virtual_node.node import Job, VirtualNode
@@ -221,18 +220,6 @@ def test_the_command_runs_a_trace(text: str, jobs: int, tmp_path: Path) -> None:
     found = command("--trace", str(path), "--policies", "round_robin", "--gpus", "2")
     assert (found["trace"], found["jobs"]) == ("trace", jobs)
     assert found["policies"]["round_robin"]["makespan_s"] > 0
-
-
-def test_a_plot_is_a_picture(tmp_path: Path) -> None:
-    """Broken: `--plot` would fail after a long run."""
-    pytest.importorskip("matplotlib")
-    result = {
-        "jobs": 6,
-        "gpus": 2,
-        "policies": {name: figures(world(name, small_mix(), 2)) for name in ("auto", "edf")},
-    }
-    draw(result, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_gives_its_figures() -> None:
