@@ -23,14 +23,15 @@ import os
 import random
 import resource
 import select
-import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,9 +39,18 @@ from typing import Any
 
 import zmq
 
-from nvshare.bench.harness.chaos_node import MAX_CLIENTS, Job, Node
-from nvshare.bench.harness.fixture import BenchError, machine, percentile
+from nvshare.bench.harness.command import parser_for, run_benchmark
+from nvshare.bench.harness.fixture import BenchError, Fixture, percentile
+from nvshare.bench.harness.worker_group import Member
+from nvshare.client_hook.launcher import LaunchError
+from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.temporary_coordinator import end, start_coordinator
+from nvshare.simulated_gpu.trace import Busy, read_trace, trace_length
 
 CARD = "1x96MiB"
 JOBS = (("swap", 40), ("managed", 40), ("swap", 28), ("managed", 28), ("device", 8))
@@ -48,6 +58,170 @@ JOBS = (("swap", 40), ("managed", 40), ("swap", 28), ("managed", 28), ("device",
 IDLE_S = 60.0
 """A job that is not stopped and does no work for so long has failed."""
 END_S = 120.0
+START_S = 60.0
+MAX_CLIENTS = 64
+"""Connections of the coordinator, few enough to run out."""
+LATE_NS = 10_000_000_000
+"""A record of the trace is written when its work ends: at most this long after the work began (a stopped process)."""
+WORK = ("kernel", "graph")
+
+
+@dataclass(slots=True)
+class Job:
+    """One program under the hook that fills and checks its memory in every step."""
+
+    name: str
+    memory: str
+    member: Member
+    started: float
+    asked: bool = False
+    """Chaos has asked it to end."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """Reads the trace of the simulated GPUs piece by piece and looks for overlaps of two processes."""
+
+    state: Path
+    double_holds: list[str] = field(default_factory=list)
+    kernels: int = 0
+    last_work: dict[int, int] = field(default_factory=dict)
+    """Process -> when its newest kernel began."""
+    _since: int = 0
+    _pending: list[Busy] = field(default_factory=list)
+    _busy_until: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+
+    def read(self, *, all_of_it: bool = False) -> None:
+        """Takes in what was written since the last call; judges what can get no earlier neighbours any more."""
+        following = trace_length(self.state)
+        fresh = [busy for busy in read_trace(self.state, self._since) if busy.kind in WORK]
+        self._since = following
+        for busy in fresh:
+            self.last_work[busy.process_id] = max(self.last_work.get(busy.process_id, 0), busy.start_ns)
+        self._pending = sorted([*self._pending, *fresh], key=lambda busy: busy.start_ns)
+        until = time.monotonic_ns() - (0 if all_of_it else LATE_NS)
+        ripe = [busy for busy in self._pending if busy.start_ns <= until]
+        del self._pending[: len(ripe)]
+        self.judge(ripe)
+
+    def judge(self, ripe: Iterable[Busy]) -> None:
+        """Work in the order of its starts: notes the overlaps of two processes on a GPU."""
+        for busy in ripe:
+            self.kernels += 1
+            ends = self._busy_until[busy.gpu]
+            for process_id, end_ns in ends.items():
+                if process_id != busy.process_id and end_ns > busy.start_ns and busy.end_ns > busy.start_ns:
+                    over_ns = min(end_ns, busy.end_ns) - busy.start_ns
+                    self.double_holds.append(f"{process_id} and {busy.process_id}: {over_ns} ns at {busy.start_ns}")
+            ends[busy.process_id] = max(ends.get(busy.process_id, 0), busy.end_ns)
+
+
+class Node:
+    """One runtime directory on one simulated GPU."""
+
+    def __init__(self, directory: Path, simulate: str, quantum: str) -> None:
+        self.runtime = RuntimeDir(directory)
+        self.stand = Fixture(directory, simulate)
+        self.jobs: list[Job] = []
+        self.trace = Trace(directory / "simulated_gpu")
+        self.gone_ns: dict[str, int] = {}
+        self._quantum = quantum
+        self._log = directory / "coordinator.log"
+        self._coordinator: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Event()
+        self._witness = threading.Thread(target=self._follow, daemon=True)
+
+    # The coordinator
+
+    @property
+    def coordinator(self) -> subprocess.Popen[bytes]:
+        assert self._coordinator is not None
+        return self._coordinator
+
+    def start_coordinator(self) -> None:
+        """Returns when it serves.  Raises BenchError with its words."""
+        options = [f"--simulate={self.stand.simulate}", "--sharing=exclusive", "--policy=round_robin"]
+        options += ["--quantum", self._quantum, f"--max-clients={MAX_CLIENTS}"]
+        try:
+            self._coordinator = start_coordinator(self.runtime.path, options, log=self._log)
+        except LaunchError as error:
+            raise BenchError(str(error)) from None
+        if not self._witness.is_alive():
+            self._witness.start()
+
+    def words(self) -> str:
+        """The end of the coordinators' log."""
+        return self._log.read_text(errors="replace")[-2000:]
+
+    def limit_coordinator(self, what: int, value: int) -> None:
+        """Sets the soft limit of a resource (RLIMIT_...) of the running coordinator; -1 puts the hard limit back."""
+        pid = self.coordinator.pid
+        hard = resource.prlimit(pid, what)[1]
+        resource.prlimit(pid, what, (hard if value < 0 else value, hard))
+
+    def status(self) -> dict[str, Any]:
+        """Status from nvshare-ctl; empty when the coordinator does not answer."""
+        try:
+            found: dict[str, Any] = call(self.runtime, api.Status())
+        except (ControlError, NoCoordinatorError):
+            return {}
+        return found
+
+    def moving(self) -> bool:
+        """Whether memory moves for a hand-over now."""
+        found = self.status()
+        return bool(found) and bool(found["gpus"][0]["moving"])
+
+    def served(self) -> set[str]:
+        """The names of the clients that have a GPU of this coordinator."""
+        return {client["name"] for client in self.status().get("clients", ()) if client["seats"]}
+
+    # Jobs
+
+    def start_job(self, name: str, memory: str, mib: int) -> None:
+        """Under the hook; returns when nvshare-run has become the program."""
+        command = [sys.executable, "-m", "nvshare.bench.workloads.resident", f"--mib={mib}", "--steps=1000000000"]
+        options = [f"--memory={memory}"]
+        member = Member(self.stand, [*command, "--step-ms=2"], hooked=True, name=name, options=options)
+        with suppress(BenchError):
+            member.tell("go")
+        self.jobs.append(Job(name, memory, member, time.monotonic()))
+        give_up_at = time.monotonic() + START_S
+        while member.alive and not _has_become(member.pid):
+            if time.monotonic() > give_up_at:
+                raise member.failure("does not start")
+            select.select([], [], [], 0.005)
+
+    def close(self) -> None:
+        """Ends everything."""
+        self._ended.set()
+        for job in self.jobs:
+            job.member.kill()
+        if self._coordinator is not None:
+            with suppress(ProcessLookupError):
+                self._coordinator.send_signal(signal.SIGCONT)
+            end(self._coordinator)
+        if self._witness.is_alive():
+            self._witness.join()
+
+    def _follow(self) -> None:
+        while not self._ended.is_set():
+            reader = EventReader(self.runtime.events_socket)
+            for frame in reader.frames(500):
+                event = api.decode_event(frame)
+                if event["kind"] == "gone":
+                    self.gone_ns[event["name"]] = event["at_ns"]
+                if self._ended.is_set():
+                    break
+            reader.close()
+
+
+def _has_become(pid: int) -> bool:
+    """Whether nvshare-run has become its program; the line is empty for a moment in each exec."""
+    with suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return line != b"" and b"nvshare.coordinator.cli.run" not in line
+    return False
 
 
 def pause(seconds: float) -> None:
@@ -279,37 +453,32 @@ def _percentiles(values: Sequence[float]) -> dict[str, Any] | None:
     return {**{name: round(value, 1) for name, value in worst.items()}, "samples": len(values)}
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.chaos", description="Kills, stops and floods a node")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long (default 1)")
-    parser.add_argument("--disturbances", type=int, metavar="N", help="end after so many (default: by time alone)")
-    parser.add_argument("--seed", type=int, help="of the choices (default: a new one, which is printed)")
-    parser.add_argument("--quantum", default="20ms", help="default 20ms")
-    options = parser.parse_args()
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
     seed = int.from_bytes(os.urandom(4)) if options.seed is None else options.seed
     sys.stderr.write(f"nvshare.bench.chaos: seed {seed}\n")
-    directory = Path(tempfile.mkdtemp(prefix="nvs-chaos-"))
-    try:
-        node = Node(directory, CARD, options.quantum)
+    with tempfile.TemporaryDirectory(prefix="nvs-chaos-", ignore_cleanup_errors=True) as directory:
+        node = Node(Path(directory), CARD, options.quantum)
         try:
             chaos = Chaos(node, random.Random(seed))
             chaos.run(options.minutes * 60, options.disturbances)
         finally:
             node.close()
-    except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.chaos: {error}\n")
-        return 1
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    result = {**chaos.result(), "seed": seed, "minutes": options.minutes, "simulated": True, "machine": machine()}
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(json.dumps(result, indent=2))
-    bad = result["app_failures"] or result["double_holds"] or result["data_mismatches"]
-    return 1 if bad else 0
+    return {**chaos.result(), "seed": seed, "minutes": options.minutes, "simulated": True}
+
+
+def _fault(result: dict[str, Any]) -> str:
+    bad = {name: result[name] for name in ("app_failures", "double_holds", "data_mismatches") if result[name]}
+    return str(bad) if bad else ""
+
+
+def main() -> int:
+    """Command line."""
+    parser = parser_for("chaos", "Kills, stops and floods a node", simulate=False)
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long (default 1)")
+    parser.add_argument("--disturbances", type=int, metavar="N", help="end after so many (default: by time alone)")
+    parser.add_argument("--seed", type=int, help="of the choices (default: a new one, which is printed)")
+    parser.add_argument("--quantum", default="20ms", help="default 20ms")
+    return run_benchmark(parser, _measure, lambda result: print(json.dumps(result, indent=2)), _fault)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ All programs are started once, under the hook; then the same seconds are measure
 - apart: ranks that the coordinator knows nothing of, beside the rivals;
 - gang: ranks that were started with `nvshare-run --gang`, beside the rivals.
 
-JSON: of each case `steps_per_s` of the job and of each rival, the longest step, and `time_share`, the ranks' part of
-the time that each GPU was held (fair: 0.5); `gang_over_alone` and `apart_over_alone` (at best 0.5 as well, less what
-switching costs); `rivals_over_half`: a rival's steps beside the gang by half of its steps alone.
+JSON: of each case `steps_per_s` of the job and of each rival, and the longest step; `gang_over_alone` and
+`apart_over_alone` (at best 0.5, less what switching costs); `rivals_over_half`: a rival's steps beside the gang by half
+of its steps alone.
 
 On the simulated GPU kernels take time and compute nothing, the coordinator and the hook are real.
 
@@ -52,16 +52,6 @@ class WorkerGroup:
     rivals: tuple[Member, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Time that each GPU was held so far: by everybody, and by each process."""
-
-    of_gpu: dict[str, int]
-    of_process: dict[int, dict[str, int]]
-    overdue: int
-    turns: int
-
-
 def _port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -95,27 +85,19 @@ def start(stand: Fixture, exchange: str, stack: ExitStack) -> WorkerGroup:
     return group
 
 
-def shares(stand: Fixture) -> Shares:
-    """Shares of time as the coordinator counts them."""
+def counters(stand: Fixture) -> dict[str, int]:
+    """What the coordinator has counted so far: turns of gangs, and drains that were late."""
     status = stand.control("status")
-    of_process: dict[int, dict[str, int]] = {}
-    of_gpu = {gpu["uuid"]: 0 for gpu in status["gpus"]}
-    for client in status["clients"]:
-        held = of_process.setdefault(client["process_id"], {})
-        for seat in client["seats"]:
-            held[seat["uuid"]] = seat["used_ns"]
-            of_gpu[seat["uuid"]] += seat["used_ns"]
     turns = sum(gang["turns"] for gang in status["gangs"])
-    return Shares(of_gpu, of_process, sum(gpu["overdue"] for gpu in status["gpus"]), turns)
+    return {"gang_turns": turns, "overdue": sum(gpu["overdue"] for gpu in status["gpus"])}
 
 
 def measure(stand: Fixture, ranks: Sequence[Member], rivals: Sequence[Member], seconds: float) -> dict[str, Any]:
     """Measures these programs at the same time."""
-    before = shares(stand)
+    before = counters(stand)
     for each in (*ranks, *rivals):
         each.tell(f"run {seconds}")
     rates = [_rate(each.answer(seconds + ANSWER_S)) for each in rivals]
-    after = shares(stand) if rivals else None  # while the ranks are still at it
     told = [each.answer(seconds + ANSWER_S) for each in ranks]
     found: dict[str, Any] = {}
     if told:
@@ -124,26 +106,13 @@ def measure(stand: Fixture, ranks: Sequence[Member], rivals: Sequence[Member], s
         found["worst_ms"] = max(one["worst_ms"] for one in told)
     if rates:
         found["rivals_steps_per_s"] = rates
-    if told and after is not None:
-        found["time_share"] = [
-            _share(before, after, rank.pid, rival.pid) for rank, rival in zip(ranks, rivals, strict=True)
-        ]
-        found["gang_turns"] = after.turns - before.turns
-        found["overdue"] = after.overdue - before.overdue
+    if told and rates:
+        found |= {name: count - before[name] for name, count in counters(stand).items()}
     return found
 
 
 def _rate(told: dict[str, Any]) -> float:
     return float(told["steps"] / told["seconds"])
-
-
-def _share(before: Shares, after: Shares, rank: int, rival: int) -> float:
-    """The rank's part of the time on the rival's GPU.  A program may know of others, without having worked on them."""
-    used = after.of_process[rival]
-    uuid = max(used, key=lambda one: used[one])
-    of_rank = after.of_process[rank].get(uuid, 0) - before.of_process[rank].get(uuid, 0)
-    of_all = after.of_gpu[uuid] - before.of_gpu[uuid]
-    return of_rank / of_all if of_all else 0.0
 
 
 def compare(stand: Fixture, group: WorkerGroup, seconds: float, repetitions: int) -> dict[str, Any]:
@@ -161,7 +130,6 @@ def compare(stand: Fixture, group: WorkerGroup, seconds: float, repetitions: int
             "steps_per_s": {key: round(value, 2) for key, value in spread(rates).items()},
             "worst_ms": round(max(run["worst_ms"] for run in runs), 1),
             "rivals_steps_per_s": _figures(_medians(runs, "rivals_steps_per_s")),
-            "time_share": _figures(_medians(runs, "time_share"), 3),
             "gang_turns": sum(run["gang_turns"] for run in runs),
             "overdue": sum(run["overdue"] for run in runs),
         }
@@ -219,7 +187,7 @@ def _show(result: dict[str, Any]) -> None:
     for name in ("apart", "gang"):
         case = result[name]
         rivals = f"rivals {case['rivals_steps_per_s']} (alone {result['alone']['rivals_steps_per_s']})"
-        print(f"{name} {case['steps_per_s']['median']}, {rivals}, share of time {case['time_share']}")
+        print(f"{name} {case['steps_per_s']['median']}, {rivals}")
 
 
 def main() -> int:

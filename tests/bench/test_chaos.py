@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nvshare.bench.harness.chaos_node import Trace
+from nvshare.bench.chaos import Trace
 from nvshare.simulated_gpu.trace import Busy
 from tests.bench.test_benches_run import run
 

@@ -1,4 +1,4 @@
-"""How nvshare.bench.gangs agrees on the end of a run, and what it makes of the coordinator's counters.
+"""How nvshare.bench.gangs agrees on the end of a run.
 
 Non-goals: running it (test_benches_run.py).
 """
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.bench.gangs import Shares, _share
 from nvshare.bench.workloads.gang import FILE_BYTES, RANKS, Tokens
 
 RUNS = 3
@@ -47,10 +46,3 @@ def test_ranks_end_a_run_after_the_same_step(exchange: str, tmp_path: Path) -> N
         thread.join(60)
     assert taken[0] == taken[1]
     assert taken[0] == [STEPS + run + (exchange == "nccl") for run in range(RUNS)]
-
-
-def test_a_share_is_of_the_gpu_that_both_used() -> None:
-    """Broken: the time of another GPU, or of before the run, would count."""
-    before = Shares({"a": 100, "b": 70}, {1: {"a": 40}, 2: {"a": 60}, 3: {"b": 70}}, 0, 0)
-    after = Shares({"a": 300, "b": 900}, {1: {"a": 90}, 2: {"a": 210}, 3: {"b": 900}}, 0, 0)
-    assert _share(before, after, 1, 2) == 50 / 200
