@@ -262,6 +262,11 @@ def _have_ready(coordinator: Coordinator, program: Program, size: int) -> None:
         time.sleep(0.02)
 
 
+def speed(span: Sequence[int], size: int, rounds: int) -> float:
+    """GiB/s of copies from the first to the second time of a span."""
+    return size * rounds / GIB / ((span[1] - span[0]) / 1e9)
+
+
 def both_ways(programs: Sequence[Program], size: int, rounds: int) -> float:
     """GiB/s together of one program that copies out and one that copies in, without the hook."""
     begin_ns = time.monotonic_ns() + MEETING_NS
@@ -271,7 +276,7 @@ def both_ways(programs: Sequence[Program], size: int, rounds: int) -> float:
     overlap = min(end for _, end in spans) - max(begin for begin, _ in spans)
     if overlap <= 0:
         raise BenchError("two programs that copy did not do so at the same time")
-    return sum(size * rounds / GIB / ((end - begin) / 1e9) for begin, end in spans)
+    return sum(speed(span, size, rounds) for span in spans)
 
 
 def checked(coordinator: Coordinator, program: Program, rounds: int, seed: int) -> dict[str, Any]:
@@ -319,14 +324,17 @@ def run(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
         with closing(baselines):
             for program in baselines:
                 program.do("start")
-            copies = baselines[0].do(f"copies {size} {options.rounds}")
+            copies = {
+                name: speed(baselines[0].do(f"stream {out} {size} {4 * options.rounds} 0"), size, 4 * options.rounds)
+                for out, name in ((1, "out"), (0, "in"))
+            }
             together = both_ways(baselines, size, 8 * options.rounds)
         with Coordinator(stand.directory / "hooks.sock", int(options.capacity_gib * GIB)) as coordinator:
             programs = [Program(stand, hooked) for _ in range(2)]
             with closing(programs):
                 told = measure(coordinator, programs, mixture(total), options.rounds)
     return {
-        "memcpy_gib_s": {name: round(statistics.median(values), 2) for name, values in copies.items()},
+        "memcpy_gib_s": {name: round(value, 2) for name, value in copies.items()},
         "memcpy_two_programs_gib_s": round(together, 2),
         **{name: round(value, 2) if isinstance(value, float) else value for name, value in told.items()},
         "simulated": simulate,

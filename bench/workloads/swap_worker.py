@@ -2,7 +2,7 @@
 
 It is told a line at a time.
 
-Commands: `start`, `alloc BYTES...`, `fill SEED`, `check`, `renew SEED BYTES...`, `copies BYTES ROUNDS`,
+Commands: `start`, `alloc BYTES...`, `fill SEED`, `check`, `renew SEED BYTES...`,
 `stream OUT BYTES ROUNDS BEGIN_NS`; each answers one line of JSON.
 
 Non-goals: anything of nvshare.
@@ -128,46 +128,13 @@ class Worker:
         self._cuda("cuStreamDestroy_v2", stream)
         return [began, ended]
 
-    def copies(self, size: int, rounds: int) -> dict[str, list[float]]:
-        """GiB/s of plain copies between the device and pinned memory: out, in, both at once."""
-        hosts, devices, streams = [], [], []
-        for _ in range(2):
-            host, stream = ctypes.c_void_p(), ctypes.c_void_p()
-            self._cuda("cuMemHostAlloc", ctypes.byref(host), size_t(size), 0)
-            self._cuda("cuStreamCreate", ctypes.byref(stream), 1)
-            hosts.append(host)
-            streams.append(stream)
-            devices.append(self._cuda.memory(size))
-
-        def timed(out: bool, into: bool) -> float:
-            began = time.perf_counter_ns()
-            if out:
-                self._cuda("cuMemcpyDtoHAsync_v2", hosts[0], devices[0], size_t(size), streams[0])
-            if into:
-                self._cuda("cuMemcpyHtoDAsync_v2", devices[1], hosts[1], size_t(size), streams[1])
-            for stream in streams:
-                self._cuda("cuStreamSynchronize", stream)
-            return size * (out + into) / GIB / ((time.perf_counter_ns() - began) / 1e9)
-
-        timed(True, True)
-        found = {"out": [], "in": [], "duplex": []}  # type: dict[str, list[float]]
-        for _ in range(rounds):
-            found["out"].append(timed(True, False))
-            found["in"].append(timed(False, True))
-            found["duplex"].append(timed(True, True))
-        for host, device, stream in zip(hosts, devices, streams, strict=True):
-            self._cuda("cuMemFreeHost", host)
-            self._cuda("cuMemFree_v2", device)
-            self._cuda("cuStreamDestroy_v2", stream)
-        return found
-
 
 def main() -> None:
     """Answers commands until the input ends."""
     worker = Worker()
     commands: dict[str, Callable[..., Any]] = {
         "start": worker.start, "alloc": worker.alloc, "fill": worker.fill,
-        "check": worker.check, "renew": worker.renew, "copies": worker.copies, "stream": worker.stream,
+        "check": worker.check, "renew": worker.renew, "stream": worker.stream,
     }  # fmt: skip
     print(json.dumps({"result": "ready"}), flush=True)
     for line in sys.stdin:

@@ -87,7 +87,7 @@ def test_gangs() -> None:
         both = [told[case] for case in ("apart", "gang")]
         steps = [told["alone"]["steps_per_s"], *told["alone"]["rivals_steps_per_s"]]
         steps += [each["steps_per_s"]["median"] for each in both]
-        return min(steps) > 0 and told["gang"]["gang_turns"] > 0
+        return bool(min(steps) > 0 and told["gang"]["gang_turns"] > 0)
 
     (told,) = run_until(all_run, 1, "nvshare.bench.gangs", *words)
     assert (told["exchange"], told["simulated"]) == ("host", True)
