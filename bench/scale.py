@@ -16,7 +16,6 @@ policy, with all clients on one virtual GPU, where memory fits and where each ha
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
 import signal
@@ -30,7 +29,8 @@ from typing import Any
 
 import msgpack
 
-from nvshare.bench.harness.fixture import percentile
+from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark
+from nvshare.bench.harness.fixture import BenchError, percentile
 from nvshare.bench.harness.wire_client import Link
 from nvshare.bench.virtual_node.node import FIRST_REPORT_NS, FOREVER_NS, Job, VirtualNode
 from nvshare.coordinator.daemon.control import api
@@ -98,7 +98,7 @@ def measure(clients: int, gpus: int, seconds: float) -> dict[str, Any]:
             give_up_at = time.monotonic() + 60
             while _status(caller)["clients"] < clients:
                 if time.monotonic() > give_up_at or any(child.poll() is not None for child in children):
-                    raise SystemExit("the clients did not come up")
+                    raise BenchError("the clients did not come up")
                 time.sleep(0.05)
             first = _status(caller)
             time.sleep(seconds)
@@ -122,7 +122,7 @@ def _child(children: list[subprocess.Popen[bytes]], *words: str) -> subprocess.P
     os.close(report)
     try:
         if not select.select([ready], [], [], 60)[0] or not os.read(ready, 1):
-            raise SystemExit(f"{words[0]} did not start")
+            raise BenchError(f"{words[0]} did not start")
     finally:
         os.close(ready)
     return child
@@ -142,7 +142,7 @@ def _peak_rss_kib(process_id: int) -> int:
     for line in Path(f"/proc/{process_id}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1])
-    raise SystemExit("the kernel does not tell the coordinator's memory")
+    raise BenchError("the kernel does not tell the coordinator's memory")
 
 
 WARM_UP = 4
@@ -194,45 +194,41 @@ def cost_of_event(policy: str, clients: int, count: int, *, short: bool) -> dict
     }
 
 
-def show_costs(clients: int, count: int, *, as_json: bool) -> None:
-    """The cost for each policy."""
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    if not options.cost:
+        return measure(options.clients, options.gpus, options.seconds)
     cases = [(policy, short) for policy in sorted(BUILT_IN) for short in (False, True)]
-    found = [cost_of_event(policy, clients, count, short=short) for policy, short in cases]
-    if as_json:
-        print(json.dumps({"clients": clients, "events": count, "cost": found}))
-        return
-    for one in found:
+    found = [cost_of_event(policy, options.clients, options.events, short=short) for policy, short in cases]
+    return {"clients": options.clients, "events": options.events, "cost": found}
+
+
+def _show(result: dict[str, Any]) -> None:
+    if "cost" not in result:
+        print("{clients} clients on {gpus} GPUs: {handovers_per_s} hand-overs/s, {rss_mb} MB".format(**result))
+    for one in result.get("cost", ()):
         print("{policy}, memory {memory}: {median_us} us median, {mean_us} mean, {p99_us} p99".format(**one))
 
 
-def main() -> None:
+def main() -> int:
     """Command line."""
     words = sys.argv[1:]
     if words[:2] == ["--child", "coordinator"]:
         run_coordinator(Path(words[2]), int(words[3]), int(words[4]))
-        return
+        return 0
     if words[:2] == ["--child", "clients"]:
         run_clients(Path(words[2]), int(words[3]), int(words[4]), int(words[5]))
-        return
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.scale", description="hand-overs a second of one coordinator"
+        return 0
+    parser = parser_for("scale", "hand-overs a second of one coordinator", simulate=False)
+    add_figures(
+        parser,
+        clients=(1000, "connections"),
+        gpus=(8, "made-up GPUs"),
+        seconds=(5.0, "how long hand-overs are counted"),
+        events=(2000, "with --cost: events of each policy"),
     )
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--cost", action="store_true", help="what one event costs the core, for each policy")
-    parser.add_argument("--events", type=int, default=2000, metavar="N", help="with --cost: N events of each policy")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(words)
-    if options.cost:
-        show_costs(options.clients, options.events, as_json=options.json)
-        return
-    result = measure(options.clients, options.gpus, options.seconds)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print("{clients} clients on {gpus} GPUs: {handovers_per_s} hand-overs/s, {rss_mb} MB".format(**result))
+    return run_benchmark(parser, _measure, _show)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import os
 import random
@@ -24,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from nvshare.bench.harness.command import parser_for, run_benchmark
 from nvshare.bench.virtual_node.nonsense import NONSENSE, with_nonsense
 from nvshare.bench.virtual_node.world import Plan, World, core_settings
 from nvshare.coordinator.engine.scheduler import OverdueAction
@@ -204,7 +204,7 @@ def soak(minutes: float, processes: int) -> Report:
     return whole
 
 
-def replay(seed: int, shown: int) -> None:
+def replay(seed: int, shown: int) -> dict[str, Any]:
     """One world, with the last events before its failure."""
     world = draw(seed)
     print(f"{world.plan}\n{world.settings}")
@@ -216,29 +216,31 @@ def replay(seed: int, shown: int) -> None:
         print(f"after {world.handled} events, {world.now_ns / SECOND_NS:.6f} s")
         raise
     print(f"clean: {world.handled} events, {world.checks.grants} grants, {world.crashes} restarts")
+    return {"replayed": seed}
 
 
-def main() -> None:
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    if options.replay is not None:
+        return replay(options.replay, options.events)
+    began = time.monotonic()
+    report = soak(options.minutes, options.processes)
+    return report.plain(time.monotonic() - began)
+
+
+def _show(result: dict[str, Any]) -> None:
+    if "worlds" in result:
+        print("{worlds} worlds, {events} events in {seconds} s, {failed} failures".format(**result))
+
+
+def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.soak", description="seeded worlds with new seeds")
+    parser = parser_for("soak", "seeded worlds with new seeds", simulate=False)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--replay", type=int, metavar="SEED", help="run this world again and show its last events")
     parser.add_argument("--events", type=int, default=60, help="how many events a replay shows")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    if options.replay is not None:
-        replay(options.replay, options.events)
-        return
-    began = time.monotonic()
-    report = soak(options.minutes, options.processes)
-    found = report.plain(time.monotonic() - began)
-    if options.json:
-        print(json.dumps(found))
-    else:
-        print("{worlds} worlds, {events} events in {seconds} s, {failed} failures".format(**found))
-    raise SystemExit(1 if report.failures else 0)
+    return run_benchmark(parser, _measure, _show, lambda result: "failures" if result.get("failed") else "")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,7 +16,7 @@ def test_the_benchmark_gives_its_figures() -> None:
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert set(figures) == {"clients", "gpus", "handovers_per_s", "rss_mb"}
+    assert set(figures) == {"clients", "gpus", "handovers_per_s", "rss_mb", "machine"}
     assert (figures["clients"], figures["gpus"]) == (12, 2)
     assert figures["handovers_per_s"] > 0
     assert figures["rss_mb"] > 0
