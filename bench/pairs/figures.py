@@ -54,8 +54,7 @@ def rounded(latency_ms: Mapping[str, float] | None) -> dict[str, float] | None:
 
 
 def compare(cases: dict[str, dict[str, Any]], ways: Iterable[Way]) -> None:
-    """Adds `best_of_others`, `best_way`, `ratio` and, with a server, `p99_ratio` and `p99_over_native` to the cases of
-    one mix, by way."""
+    """Adds `best_of_others`, `best_way`, `ratio` and, with a server, `p99_ratio` to the cases of one mix, by way."""
     for way in ways:
         case = cases.get(way.name, {})
         measured = [other for other in way.others if "stp" in cases.get(other, {})]
@@ -64,10 +63,9 @@ def compare(cases: dict[str, dict[str, Any]], ways: Iterable[Way]) -> None:
         best = max(measured, key=lambda other: float(cases[other]["stp"]))
         case["best_way"], case["best_of_others"] = best, cases[best]["stp"]
         case["ratio"] = round(case["stp"] / cases[best]["stp"], DIGITS)
-        for key, other in (("p99_ratio", best), ("p99_over_native", "native")):
-            theirs = cases.get(other, {}).get("latency_ms")
-            if case.get("latency_ms") and theirs:
-                case[key] = round(case["latency_ms"]["p99"] / theirs["p99"], 3)
+        theirs = cases[best].get("latency_ms")
+        if case.get("latency_ms") and theirs:
+            case["p99_ratio"] = round(case["latency_ms"]["p99"] / theirs["p99"], 3)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

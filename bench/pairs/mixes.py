@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nvshare.bench.harness.fixture import BenchError
+from nvshare.bench.workloads.driver_jobs import SHAPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,6 @@ def mix(name: str) -> Mix:
     return Mix(name, tuple(Job(workload) for workload in name.split("+")))
 
 
-WORKLOADS = (
-    "products", "graphed", "elementwise", "tiny", "decode", "train", "cnn", "server", "data", "memory", "long",
-    "graphed_long", "wide", "graphed_wide",
-)  # fmt: skip
 MODELS = frozenset({"decode", "train", "cnn"})
 """Trainings and decoders."""
 FULL = (
@@ -78,8 +75,8 @@ def chosen_mixes(names: Sequence[str]) -> list[Mix]:
     """The mixes of the command line.  Raises BenchError for a workload that there is not."""
     mixes = [mix(name) for name in names or FULL]
     for job in (job for one in mixes for job in one.jobs):
-        if job.workload not in WORKLOADS:
-            raise BenchError(f"unknown workload {job.workload!r}; known: {', '.join(WORKLOADS)}")
+        if job.workload not in SHAPES:
+            raise BenchError(f"unknown workload {job.workload!r}; known: {', '.join(SHAPES)}")
     return mixes
 
 
