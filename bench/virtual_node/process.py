@@ -208,10 +208,13 @@ class Memory:
         self.report(side)
 
     def _within_room(self, side: Side, wanted: int) -> int:
-        """The possible part of an allocation: an old hook does not know `room_bytes`, only the GPU's size."""
-        wanted = min(wanted, self._world.plan.capacity_bytes)
-        room = side.settings.room_bytes if side.settings and not self._process.old else 0
-        return min(wanted, room) if room else wanted
+        """The possible part of an allocation: an old hook does not know `room_bytes`, only its limit and the GPU's
+        size."""
+        if side.settings is None:
+            return side.memory.allocated
+        room, limit = 0 if self._process.old else side.settings.room_bytes, side.settings.memory_limit_bytes
+        within = min(most for most in (self._world.plan.capacity_bytes, room, limit) if most)
+        return min(wanted, max(within, side.memory.allocated))
 
     def _evictable(self) -> int:
         return sum(max(side.memory.allocated, side.memory.growing) for side in self._process.sides.values())

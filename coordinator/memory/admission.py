@@ -91,7 +91,9 @@ def _reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
 
 
 def refuse(node: Node, seat: Seat, sequence: int, total_bytes: int, why: str) -> None:
-    """Refuses; the reservation stays what it is."""
+    """Refuses; the reservation stays what it is.  A client in `swap` mode that has a lease may lack what it needs."""
+    if seat.client.memory_mode is MemoryMode.SWAP and seat.phase in WITH_LEASE:
+        seat.room.refused = True
     seat.gpu.memory.statistics.refused_reservations += 1
     notify_refusal(node, seat.gpu, seat.client, total_bytes, why)
     send_reservation(node, seat, sequence, by_limit=why == "limit")
@@ -162,7 +164,6 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
     if now_ns >= growth.deadline_ns or not (orders.any_moving(gpu) or _leases_are_ending(gpu)):
         seat.memory.growth = None
         if swaps:
-            seat.room.refused = True
             seat.memory.reserved_bytes = min(seat.memory.reserved_bytes, seat.memory.resident_bytes)
             orders.claim(seat)
         refuse(node, seat, growth.sequence, growth.total_bytes, "capacity")

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from nvshare.coordinator.memory import admission, orders, room
+from nvshare.coordinator.memory import admission, room
 from nvshare.coordinator.memory.client_settings import send_settings
 from nvshare.coordinator.model.commands import Log, Notify, Send
 from nvshare.coordinator.model.gpu import Gpu
@@ -82,7 +82,7 @@ def update(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
                 _make_unschedulable(node, seat)
             send_settings(node, seat)
     for seat in list(whole.swapping.values()) if whole.unschedulable else ():
-        again = changed or now_ns >= seat.room.retry_at_ns or not orders.missing_bytes(seat)
+        again = changed or now_ns >= seat.room.retry_at_ns
         if seat.room.unschedulable and again and not seat.room.lacking_bytes:
             _make_schedulable(gpu, seat)
             better.append(seat)

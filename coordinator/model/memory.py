@@ -134,7 +134,7 @@ class SeatRoom:
     unschedulable: bool = False
     """It gave its lease back unused, and gets none until it fits, or until `retry_at_ns` if it was refused room."""
     refused: bool = False
-    """It was refused room under its present lease, though immovable memory leaves it some."""
+    """It was refused room under its present lease: by its limit, or by memory of others that does not move."""
     retry_at_ns: int = 0
     logged_at_ns: int | None = None
 
@@ -203,6 +203,8 @@ class Switch:
     seat: Seat
     started_ns: int
     deadline_ns: int
+    ran_before_ns: int
+    """The turn clock when the switch began."""
     out_before: int
     """Bytes that the GPU had evicted when the switch began."""
     fresh: bool

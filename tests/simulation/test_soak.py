@@ -52,6 +52,13 @@ def test_a_short_soak_is_clean() -> None:
     assert set(report.by_kind) == met
 
 
+def test_a_program_keeps_within_its_limit() -> None:
+    """Broken: a program of a slot allocates beyond its limit, as no hook does, and keeps its turn for ever."""
+    report = soak.Report()
+    report.run(12549090860748)
+    assert not report.failures
+
+
 def test_a_wait_beside_a_hung_drain() -> None:
     """Broken: the check of waits would count the drain of another program, while others run beside it."""
     report = soak.Report()

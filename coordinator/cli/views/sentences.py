@@ -53,8 +53,8 @@ def room_lines(status: Mapping[str, Any]) -> list[str]:
         for seat in client["seats"]:
             if seat.get("unschedulable") and not seat["lacking_bytes"]:
                 lines.append(
-                    f"{client['name']} ({client['process_id']}) has no room on GPU {_index(status, seat)}: the memory "
-                    "of other clients there could not be moved; the coordinator retries every few seconds"
+                    f"{client['name']} ({client['process_id']}) has no room on GPU {_index(status, seat)}: its limit "
+                    "is less than it has, or memory of others could not be moved; it is tried again every few seconds"
                 )
             if not seat.get("lacking_bytes"):
                 continue

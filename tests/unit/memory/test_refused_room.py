@@ -121,6 +121,23 @@ def test_the_others_have_their_turns_meanwhile() -> None:
     assert not other.take(messages.Revoke)
 
 
+def test_one_beyond_its_own_limit_holds_no_turn_from_others() -> None:
+    """Broken: a program whose limit was lowered below what it has is refused at each grant, and its priority has it
+    granted again at once, for ever."""
+    harness = make_harness(policy="priority", sharing=Sharing.EXCLUSIVE)
+    limited = harness.client(mode=MemoryMode.SWAP, priority=3, limit=50)
+    limited.report(allocated=100, resident=50, host=50)
+    other = swapping(harness, resident=40)
+    limited.request()
+    other.request()
+    assert limited.take(messages.Grant)
+    assert not try_to_run(limited, 100)
+    assert any(refused["why"] == "limit" for refused in harness.notifications("refused"))
+    harness.until(lambda: bool(other.take(messages.Grant)))
+    harness.advance(RETRY_NS // 2)
+    assert not limited.take(messages.Grant)
+
+
 def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
     """Broken: a program that was large once would keep its room for ever, and one that needs it would ask for ever."""
     harness = make_harness(sharing=Sharing.CONCURRENT)
