@@ -7,7 +7,8 @@ better (parts/packing.py).  Looks measure programs alone (parts/looks.py).
 - Best-effort jobs have the rate of parts/harvest.py beside others.  Beside interactive jobs that want at most half of
   the GPU they run as in the card's own slices: a rate would shorten no slice.
 - Where memory is short, or more than `MOST` jobs want the GPU, jobs take turns; interactive and small ones stay.  An
-  interactive job waits for its turn while its owner's interactive jobs have had half of the GPU's time.
+  interactive job waits for its turn while its owner's interactive jobs have had half of the GPU's time, as far as
+  others waited.
 - Batch jobs that may want more than their shares take turns as under `fair_share`.  Another limit is a rate.  A request
   of more than an equal part caps the rates of the others.
 Bound: none.  Turns rotate as in parts/turns.py, and turns that leave a program with too little are undone.
@@ -75,7 +76,7 @@ class Auto(PolicyBase):
         self._turns.observe(happened)
         self._packing.observe(happened)
         urgent = isinstance(happened, TurnEnded) and happened.job.rank.job_class is _INTERACTIVE
-        self._urgent.observe(happened, counts=urgent)
+        self._urgent.observe(happened, counts=urgent, quiet_is_free=True)
         if not isinstance(happened, Measured) or not has_its_part(happened.job):
             self._harvest.observe(happened, lambda job: job.rank.job_class is _BEST_EFFORT)
         if not isinstance(happened, TurnEnded) or may_want_more(happened.job) or has_shares(happened.job):
@@ -172,7 +173,8 @@ class Auto(PolicyBase):
         why = f"{what}: {len(jobs)} programs take turns of {quantum_ns / 1e6:g} ms, now {members[0].name}"
         plan = allot(members, [], quanta, self._harvest, now_ns)
         due_ns = [at_ns for at_ns in (plan.ask_again_ns, again_ns) if at_ns is not None]
-        return replace(plan, order=order, ask_again_ns=min(due_ns, default=None), why=why)
+        reports = bool(urgent)  # whether such a job is active decides how others are paced
+        return replace(plan, order=order, ask_again_ns=min(due_ns, default=None), reports=reports, why=why)
 
     def _waits_its_turn(self, job: JobView, now_ns: int) -> bool:
         """An interactive job that has used much or just ended a turn, or a best-effort job that has waited long."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from nvshare.bench.harness.command import names_of, parser_for, run_benchmark, step
 from nvshare.bench.harness.fixture import BenchError, machine
+from nvshare.bench.simulate.day import day
 from nvshare.bench.simulate.figures import figures
 from nvshare.bench.simulate.jobs import fitted, scaled, synthetic
 from nvshare.bench.simulate.orderings import run_orderings
@@ -63,6 +64,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     unknown = [name for name in options.policies if name not in BUILT_IN]
     if unknown:
         raise BenchError(f"no policy {unknown[0]!r}; known: {', '.join(sorted(BUILT_IN))}")
+    if options.day:
+        return about | {"day": {name: day(name) for name in options.policies or sorted(BUILT_IN)}}
     jobs = _jobs(options)
     quantum = "auto" if options.quantum is None else format_duration(options.quantum)
     about |= {"gpus": options.gpus, "jobs": len(jobs), "quantum": quantum}
@@ -74,6 +77,10 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 def _show(result: dict[str, Any]) -> None:
     if "pictures" in result:
         print("\n".join(result["pictures"]))
+        return
+    if "day" in result:
+        for name, found in result["day"].items():
+            print(f"{name:15} {found}")
         return
     if "orderings" in result:
         for name, found in result["orderings"].items():
@@ -105,6 +112,7 @@ def main() -> int:
     parser.add_argument("--quantum", type=parse_quantum, default=5 * SECOND_NS, help="5s; or auto")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="the jobs of a public trace instead of a mix")
     parser.add_argument("--orderings", action="store_true", help="what papers report of their policies, in small mixes")
+    parser.add_argument("--day", action="store_true", help="the programs of bench.day on a card of 24 GiB")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw what each policy does to four jobs")
     return run_benchmark(parser, _measure, _show)
 

@@ -94,6 +94,9 @@ class Program(Client):
     rate: float = 1.0
     watch: Watch = field(default_factory=Watch)
     waiters: bool = False
+    idle_release_ns: int = 0
+    idle_since_ns: int = 0
+    """Since then it has done nothing and others have waited, if both is so."""
     speed: float = 0.0
     resident_bytes: int = 0
     asked: int = 0
@@ -127,6 +130,10 @@ class Task:
     """Work that is left."""
     burst_left_ns: float = 0.0
     thinking: bool = False
+    woke_ns: int | None = None
+    """Since when it has wanted to compute and has not begun."""
+    waits_ns: list[int] = field(default_factory=list)
+    """From each arrival or wake to the first work."""
     speed: float = 0.0
     at_ns: int = 0
     """When the figures above were brought up to date."""
@@ -260,7 +267,8 @@ class VirtualNode(Clock):
 
     def _arrive(self, task: Task) -> None:
         job, cards = task.job, sorted(self.cards.values(), key=lambda card: (len(card.tasks), card.uuid))
-        task.left_ns, task.burst_left_ns, task.at_ns = job.work_ns, job.burst_ns or job.work_ns, self.now_ns
+        task.left_ns, task.burst_left_ns = job.work_ns, job.burst_ns or job.work_ns
+        task.at_ns = task.woke_ns = self.now_ns
         for card in cards[: job.gpus]:
             client = len(self.programs) + 1
             program = self.programs[client] = Program(client, self.give, task, card)
@@ -308,10 +316,20 @@ class VirtualNode(Clock):
         self.after(task.job.think_ns, lambda: self._wake(task))
         for program in task.programs:
             self._update(program.card)
-            if program.waiters:
-                self._release(program, program.lease_id, idle=True)
-            elif program.lease_id:
+            program.idle_since_ns = self.now_ns
+            self._consider_idle(program, program.lease_id)
+            if program.lease_id:
                 self.after(SILENT_NS, partial(self._leave, program, program.lease_id))
+
+    def _consider_idle(self, program: Program, lease_id: int) -> None:
+        """Gives an idle lease back after the time that the engine has set, if others still wait then."""
+        if not (program.task.thinking and program.waiters and program.lease_id == lease_id):
+            return
+        left_ns = program.idle_since_ns + program.idle_release_ns - self.now_ns
+        if left_ns <= 0:
+            self._release(program, lease_id, idle=True)
+        else:
+            self.after(left_ns, lambda: self._consider_idle(program, lease_id))
 
     def _leave(self, program: Program, lease_id: int) -> None:
         """A program beside others has been idle for long."""
@@ -321,7 +339,7 @@ class VirtualNode(Clock):
     def _wake(self, task: Task) -> None:
         for program in task.programs:
             program.card.pass_time(self.now_ns, self.entitled)
-        task.thinking, task.burst_left_ns = False, task.job.burst_ns
+        task.thinking, task.burst_left_ns, task.woke_ns = False, task.job.burst_ns, self.now_ns
         for program in task.programs:
             if program.lease_id == 0:
                 program.request()
@@ -354,10 +372,13 @@ class VirtualNode(Clock):
             lease_id = program.lease_id
             self.after(self.drain_ns, lambda: self._release(program, lease_id, idle=False))
         elif kind is messages.Waiters:
+            if not program.waiters:
+                program.idle_since_ns = self.now_ns
             program.waiters = message.waiters > 0  # type: ignore[attr-defined]
-            if program.waiters and program.task.thinking:
-                lease_id = program.lease_id
-                self.after(0, lambda: self._release(program, lease_id, idle=True))
+            lease_id = program.lease_id
+            self.after(0, lambda: self._consider_idle(program, lease_id))
+        elif kind is messages.GpuSettings:
+            program.idle_release_ns = message.idle_release_ns  # type: ignore[attr-defined]
         elif kind is messages.Allot:
             program.rate = message.rate / 1000  # type: ignore[attr-defined]
             self._watch(program, message.watch)  # type: ignore[attr-defined]
@@ -441,6 +462,9 @@ class VirtualNode(Clock):
                 self.work(task)
                 task.speed = speed
                 if speed:
+                    if task.woke_ns is not None:
+                        task.waits_ns.append(self.now_ns - task.woke_ns)
+                        task.woke_ns = None
                     self._await_milestone(task)
 
     def work(self, task: Task) -> None:

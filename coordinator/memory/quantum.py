@@ -56,11 +56,12 @@ def automatic_quantum_ns(gpu: Gpu) -> int:
 def idle_release_ns(gpu: Gpu, node: Node) -> int:
     """Longest time that an idle holder keeps others waiting; 0: its quantum.
 
-    When working sets do not fit, each release costs a move both ways, so the timeout is twice the usual wait for
-    memory. It is a power of two, because each change is a message to each client.
+    When working sets do not fit, each release costs a move both ways.  So the timeout is at most twice the usual wait
+    for memory: a holder that stays idle for longer wastes no more than its release costs.  It is a power of two,
+    because each change is a message to each client.
     """
     base_ns = node.settings.idle_release_ns
     wanted_ns = 2 * gpu.switching.wait_average_ns
     if wanted_ns <= base_ns or base_ns == 0:
         return base_ns
-    return MILLISECOND_NS << (int(wanted_ns) // MILLISECOND_NS).bit_length()
+    return MILLISECOND_NS << ((int(wanted_ns) // MILLISECOND_NS).bit_length() - 1)

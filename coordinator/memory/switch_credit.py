@@ -1,8 +1,9 @@
 """The bound on the cost of switches of memory: at most a fifth of the time, with a reserve for bursts.
 
-A GPU earns a quarter of the time in which a client runs, up to `MOST_NS`, and pays for each switch the time that it
-waited for memory.  While it owes, no member gives way to a client whose memory must come in first.  So whatever a
-policy or an operator's quantum asks for, switching takes at most `MOST_NS` and a fifth of the time.
+A GPU earns a quarter of the time in which a client runs, up to `MOST_NS`.  It pays for each switch the time in which
+the switch waited for memory and no client ran.  While it owes, no member gives way to a client whose memory must come
+in first.  So whatever a policy or an operator's quantum asks for, switching takes at most `MOST_NS` and a fifth of the
+time.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ def _update(gpu: Gpu, now_ns: int) -> None:
 
 
 def pay(gpu: Gpu, cost_ns: int, now_ns: int) -> None:
-    """A switch has waited for memory for this time."""
+    """A switch has waited for memory for this time while no client ran."""
     _update(gpu, now_ns)
     gpu.switching.credit.credit_ns -= cost_ns
 
 
-def lacking_ns(gpu: Gpu, now_ns: int) -> int:
-    """Time that a client must run before memory may move again for another one; 0: it may now."""
+def lacking_ns(gpu: Gpu, now_ns: int, *, urgent: bool = False) -> int:
+    """Time that a client must run before memory may move again for another one; 0: it may now.
+
+    Half of the reserve is for `urgent` clients, for which somebody waits.
+    """
     _update(gpu, now_ns)
-    return max(0, int(-gpu.switching.credit.credit_ns / EARNED))
+    least_ns = 0 if urgent else MOST_NS // 2
+    return max(0, int((least_ns - gpu.switching.credit.credit_ns) / EARNED))
 
 
 def is_news(gpu: Gpu, now_ns: int) -> bool:

@@ -60,7 +60,8 @@ def begin(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
     """Starts what must move before `seat` runs.  False: nothing can."""
     deadline_ns = now_ns + node.settings.move_deadline_ns
     fresh = seat.moves.statistics.moved_out_bytes == 0
-    gpu.switching.switch = Switch(seat, now_ns, deadline_ns, gpu.memory.statistics.evicted_bytes, fresh=fresh)
+    ran_ns, out = gpu.turn_clock_ns(now_ns), gpu.memory.statistics.evicted_bytes
+    gpu.switching.switch = Switch(seat, now_ns, deadline_ns, ran_ns, out, fresh=fresh)
     advance(node, gpu, now_ns)
     if not gpu.switching.switch.done:
         return True
@@ -134,7 +135,8 @@ def cancel(gpu: Gpu, now_ns: int) -> None:
     """Ends the switch without a grant; orders go on."""
     switch = gpu.switching.switch
     if switch is not None and not switch.fresh:
-        switch_credit.pay(gpu, now_ns - switch.started_ns, now_ns)
+        ran_ns = gpu.turn_clock_ns(now_ns) - switch.ran_before_ns  # what moves beside work costs no time
+        switch_credit.pay(gpu, now_ns - switch.started_ns - ran_ns, now_ns)
     gpu.switching.exposed_closed_ns = gpu.exposed_clock_ns(now_ns)
     gpu.switching.switch = None
 

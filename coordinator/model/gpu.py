@@ -75,6 +75,9 @@ class GpuLeases:
     """When the last lease ended, its drain included; None once the next lease has begun."""
     ran_ns: int = 0
     ran_since_ns: int | None = None
+    quiet_ns: int = 0
+    quiet_since_ns: int | None = None
+    """Time in which no client waited, and since when; see `Gpu.quiet_clock_ns`."""
     """Time with a running set, and since when there is one; see `Gpu.turn_clock_ns`."""
     debts: dict[str, int] = field(default_factory=dict)
     """By owner: until when its waiting clients are held back, because a drain of theirs took others' time."""
@@ -93,6 +96,8 @@ class Schedule:
     why: str = ""
     stale: bool = True
     """Something has changed that the policy must be asked about."""
+    reports: bool = True
+    """A report of progress may change the plan."""
     crowded: bool = False
     """A member was left out because its memory does not fit beside the others'."""
     side_by_side: bool = False
@@ -203,6 +208,11 @@ class Gpu:
         """A clock that runs only while a client holds a lease: not during drains, moves or idle time."""
         since_ns = self.leases.ran_since_ns
         return self.leases.ran_ns + (0 if since_ns is None else now_ns - since_ns)
+
+    def quiet_clock_ns(self, now_ns: int) -> int:
+        """A clock that runs only while no client waits."""
+        since_ns = self.leases.quiet_since_ns
+        return self.leases.quiet_ns + (0 if since_ns is None else now_ns - since_ns)
 
     def exposed_clock_ns(self, now_ns: int) -> int:
         """A clock that runs only while a grant waits for memory."""

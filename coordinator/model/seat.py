@@ -93,6 +93,8 @@ class Lease:
     granted_at_ns: int | None = None
     began_ns: int = 0
     """When the present turn began: with the grant, or with the end of the turn before."""
+    quiet_before_ns: int = 0
+    """The GPU's quiet clock at the grant."""
     ends_ns: int | None = None
     """The end of the present turn, if others wait.  None: the lease lasts as long as the plan names the client."""
     interrupted: bool = False

@@ -24,8 +24,9 @@ class OwnerService:
         self._had: dict[str, tuple[float, int]] = {}  # time, as of when
         self._used_ns: dict[int, int] = {}
 
-    def observe(self, happened: Happened, *, counts: bool = True) -> None:
-        """Charges a lease, or forgets a client.  `counts`: the lease is one to charge."""
+    def observe(self, happened: Happened, *, counts: bool = True, quiet_is_free: bool = False) -> None:
+        """Charges a lease, or forgets a client.  `counts`: the lease is one to charge.  `quiet_is_free`: only for the
+        time in which others waited."""
         if isinstance(happened, JobLeft):
             self._used_ns.pop(happened.client, None)
         elif isinstance(happened, TurnEnded):
@@ -33,6 +34,8 @@ class OwnerService:
             used_ns = job.used_ns(now_ns)
             lease_ns = used_ns - self._used_ns.get(job.client, 0)
             self._used_ns[job.client] = used_ns
+            if quiet_is_free:
+                lease_ns = max(0, lease_ns - happened.quiet_ns)
             if counts:
                 had_ns = self.of(job.owner, now_ns - lease_ns)
                 self._had.pop(job.owner, None)

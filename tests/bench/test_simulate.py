@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nvshare.bench.simulate.day import FAST_GIB_S, day
 from nvshare.bench.simulate.figures import figures, jain, jct_s
 from nvshare.bench.simulate.jobs import GIB, fitted, scaled, synthetic
 from nvshare.bench.simulate.orderings import ORDERINGS
@@ -199,6 +200,19 @@ def test_pictures_are_those_of_the_policies(policy: str) -> None:
     """
     path = ROOT / "docs" / "explanation" / "policies" / f"{policy}.svg"
     assert path.read_text(encoding="utf-8") == picture(policy)
+
+
+@pytest.mark.parametrize(
+    ("gib_s", "ttft_s", "training"),
+    [(FAST_GIB_S, 0.5, 0.9), (15.0, 2.0, 0.75)],  # with idle leases as debts: 0.44 s, 0.89; 3.94 s, 0.55
+)
+def test_who_is_waited_for_goes_first_and_the_training_goes_on(gib_s: float, ttft_s: float, training: float) -> None:
+    """Broken: a request waits for seconds where memory is short, or a training computes for half of the time that the
+    others leave it."""
+    found = day("auto", seconds=120, gib_s=gib_s)
+    assert found["ttft_s"]["p99"] <= ttft_s
+    assert found["training_of_left"] >= training
+    assert not found["replaced"]
 
 
 def command(*words: str) -> Any:

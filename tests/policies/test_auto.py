@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nvshare.scheduler_policies.api import JobClass, Memory, State
+from nvshare.scheduler_policies.api import JobClass, Memory, State, TurnEnded
 from nvshare.scheduler_policies.auto import Auto
 from tests.policies.card import Card
 from tests.policies.virtual_gpu import GPU, MS, SECOND, VirtualGpu
@@ -359,6 +359,21 @@ def test_an_interactive_owner_has_half_of_the_turns() -> None:
             world.play(1)
             world.want(claims)
     assert min(world.used_ns(other) for other in others) >= 0.15 * world.now_ns
+
+
+@pytest.mark.parametrize("quiet_s", [60, 0])
+def test_time_that_no_other_job_wanted_is_no_debt(quiet_s: int) -> None:
+    """Broken: a notebook that kept an idle lease for a minute while nobody waited waits for its turn."""
+    world = VirtualGpu(Auto(), replace(GPU, exclusive=True))
+    notebook = world.job(job_class=JobClass.INTERACTIVE, wanted=False)
+    used = replace(notebook.view, turn=replace(notebook.view.turn, used_ns=60 * SECOND))
+    world.play(60_000)
+    world.tell(TurnEnded(used, world.now_ns, quiet_ns=quiet_s * SECOND))
+    other = world.job()
+    world.play(10)
+    world.want(notebook)
+    world.play(10)
+    assert world.holder() is (notebook if quiet_s else other)
 
 
 def shared(*programs: tuple[float, dict[str, Any]], drain_ms: int = 1, after_s: int = 2) -> tuple[Card, list[float]]:

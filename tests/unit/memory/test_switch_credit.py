@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from nvshare.coordinator.memory import switch_credit
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.settings import MILLISECOND_NS
@@ -150,6 +151,29 @@ class _Newest(PolicyBase):
         newest = max(job.client for job in jobs)
         together = [job.client for job in jobs if job.client <= 2] if newest <= 2 else [newest]
         return Plan(tuple(Allotment(client) for client in together), why="the newest")
+
+
+def test_moves_beside_work_are_no_cost() -> None:
+    """Broken: a server whose memory comes in beside a job that works uses up the time that switches may cost, and then
+    waits for seconds; or batch jobs use up what is kept for those for which somebody waits."""
+    harness = make("auto", 1000)
+    harness.handle(events.Set("sharing", "auto"))
+    gpu = harness.scheduler._node.gpus["GPU-0"]
+    works = Program(harness.client(mode=MemoryMode.SWAP), 4000, 4000)
+    idle = Program(harness.client(mode=MemoryMode.SWAP), 4000, 4000)
+    comes = Program(harness.client(mode=MemoryMode.SWAP), 4000, 0)
+    for program in (works, idle, comes):
+        program.report()
+    works.client.request()
+    run(harness, [works, idle, comes], 100)
+    comes.client.request()
+    run(harness, [works, idle, comes], 300)
+    assert comes.worked_ms
+    assert works.worked_ms >= 390
+    assert gpu.switching.credit.credit_ns == switch_credit.MOST_NS
+    gpu.switching.credit.credit_ns = switch_credit.MOST_NS / 4
+    assert switch_credit.lacking_ns(gpu, harness.clock.now_ns) > 0
+    assert switch_credit.lacking_ns(gpu, harness.clock.now_ns, urgent=True) == 0
 
 
 def test_exclusive_turns_begin_although_switches_are_held_back() -> None:
