@@ -177,17 +177,21 @@ class Plan:
     """`decide` is called at this time at the latest.  A plan without a member must name one if jobs wait."""
     why: str = ""
     """For people: one sentence, with figures, without the GPU's name."""
+    reports: bool = True
+    """A report of progress leads to a `decide`, if the policy reads them.  False: reports are only observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
     """A lease ended, also by the end of its client.  `called`: the job ran as a member of its gang's slot, not because
-    this GPU's policy named it.  `rate`: that of its last allotment."""
+    this GPU's policy named it.  `rate`: that of its last allotment.  `quiet_ns`: how much of the lease passed while no
+    other job waited."""
 
     job: JobView
     now_ns: int
     called: bool = False
     rate: float = 1.0
+    quiet_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +236,7 @@ class PolicyBase:
 
     name = ""
     reads_progress = False
-    """Reports of progress are observed (`Measured`), and lead to a `decide`."""
+    """Reports of progress are observed (`Measured`), and lead to a `decide` unless the plan says otherwise."""
 
     def observe(self, happened: Happened) -> None:
         """The only place that changes the policy's state.  Called before the `decide` that the event leads to."""

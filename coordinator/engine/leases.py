@@ -134,6 +134,7 @@ def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int
     seat.enter(HOLDING)
     lease.lease_id = lease_id
     lease.granted_at_ns = lease.began_ns = now_ns
+    lease.quiet_before_ns = gpu.quiet_clock_ns(now_ns)
     seat.place.recent.mark(now_ns, seat.statistics.used_ns)
     lease.revoked_at_ns = 0
     lease.ends_ns = None if quantum_ns is None else now_ns + quantum_ns
@@ -161,6 +162,13 @@ def _set_running(gpu: Gpu, seat: Seat, runs: bool, now_ns: int) -> None:
     elif leases.running.pop(client, None) is not None and not leases.running and leases.ran_since_ns is not None:
         leases.ran_ns += now_ns - leases.ran_since_ns
         leases.ran_since_ns = None
+
+
+def keep_quiet_clock(gpu: Gpu, now_ns: int) -> None:
+    """The clock runs from the end of an event that leaves nobody waiting to the next one that changes this."""
+    leases, quiet = gpu.leases, not len(gpu.wait_queue) and gpu.switching.switch is None
+    if quiet is (leases.quiet_since_ns is None):
+        leases.quiet_ns, leases.quiet_since_ns = gpu.quiet_clock_ns(now_ns), now_ns if quiet else None
 
 
 def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
@@ -237,7 +245,8 @@ def _count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
 def _notify_policy(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """The policy hears of the end of a turn once: when the lease is released or becomes overdue."""
     rate = seat.sent.allotment.rate if seat.sent.allotment is not None else 1.0
-    gpu.policy_guard.observe(lambda: TurnEnded(seat.view(), now_ns, seat.lease.called, rate), node.out)
+    quiet_ns = gpu.quiet_clock_ns(now_ns) - seat.lease.quiet_before_ns
+    gpu.policy_guard.observe(lambda: TurnEnded(seat.view(), now_ns, seat.lease.called, rate, quiet_ns), node.out)
 
 
 def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
@@ -290,6 +299,7 @@ def release(node: Node, seat: Seat, message: Release, now_ns: int) -> None:
     elif in_time:
         seat.place.demoted = False
     lease.interrupted = lease.interrupted and message.wanted
+    stale_before = gpu.schedule.stale
     held_ns = end_lease(node, gpu, seat, now_ns)
     if in_time and not lease.interrupted:
         _notify_policy(node, gpu, seat, now_ns)
@@ -307,6 +317,16 @@ def release(node: Node, seat: Seat, message: Release, now_ns: int) -> None:
     pinning.lease_ended(node, seat, message, revoked=revoked, now_ns=now_ns)
     if message.wanted:
         request(node, seat, now_ns)
+    if revoked and _turn_waits_for_drains(gpu):  # so the last drain is the one to ask the policy after
+        gpu.schedule.stale = stale_before
+
+
+def _turn_waits_for_drains(gpu: Gpu) -> bool:
+    """A member comes for a turn, which begins when all others have drained."""
+    if all(seat.phase is not REVOKING for seat in gpu.leases.by_client.values()):
+        return False
+    comers = (member for client, member in gpu.schedule.members.items() if client not in gpu.leases.running)
+    return any(member.quantum_ns is not None for member in comers)
 
 
 def client_left(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:

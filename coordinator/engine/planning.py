@@ -26,7 +26,7 @@ from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, Seat
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import Sharing
-from nvshare.scheduler_policies.api import Allotment, JobView, Plan, State
+from nvshare.scheduler_policies.api import Allotment, JobClass, JobView, Plan, State
 
 SPARE_SHARE: Final = 16
 """A client that was left out for lack of memory becomes a member again once capacity / 16 is free beside it."""
@@ -56,7 +56,7 @@ def update(node: Node, gpu: Gpu, now_ns: int) -> bool:
     plan, members = _planned(node, gpu, jobs, now_ns)
     if schedule.crowded and not was_crowded:  # the policy did not know that memory is short
         plan, members = _planned(node, gpu, jobs, now_ns)
-    schedule.order, schedule.why = plan.order, plan.why
+    schedule.order, schedule.why, schedule.reports = plan.order, plan.why, plan.reports
     again_ns = plan.ask_again_ns
     if again_ns is not None:
         again_ns = min(max(again_ns, now_ns + SOONEST_NS), now_ns + LATEST_NS)
@@ -256,7 +256,7 @@ def _fitting(gpu: Gpu, running: tuple[Allotment, ...]) -> dict[int, Allotment]:
     for allotment in running:
         seat = gpu.seats[allotment.client]
         needs = needed_bytes(seat) - seat.room.immovable_bytes
-        if found and needs > free - (0 if seat.phase is HOLDING else spare):
+        if found and needs > free - (0 if seat.phase is HOLDING or allotment.quantum_ns is not None else spare):
             continue
         free -= needs
         found[allotment.client] = allotment
@@ -276,7 +276,8 @@ def _affordable(
     comers = [gpu.seats[client] for client in members if gpu.seats[client].phase is WAITING]
     if not any(orders.missing_bytes(seat) for seat in comers):
         return members
-    wait_ns = switch_credit.lacking_ns(gpu, now_ns)
+    urgent = any(seat.view().rank.job_class is JobClass.INTERACTIVE for seat in comers)
+    wait_ns = switch_credit.lacking_ns(gpu, now_ns, urgent=urgent)
     if wait_ns == 0:
         return members
     schedule.held_back = True

@@ -153,10 +153,7 @@ def _checked(plan: object, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -
     unknown = {allotment.client for allotment in plan.running}
     if len(unknown) < len(plan.running):
         raise ValueError("the plan names a client twice")
-    for job in jobs:  # the usual answer is among the first ones
-        if not unknown:
-            break
-        unknown.discard(job.client)
+    unknown -= {job.client for job in jobs}
     if unknown:
         raise ValueError(f"the plan names client c{min(unknown)}, which does not want the GPU")
     return plan

@@ -37,7 +37,7 @@ WEIGHT: Final = 0.3
 
 
 def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu, ...]:
-    """Takes a client's count.  Returns the GPU if its policy has heard of it."""
+    """Takes a client's count.  Returns the GPU if its plan may change by it."""
     gpu, mine, last = seat.gpu, seat.progress, seat.progress.last
     at_ns = min(message.at_ns, now_ns)
     changed_ns = gpu.leases.changed_at_ns
@@ -75,6 +75,8 @@ def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu,
         return ()
     running = tuple(client for client, other in gpu.leases.by_client.items() if other.phase in AT_WORK)
     gpu.policy_guard.observe(lambda: Measured(seat.view(), running, now_ns), node.out)
+    if not gpu.schedule.reports:
+        return ()
     gpu.schedule.stale = True
     return (gpu,)
 

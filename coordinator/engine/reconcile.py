@@ -39,6 +39,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         _bring_in(node, gpu, now_ns)
     if asked or not gpu.schedule.side_by_side:  # else nothing has changed for those that run
         _inform(node, gpu, now_ns)
+    leases.keep_quiet_clock(gpu, now_ns)
     leases.alert_before_end(node, gpu, now_ns)
     prefetch.advance(node, gpu, now_ns)
 

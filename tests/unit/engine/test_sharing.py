@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
-from nvshare.scheduler_policies.api import Allotment, GpuView, JobClass, JobView, Plan, PolicyBase, Rank, State
+from nvshare.scheduler_policies.api import (
+    Allotment,
+    GpuView,
+    Happened,
+    JobClass,
+    JobView,
+    Measured,
+    Plan,
+    PolicyBase,
+    Rank,
+    State,
+    TurnEnded,
+)
 from nvshare.scheduler_policies.registry import create
 from nvshare.scheduler_policies.round_robin import RoundRobin
 from tests.harness import Harness, ScriptedClient, one_gpu, steps
@@ -226,7 +240,7 @@ class _TurnsOfTwo(PolicyBase):
 
     reads_progress = True
 
-    def observe(self, happened: object) -> None:
+    def observe(self, happened: Happened) -> None:
         """Nothing."""
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
@@ -257,6 +271,44 @@ def test_a_turn_waits_for_the_drain_of_the_one_before() -> None:
     granted = b.granted()
     assert granted is not None
     assert granted.waiters == 1
+
+
+def test_a_plan_that_no_report_changes_is_kept() -> None:
+    """Broken: a thousand programs that report ten times a second have the policy weigh all of them each time; or one
+    that is asked no more hears of no reports either."""
+    heard: list[Happened] = []
+    asked = 0
+
+    class Deaf(_TurnsOfTwo):
+        def observe(self, happened: Happened) -> None:
+            heard.append(happened)
+
+        def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+            nonlocal asked
+            asked += 1
+            return replace(super().decide(gpu, jobs, now_ns), reports=len(jobs) == 1)
+
+    harness = Harness(lambda name, uuid: Deaf(), sharing=Sharing.AUTO)
+    harness.gpu()
+    a = harness.client(wanted=True)
+
+    def reports(work: int) -> int:
+        before = asked
+        harness.milliseconds(30)
+        progress = messages.Progress(0, a.seat().lease_id, harness.clock.now_ns, work, 0, 0, 0)
+        harness.handle(events.Received(a.client, progress))
+        return asked - before
+
+    reports(1)
+    assert reports(2) == 1
+    b = harness.client(wanted=True)
+    assert reports(3) == 0
+    assert len([each for each in heard if isinstance(each, Measured)]) >= 2
+    b.die()
+    harness.milliseconds(300)
+    a.release(idle=True)
+    (ended,) = (each for each in heard if isinstance(each, TurnEnded))
+    assert ended.quiet_ns == (30 + 30 + 300) * MILLISECOND_NS, "while `b` was there it waited"
 
 
 def test_concurrent_sharing_waits_for_no_drain() -> None:
