@@ -75,10 +75,10 @@ class GpuLeases:
     """When the last lease ended, its drain included; None once the next lease has begun."""
     ran_ns: int = 0
     ran_since_ns: int | None = None
+    """Time with a running set, and since when there is one; see `Gpu.turn_clock_ns`."""
     quiet_ns: int = 0
     quiet_since_ns: int | None = None
     """Time in which no client waited, and since when; see `Gpu.quiet_clock_ns`."""
-    """Time with a running set, and since when there is one; see `Gpu.turn_clock_ns`."""
     debts: dict[str, int] = field(default_factory=dict)
     """By owner: until when its waiting clients are held back, because a drain of theirs took others' time."""
     statistics: LeaseStatistics = field(default_factory=LeaseStatistics)
