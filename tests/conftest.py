@@ -31,6 +31,11 @@ settings.load_profile("steady")  # a slow machine is no failure
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background ignores it, and programs inherit that
 
+sys.dont_write_bytecode = False  # else each program that a test starts compiles all its modules again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # jsonschema needs seconds to load it, for one format
+
 logging.raiseExceptions = False  # a command's handler keeps the stream of its test, which is closed when others log
 
 PURE = ("unit", "policies", "simulation", "chart", "kubernetes/cluster", "kubernetes/real")
