@@ -7,9 +7,11 @@ command line of our tools, also in the reference pages, names options and comman
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,6 +26,7 @@ import typer
 
 from nvshare.coordinator.cli import run
 from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
+from tests.daemon.processes import ctl
 from tests.docs.shell_blocks import PAGES, ROOT, SCRIPTS, Block, blocks, name, tool_lines, words
 from tests.waiting import eventually
 
@@ -133,13 +136,14 @@ def test_controls_in_the_text_work(tmp_path: Path) -> None:
         for page in RUN_PAGES
         for line in tool_lines(page)
         if line.startswith("nvshare-ctl ") and line not in elsewhere and not ELLIPSIS.search(line)
+        if reason(Block("", (line,))) is None
     )
     with reader(tmp_path) as environ:
         program = ["nvshare-run", "--simulate", "--name", "CLIENT", "--", sys.executable, "-m", BUSY, "--seconds=240"]
         busy = subprocess.Popen(program, env=environ, executable=shutil.which(program[0], path=environ["PATH"]))
         try:
-            eventually(lambda: '"CLIENT"' in control("nvshare-ctl clients --json", environ).stdout, "CLIENT is seen")
-            done = {line: control(line, environ) for line in lines}
+            eventually(lambda: '"CLIENT"' in control("nvshare-ctl clients --json", tmp_path).stdout, "CLIENT is seen")
+            done = {line: control(line, tmp_path) for line in lines}
         finally:
             busy.kill()
             busy.wait()
@@ -150,11 +154,10 @@ def test_controls_in_the_text_work(tmp_path: Path) -> None:
     assert len(done) - len(named) > 12, "most of the lines are whole commands"
 
 
-def control(line: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def control(line: str, runtime: Path) -> subprocess.CompletedProcess[str]:
     """Runs one `nvshare-ctl` line; `events` ends after the first one."""
-    last = " --count 1" if line.startswith("nvshare-ctl events") and "--count" not in line else ""
-    command = ["bash", "-c", line + last]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    last = ["--count", "1"] if line.startswith("nvshare-ctl events") and "--count" not in line else []
+    return ctl(runtime, *shlex.split(line, comments=True)[1:], *last)
 
 
 def test_reasons_are_needed() -> None:
@@ -164,6 +167,7 @@ def test_reasons_are_needed() -> None:
     assert not stale, stale
 
 
+@functools.cache
 def click_command(tool: str) -> Any:
     """The parser of a tool made with typer."""
     module = import_module(SCRIPTS[tool].split(":")[0])
@@ -197,10 +201,10 @@ def unknown_in(line: str) -> list[str]:
     return missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_options_exist(page: Path) -> None:
+def test_options_exist() -> None:
     """Broken: a page names an option or a command that does not exist."""
-    wrong = {line: unknown for line in tool_lines(page) if (unknown := unknown_in(line))}
+    lines = ((name(page), line) for page in PAGES for line in tool_lines(page))
+    wrong = {(page, line): unknown for page, line in lines if (unknown := unknown_in(line))}
     assert not wrong, wrong
 
 
