@@ -29,7 +29,7 @@ CHARTS = ROOT / "charts"
 CHART = CHARTS / "nvshare"
 LIBRARY = CHARTS / "nvshare-sidecar"
 EXAMPLES = CHARTS / "examples"
-SCHEMAS = Path(__file__).parent / "schemas"
+SCHEMAS: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "schemas.yaml").read_text(encoding="utf-8"))
 OLDEST = (1, 28)
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
 """Our programs: name -> module:function."""
@@ -126,15 +126,14 @@ def _definitions(version: str) -> Any:
 @functools.cache
 def own_schema(name: str) -> jsonschema.Draft202012Validator:
     """A schema of ours, for kinds that Kubernetes itself does not have."""
-    schema = json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+    return jsonschema.Draft202012Validator(SCHEMAS[name])
 
 
 def mistakes(document: Document, version: str) -> list[str] | None:
     """Mistakes that a version's API server would refuse; None when it does not know the kind."""
     kind, api = document["kind"], document["apiVersion"]
-    if (SCHEMAS / f"{kind.lower()}.json").exists() and "k8s.io" not in api and "." in api:
+    if kind.lower() in SCHEMAS and "k8s.io" not in api and "." in api:
         validator: jsonschema.Draft202012Validator | None = own_schema(kind.lower())
     else:
         validator = _validator(version, kind, api)

@@ -1,4 +1,4 @@
-"""The kinds that the chart uses and Kubernetes does not bring: Prometheus' operator's, and cert-manager's.
+"""The kinds that the chart uses and Kubernetes does not bring: those of Prometheus' operator.
 
 The real definitions are taken from the folder NVSHARE_TEST_CRDS, where there is one; they check every field.  Without
 it the kinds are there and take any field, and it is the schemas of tests/chart that check them.
@@ -22,8 +22,6 @@ _KINDS: Final = {
     "ServiceMonitor": "monitoring.coreos.com",
     "PodMonitor": "monitoring.coreos.com",
     "PrometheusRule": "monitoring.coreos.com",
-    "Certificate": "cert-manager.io",
-    "Issuer": "cert-manager.io",
 }
 
 
