@@ -15,10 +15,9 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-import pytest
 import yaml
 
-from tests.conftest import ROOT, Built, build
+from tests.conftest import ROOT, Built
 
 LIBRARIES = (
     "nvshare/client_hook/lib/libnvshare_hook.so",
@@ -36,12 +35,11 @@ def test_the_libraries_load(built: Built) -> None:
         ctypes.CDLL(str(path))
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of this checkout, built with what is installed here."""
-    place = tmp_path_factory.mktemp("wheel")
+def build_wheel(place: Path) -> Path:
+    """A wheel of this checkout, built with what is installed here; not optimised, which changes nothing in it."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     command += [f"--config-settings=build-dir={place / 'build'}", "--wheel-dir", str(place), str(ROOT)]
+    command += ["--config-settings=cmake.args=-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O0"]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,14 +47,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_one_wheel_for_every_python(wheel: Path) -> None:
-    """The compiled parts know no Python: a wheel per version would be a mistake in the build."""
+def test_wheel_is_complete(tmp_path: Path) -> None:
+    """Broken: a file is missing on the user's machine, a library is a link, or each Python needs a wheel of its own."""
+    wheel = build_wheel(tmp_path)
     assert re.fullmatch(r"nvshare-[\d.]+-py3-none-(linux|manylinux)_\w+\.whl", wheel.name), wheel.name
-
-
-def test_wheel_is_complete(wheel: Path) -> None:
-    """What a missing file breaks shows on the user's machine only."""
-    names = set(zipfile.ZipFile(wheel).namelist())
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        assert all(archive.read(name)[:4] == b"\x7fELF" for name in LIBRARIES)
     wanted = {
         *LIBRARIES,
         "nvshare/coordinator/py.typed",
@@ -75,24 +72,6 @@ def test_wheel_is_complete(wheel: Path) -> None:
         next(p[0] for p in parts if "dist-info" in p[0]),
     }
     assert not [name for name in names if "/src/" in name or "/results/" in name or name.startswith("nvshare/tests/")]
-
-
-def test_wheel_holds_no_links(wheel: Path) -> None:
-    """A wheel cannot carry symbolic links: a library behind one would be there twice or not at all."""
-    with zipfile.ZipFile(wheel) as archive:
-        for name in LIBRARIES:
-            assert archive.read(name)[:4] == b"\x7fELF", name
-
-
-@pytest.mark.sanitizer
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_everything_compiles_with_sanitizers(sanitizer: str) -> None:
-    """A build that only works without sanitizers hides what they would find."""
-    prefix = build(
-        ROOT / "build" / f"test-{sanitizer.replace(',', '-')}", "-DNVSHARE_WERROR=ON", f"-DNVSHARE_SANITIZE={sanitizer}"
-    )
-    for name in LIBRARIES:
-        assert (prefix / name).is_file()
 
 
 def test_the_sdist_has_sources_and_no_results(tmp_path: Path) -> None:
