@@ -80,16 +80,9 @@ SHELLS: Final[dict[str, Callable[[Path, dict[str, str]], None]]] = {"bash": in_b
     [
         ("nvshare-run --mem", {"--memory"}),
         ("nvshare-run --memory s", {"swap"}),
-        ("nvshare-run --gang x --class best", {"best-effort"}),
-        ("nvshare-run -- mktem", {"mktemp"}),
         ("nvshare-run --gang x mktem", {"mktemp"}),
-        ("nvshare-ctl stat", {"status"}),
-        ("nvshare-ctl status --runt", {"--runtime-dir"}),
-        ("nvshare-ctl status -o w", {"wide"}),
         ("nvshare-ctl set policy fair", {"fair_share"}),
-        ("nvshare-ctl set class train ", {"interactive", "batch", "best-effort"}),
         ("nvshare-coordinator --switch", {"--switch-share"}),
-        ("nvshare-coordinator --policy fair", {"fair_share"}),
     ],
 )
 @pytest.mark.parametrize("shell", list(SHELLS))
