@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvshare.coordinator.cli.demo_ledger import ClientRecord, Ledger
+from nvshare.coordinator.cli.demo_ledger import Ledger
 from nvshare.coordinator.cli.demo_proof import TIMER_RESOLUTION_NS, violations
-from nvshare.coordinator.cli.demo_view import STRIP_COLUMNS, STRIP_NS, strip
 
 GPU = "GPU-1"
 
@@ -65,26 +63,6 @@ def test_a_handover_costs_from_the_revocation_to_the_next_opening_less_the_drain
     assert (second.holds, second.held_ns, second.max_wait_ns) == ([(58_200, 91_000)], 32_800, 57_000)
 
 
-@pytest.mark.parametrize(("asked", "drained", "drain_ns"), [(False, True, 0), (True, False, 500), (True, True, 1_500)])
-def test_other_ends_of_a_lease_are_no_samples(asked: bool, drained: bool, drain_ns: int) -> None:
-    """Else an idle holder, a hung one, or one that was giving back already would count as the cost of a hand-over."""
-    ledger = ledger_of(
-        granted(1_000, 0, 1),
-        *([revoked(4_000, 0, 1)] if asked else []),
-        released(5_000, 0, 1, opened_at_ns=1_100, drained=drained, drain_ns=drain_ns),
-        granted(5_100, 1, 2),
-        released(9_000, 1, 2, opened_at_ns=5_200),
-    )
-    assert ledger.handover_ns == []
-    assert ledger.handovers == 1
-
-
-def test_the_same_client_again_is_no_handover() -> None:
-    """Else a client that goes idle and comes back would look like a switch."""
-    ledger = ledger_of(granted(1_000, 0, 1), released(2_000, 0, 1, opened_at_ns=1_100), granted(3_000, 0, 2))
-    assert (ledger.handovers, len(ledger.clients["a"].holds)) == (0, 2)
-
-
 def test_a_client_that_dies_with_its_lease_holds_it_no_longer() -> None:
     """Else its time would go on counting."""
     ledger = ledger_of(granted(1_000, 0, 1), {"kind": "gone", "at_ns": 4_000, "client": 0, "name": "a"})
@@ -123,10 +101,3 @@ def test_the_timers_steps_are_no_violation() -> None:
     touching = {"a": [(10_000, 20_000)], "b": [(20_000 - TIMER_RESOLUTION_NS, 30_000)]}
     assert violations(touching) == 0
     assert violations({"a": [(10_000, 20_000)], "b": [(19_999 - TIMER_RESOLUTION_NS, 30_000)]}) == 1
-
-
-def test_the_strip_shows_who_held_the_gpu_when() -> None:
-    """Else the live view would show something else than what happened."""
-    record = ClientRecord("a", [(-5, STRIP_NS // 4), (STRIP_NS * 3 // 4, STRIP_NS)])
-    quarter = STRIP_COLUMNS // 4
-    assert strip(record, STRIP_NS) == "█" * quarter + "·" * 2 * quarter + "█" * quarter

@@ -69,22 +69,8 @@ def test_standard_input_goes_to_the_command(nvshare_run: Run) -> None:
 
 def test_the_command_has_the_environment_of_a_client(nvshare_run: Run, runtime: RuntimeDir) -> None:
     """Else the hook would be inert, or set up as nobody asked."""
-    done = nvshare_run(
-        "--memory",
-        "device",
-        "--priority",
-        "5",
-        "--name",
-        "job",
-        "--gpu-memory-limit",
-        "1.5GiB",
-        "--weight",
-        "7",
-        "--gang",
-        "pair",
-        "--",
-        "env",
-    )
+    options = "--memory device --priority 5 --name job --gpu-memory-limit 1.5GiB --weight 7 --gang pair"
+    done = nvshare_run(*options.split(), "--", "env")
     variables = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     assert variables["LD_PRELOAD"].endswith("libnvshare_hook.so")
     assert variables["NVSHARE_SOCKET"] == str(runtime.hooks_socket)
