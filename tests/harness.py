@@ -5,6 +5,7 @@ Time moves only by `Harness.advance`, which fires the engine's timer at its dead
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from nvshare.scheduler_policies.registry import create
 
 M = TypeVar("M", bound=messages.Message)
 GPU = "GPU-0"
+SEEDS = int(os.environ.get("NVSHARE_TEST_SEEDS", "1"))
+"""How many times the seeds of CI a run of the random worlds takes; the soak takes new ones."""
 
 
 @dataclass(slots=True, eq=False)

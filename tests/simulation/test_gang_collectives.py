@@ -161,7 +161,7 @@ def test_ranks_find_back_to_each_other() -> None:
     """Broken: once a drain has waited for the other rank's next turn, each would have its turns while the other one is
     out, for long.  0.44 of what they do alone, in the mean of 16 worlds, where it was 0.23 (0.06 to 0.45)."""
     alone = run(0, rivals=False).gang
-    found = [run(seed) for seed in range(4)]
+    found = [run(seed) for seed in range(2)]
     assert statistics.mean(one.gang for one in found) > 0.4 * alone
     assert min(one.gang for one in found) > 0.35 * alone
     assert min(share for one in found for share in one.rivals) > 0.35

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from nvshare.bench.virtual_node.world import Plan, core_settings
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.scheduler_policies.registry import BUILT_IN
-from tests.harness import live
+from tests.harness import SEEDS, live
 
 PLAN = Plan(memory_bytes=600, swap_share=1.0, users=3, duration_ns=6 * SECOND_NS)
 core = partial(core_settings, drain_deadline_ns=SECOND_NS)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6 * SEEDS, deadline=None)
 @given(
     st.integers(0, 1 << 32),
     st.sampled_from(sorted(BUILT_IN)),
@@ -55,7 +55,7 @@ def test_users_are_refused_in_these_worlds() -> None:
 def test_while_nothing_changes_nothing_is_tried_again_and_again() -> None:
     """Broken: beside a process that was stopped, those who lack its room are granted and refused all the time."""
     plan = replace(PLAN, gpus=1, processes=5, memory_bytes=900, stop_chance=0.05)
-    worlds = [live(seed, plan, core(host_budget_bytes=9_000)) for seed in range(30)]
+    worlds = [live(seed, plan, core(host_budget_bytes=9_000)) for seed in range(10 * SEEDS)]
     assert sum(world.checks.unschedulable for world in worlds) > 3, "some were refused room, and had to wait"
     most = max(world.checks.refused_in_calm for world in worlds)
     assert most <= 15 * plan.processes, "in the 30 s for which processes stop"
