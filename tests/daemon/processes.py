@@ -6,6 +6,7 @@ Invariants: every wait has a bound and a condition.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import select
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from unittest import mock
 
+import typer
 import zmq
 
 from nvshare.coordinator.cli.ctl import main
@@ -43,11 +45,16 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
+_parser = functools.cache(typer.main.get_command)
+"""Of `nvshare-ctl`: typer makes it for each call, which takes longer than the call."""
+
+
 def ctl(directory: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """`nvshare-ctl` with these words, in this process: an interpreter's start would cost more than the command."""
     out, errors, code = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.dict(os.environ, {"NVSHARE_RUNTIME_DIR": str(directory)}),
+        mock.patch.object(typer.main, "get_command", _parser),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
     ):
