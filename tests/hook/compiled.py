@@ -42,7 +42,7 @@ def run_compiler(command: list[str]) -> str:
 
 def compile_c(out: Path, *sources: Path, flags: tuple[str, ...] = ()) -> Path:
     """Compiles C sources, and links libraries that are among them, with the hook's own warnings as errors."""
-    options = ["-std=gnu11", "-O2", "-g", *WARNINGS, *UNUSED, "-I", str(SOURCE), "-isystem", cuda_include(), *flags]
+    options = ["-std=gnu11", "-O1", "-g", *WARNINGS, *UNUSED, "-I", str(SOURCE), "-isystem", cuda_include(), *flags]
     compiler = [os.environ.get("CC", "gcc"), *options]
     command = [*compiler, *map(str, sources), "-lpthread", "-ldl", "-o"]
     if any(str(out.parent) in flag for flag in flags):  # of this test alone
