@@ -30,8 +30,7 @@ def test_contexts_end_beside_others(node: Node, program: Path, memory: str) -> N
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("memory", ["managed", "swap"])
-@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
+@pytest.mark.parametrize(("kind", "memory"), [("address,undefined", "swap"), ("thread", "managed"), ("thread", "swap")])
 def test_contexts_end_under_sanitizers(node: Node, program: Path, kind: str, memory: str) -> None:
     """Broken: the hook uses an event or a record of a context that another thread ends meanwhile."""
     variables = sanitized(kind)

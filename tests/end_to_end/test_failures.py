@@ -104,18 +104,6 @@ def test_stopped_holder_does_not_break_exclusivity(node: Node, saturate: Path) -
     end_apart(node)
 
 
-def test_stopped_coordinator_fails_nobody(node: Node, saturate: Path) -> None:
-    """An orderly stop (an upgrade) is as harmless as a crash."""
-    node.start_coordinator("--quantum=20ms")
-    pids = two(node, saturate)
-    assert node.coordinator is not None
-    node.coordinator.terminate()
-    assert node.coordinator.wait() == 0, node.log()
-    node.start_coordinator("--quantum=20ms")
-    go_on(node, pids)
-    end_apart(node)
-
-
 def test_memory_that_is_only_reported_is_not_counted(node: Node) -> None:
     """Broken: a process without memory reports the whole card, and all others are out of memory."""
     node.start_coordinator()

@@ -1,4 +1,4 @@
-"""Unmodified programs under the whole product: CuPy, and one that asks for memory.
+"""Unmodified programs under the whole product: CuPy, and some that hardly use the driver.
 
 Non-goals: taking turns as such (test_sharing.py).
 """
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from nvshare.simulated_gpu.trace import overlaps
-from tests.end_to_end.conftest import Node, finish, stop
+from tests.end_to_end.conftest import Node, stop
 from tests.waiting import eventually
 
 PROGRAMS = Path(__file__).with_name("programs")
-OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 2, 3, 100
+NOT_INITIALIZED, NO_DEVICE = 3, 100
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed (extra cupy)")
@@ -31,14 +31,6 @@ def test_two_cupy_programs(node: Node) -> None:
     trace = node.trace()
     assert {busy.process_id for busy in trace} == {process.pid for process in both}
     assert overlaps(trace) == []
-
-
-def test_memory_limit_is_the_virtual_card(node: Node) -> None:
-    """`--gpu-memory-limit`: the program sees a card of that size, and is out of memory there, not before or after."""
-    node.start_coordinator()
-    command = [sys.executable, str(PROGRAMS / "memory_limit.py")]
-    told = finish(node.run(command, "--memory=device", "--gpu-memory-limit=256MiB"))
-    assert told == {"total_mib": 256, "had_mib": 256, "result": OUT_OF_MEMORY, "after": 0}
 
 
 INTRODUCTION = """

@@ -25,7 +25,7 @@ from nvshare.simulated_gpu.environment import simulated_environment
 from nvshare.simulated_gpu.trace import Overlap, overlaps
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node
-from tests.hook.compiled import SOURCE, cuda_include
+from tests.hook.compiled import compile_c
 from tests.waiting import BOUND_S
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -47,12 +47,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
     """Folder of the programs, linked with the driver as C programs are."""
     folder = tmp_path_factory.mktemp("semantics")
     for program in ("semantics_work", "semantics_captures", "semantics_life"):
-        flags = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror")
-        include = ("-I", str(SOURCE), "-isystem", cuda_include())
-        parts = (str(PROGRAMS / f"{program}.c"), str(built.sim_dir / "libcuda.so.1"), "-ldl", "-lpthread")
-        command = [os.environ.get("CC", "cc"), *flags, *include, *parts, "-o", str(folder / program)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
+        compile_c(folder / program, PROGRAMS / f"{program}.c", built.sim_dir / "libcuda.so.1")
     return folder
 
 

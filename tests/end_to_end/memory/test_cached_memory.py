@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from nvshare.bench.harness.fixture import Fixture, fixture
 from tests.conftest import Built
+from tests.daemon.processes import ctl
 from tests.waiting import BOUND_S, eventually
 
 PROGRAM = Path(__file__).parent / "programs" / "cached_memory.py"
@@ -40,13 +42,15 @@ def moved_bytes(stand: Fixture, library: str, sizes: Sizes, *, releases: bool) -
         command = [sys.executable, str(PROGRAM), library, *map(str, words)]
         return stand.start(command, hooked=True, name=name, options=("--memory=swap",))
 
+    def status() -> Any:
+        return json.loads(ctl(stand.directory, "status", "--json").stdout)
+
     def gpu() -> dict[str, Any]:
-        found: dict[str, Any] = stand.control("status")["gpus"][0]
+        found: dict[str, Any] = status()["gpus"][0]
         return found
 
     def freed() -> int:
-        status = stand.control("status")
-        return sum(seat["released_bytes"] for client in status["clients"] for seat in client["seats"])
+        return sum(seat["released_bytes"] for client in status()["clients"] for seat in client["seats"])
 
     def turns(count: int) -> int:
         begin = gpu()
@@ -62,10 +66,7 @@ def moved_bytes(stand: Fixture, library: str, sizes: Sizes, *, releases: bool) -
             eventually(lambda: turns(1) == 0, "a hand-over that moves nothing")
         moved, released_bytes = turns(TURNS), freed()
         if releases:
-            shown = subprocess.run(
-                [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "memory"],
-                env=stand.environment(), capture_output=True, text=True, check=True,
-            ).stdout  # fmt: skip
+            shown = ctl(stand.directory, "memory").stdout
             assert re.search(r"cached \(.*\): freed .* itself under pressure$", shown, re.MULTILINE), shown
         for program in programs:
             program.terminate()
@@ -82,12 +83,12 @@ def moved_bytes(stand: Fixture, library: str, sizes: Sizes, *, releases: bool) -
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed (extra cupy)")
 def test_cached_memory_that_is_freed_does_not_move(built: Built) -> None:
     """Broken: a program that frees its caches under pressure makes the card move as much as before."""
-    sizes = Sizes(kept=200 * MIB, cached=512 * MIB, rival=400 * MIB)
-    with fixture(simulate="1x1GiB", quantum="20ms") as stand:
+    sizes = Sizes(kept=50 * MIB, cached=128 * MIB, rival=100 * MIB)
+    with fixture(simulate="1x256MiB", quantum="20ms") as stand:
         moved, released = moved_bytes(stand, "cupy", sizes, releases=False)
         assert released == 0
-        assert moved >= TURNS // 2 * (200 + 512 + 400 - 1024) * MIB, "without the callback each turn moves memory"
-    with fixture(simulate="1x1GiB", quantum="20ms") as stand:
+        assert moved >= TURNS // 2 * (50 + 128 + 100 - 256) * MIB, "without the callback each turn moves memory"
+    with fixture(simulate="1x256MiB", quantum="20ms") as stand:
         moved, released = moved_bytes(stand, "cupy", sizes, releases=True)
-        assert released >= 512 * MIB
+        assert released >= 128 * MIB
         assert moved == 0, "all that is in use fits the card"
