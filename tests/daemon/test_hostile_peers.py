@@ -165,11 +165,6 @@ def test_another_protocol_version_is_told_the_remedy(served: Running, connect: C
     assert "same nvshare version" in rejected.text
 
 
-def test_nothing_is_heard_before_hello(served: Running, connect: Connect) -> None:
-    """Broken if an unknown peer could reach the core."""
-    assert refusal(connect(served).attach(wanted=True)).code == messages.Rejection.MALFORMED
-
-
 def test_hello_is_said_once(served: Running, connect: Connect) -> None:
     """Broken if a client could become two."""
     hook = connect(served).hello()
@@ -210,42 +205,6 @@ def test_a_flood_costs_the_flooder_its_connection(coordinators: Coordinators, co
     else:
         assert closed(link)
     eventually(lambda: running.ask(api.Ping())["clients"] == 0, "the flooder's end")
-    assert connect(running).hello().next(messages.Welcome)
-
-
-def test_more_clients_than_allowed_are_told_so(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if clients without bound were served, or turned away without a word."""
-    running = coordinators.start("--max-clients", "2")
-    served = [connect(running).hello(), connect(running).hello()]
-    for hook in served:
-        hook.next(messages.Welcome)
-    rejected = refusal(connect(running).hello())
-    assert rejected.code == messages.Rejection.TOO_MANY_CLIENTS
-    assert "max_clients" in rejected.text
-    served[0].close()
-    eventually(lambda: running.ask(api.Ping())["clients"] == 1, "a free place")
-    assert connect(running).hello().next(messages.Welcome)
-
-
-def test_a_client_that_does_not_read_is_cut_and_nobody_waits_for_it(
-    coordinators: Coordinators, connect: Connect
-) -> None:
-    """Broken if a full queue blocked the loop, or grew without bound."""
-    running = coordinators.start("--log-level", "error")
-    deaf = Link(running.directory.hooks_socket)
-    deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
-    deaf.send(messages.encode(messages.Hello(1, "deaf", "bad", 1, 0, 1, 0, "")))
-    deaf.send(messages.encode(messages.AttachGpu(0, uuid_of(0), 1, 0, False, 0, 0, 0)))
-    again = frame(messages.encode(messages.AttachGpu(0, uuid_of(0), 1, 0, False, 0, 0, 0)))
-
-    def ended() -> bool:
-        try:
-            deaf.socket.sendall(again * 50)
-        except OSError:
-            return True
-        return bool(running.ask(api.Ping())["clients"] == 0)
-
-    eventually(ended, "the end of the client that does not read")
     assert connect(running).hello().next(messages.Welcome)
 
 
@@ -294,17 +253,3 @@ def test_connections_that_do_not_register_in_time_are_closed(coordinators: Coord
             raw.connect(str(running.directory.hooks_socket))
             raw.sendall(half)
             assert closed(raw)
-
-
-def test_connections_come_and_go_without_a_trace(served: Running) -> None:
-    """Broken if a client that ends right after its hello stayed as a ghost, or cost a descriptor."""
-    folder = Path(f"/proc/{served.process.pid}/fd")
-    hello = messages.encode(messages.Hello(1, "brief", "bad", os.getpid(), 0, 1, 0, ""))
-    attach = messages.encode(messages.AttachGpu(0, uuid_of(0), 1, 0, True, 0, 0, 0))
-    before = len(list(folder.iterdir()))
-    for _ in range(300):
-        link = Link(served.directory.hooks_socket)
-        link.socket.sendall(frame(hello) + frame(attach))
-        link.close()
-    eventually(lambda: served.ask(api.Ping())["clients"] == 1, "the end of all brief clients")
-    eventually(lambda: len(list(folder.iterdir())) <= before + 2, "their descriptors")
