@@ -10,9 +10,10 @@ import pytest
 
 from nvshare.coordinator.protocol.framing import Connection, ZmtpError
 from tests.fuzz.targets import TARGETS, build_fuzzer, build_replay, read_corpus, unpack
+from tests.harness import SEEDS
 from tests.unit.protocol import codec
 
-RUNS = {"decoder": 200_000, "transport": 20_000, "resolver": 50_000}
+RUNS = {"decoder": 50_000 * SEEDS, "transport": 5_000 * SEEDS, "resolver": 12_000 * SEEDS}
 
 
 @pytest.mark.parametrize("target", TARGETS)
