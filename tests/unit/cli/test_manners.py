@@ -25,20 +25,21 @@ SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_every_command_says_its_version(
+def test_every_command_says_its_version_and_what_it_does(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Broken: a report of a fault cannot say which version it is about."""
+    """Broken: a report of a fault cannot say which version it is about, or a tool cannot say what it does."""
     module, function = SCRIPTS[name].split(":")
-    monkeypatch.setattr(sys, "argv", [name, "--version"])
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            getattr(importlib.import_module(module), function)()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert not ended.value.code
-    assert capsys.readouterr().out == f"{name} {version()}\n"
+    for option, said in (("--version", f"{name} {version()}\n"), ("--help", "usage")):
+        monkeypatch.setattr(sys, "argv", [name, option])
+        try:
+            with pytest.raises(SystemExit) as ended:
+                getattr(importlib.import_module(module), function)()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert not ended.value.code
+        assert said in capsys.readouterr().out.lower()
 
 
 @pytest.mark.parametrize(
