@@ -91,9 +91,14 @@ def ready(client: Client, coordinator: ScriptedCoordinator | None, threshold: in
     return int(pool)
 
 
-@MODES
-@pytest.mark.parametrize("kind", ["default", "made", "current"])
-@pytest.mark.parametrize("threshold", [0, UNBOUNDED], ids=["released", "kept"])
+@pytest.mark.parametrize(
+    ("mode", "kind", "threshold"),
+    [
+        *(("swap", kind, threshold) for kind in ("default", "made", "current") for threshold in (0, UNBOUNDED)),
+        *(("managed", "default", UNBOUNDED), ("managed", "made", 0)),
+        *(("device", "default", 0), ("device", "current", UNBOUNDED)),
+    ],
+)
 def test_pools_say_what_they_say_without_the_hook(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str, kind: str, threshold: int
 ) -> None:
