@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import referencing
 
+from tests.conftest import Built
 from tests.containers.engines import edits_for, simulated_coordinator
 from tests.daemon.processes import Coordinators, ctl
 
@@ -32,18 +33,20 @@ def base() -> Iterator[Path]:
         yield Path(made)
 
 
-@pytest.fixture(params=["simulated", "real"])
-def made(request: pytest.FixtureRequest, base: Path) -> Iterator[dict[str, Any]]:
+@pytest.fixture(scope="module", params=["simulated", "real"])
+def made(request: pytest.FixtureRequest, built: Built) -> Iterator[dict[str, Any]]:
     """The specification for simulated GPUs, and for those of a coordinator that takes its GPUs for real ones."""
-    options = ("install", "cdi", "--library-dir", str(base / "lib"), "-o", "-")
-    if request.param == "simulated":
-        with simulated_coordinator(base / "run"):
-            yield json.loads(ctl(base / "run", *options).stdout)
-        return
-    coordinators = Coordinators(base)
-    running = coordinators.start(gpus=2)
-    yield json.loads(ctl(running.directory.path, *options).stdout)
-    running.kill()
+    del built  # it names the libraries
+    with tempfile.TemporaryDirectory(prefix="nvs-") as path:
+        base = Path(path)
+        options = ("install", "cdi", "--library-dir", str(base / "lib"), "-o", "-")
+        if request.param == "simulated":
+            with simulated_coordinator(base / "run"):
+                yield json.loads(ctl(base / "run", *options).stdout)
+            return
+        running = Coordinators(base).start(gpus=2)
+        yield json.loads(ctl(running.directory.path, *options).stdout)
+        running.kill()
 
 
 def is_simulated(made: dict[str, Any]) -> bool:
