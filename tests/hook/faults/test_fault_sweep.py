@@ -95,7 +95,7 @@ def test_each_first_allocation_of_the_hook_fails(hook_env: dict[str, str], progr
 
 @pytest.mark.sanitizer
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["managed", "swap"])
 def test_each_call_fails(coordinator: ScriptedCoordinator, hook_env: dict[str, str], program: Path, mode: str) -> None:
     """A program would hear another error than the driver's, be charged for ever with what it does not have, or crash
     on a machine that is short of memory; freed memory would be in use, or a lock held by nobody."""
