@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from nvshare.coordinator.cli.top.choice import Choice, answer, press, rows
+from nvshare.coordinator.cli.top.choice import Choice, press, rows
 from nvshare.coordinator.cli.top.frame import Screen, bar, frame
 from nvshare.coordinator.cli.top.keyboard import keys
 from nvshare.coordinator.daemon.control import api
@@ -95,13 +95,6 @@ def test_keys_select_sort_and_ask() -> None:
     assert press("p", choice, reply)[1] == api.Resume(client=f"c{second}")
     empty = {**reply, "clients": [], "gpus": []}
     assert [press(key, Choice(), empty)[1] for key in ("p", "c", "+", "down")] == [None] * 4
-
-
-def test_what_a_key_did_is_said() -> None:
-    """Broken if a change that does not last looked as if it did."""
-    result = {"name": "train.py", "ends": "with this coordinator"}
-    assert answer(api.Pause(client="1"), result) == "train.py is paused; it ends with this coordinator"
-    assert answer(api.Set(setting="quantum", value=20_000_000), {}) == "the quantum is 20 ms"
 
 
 def test_keys_of_a_terminal() -> None:

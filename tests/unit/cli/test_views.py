@@ -13,8 +13,6 @@ from rich.cells import cell_len
 
 from nvshare.coordinator.cli.views import clients, memory, slots, status
 from nvshare.coordinator.cli.views.output import View, with_period, written, yaml_lines
-from nvshare.coordinator.cli.views.table import layout, number, text
-from nvshare.coordinator.cli.views.words import duration, size_of
 from tests.harness import one_gpu
 from tests.unit.cli import replies
 
@@ -83,27 +81,11 @@ def test_json_and_yaml_have_the_whole_reply() -> None:
     assert list(yaml_lines({"a": [{"b": 1, "c": "x"}]})) == ["a:", "  - b: 1", '    c: "x"']
 
 
-def test_a_table_that_cannot_fit_keeps_its_figures() -> None:
-    """Broken if a narrow terminal hid digits rather than break a line."""
-    columns = [number("BYTES"), text("NAME"), number("MORE")]
-    lines = layout(columns, [["1234567890123", "日本語の長い名前のプログラム", "42"]], 24)
-    assert lines == ["        BYTES  NAME    MORE", "1234567890123  日本…     42"]
-
-
 def test_watch_takes_a_period_or_none() -> None:
     """Broken if `--watch` needed a number, or swallowed the next option."""
     assert with_period(["status", "--watch", "-o", "wide"]) == ["status", "--watch=2.0", "-o", "wide"]
     assert with_period(["status", "-w", "0.5"]) == ["status", "-w", "0.5"]
     assert with_period(["status", "--watch=3"]) == ["status", "--watch=3"]
-
-
-def test_figures_for_people() -> None:
-    """Broken if a figure were in the wrong unit."""
-    assert [duration(each) for each in (5, 3_500_000, 1_250_000_000, 75 * 10**9, 7_500 * 10**9)] == [
-        *("0ms", "3ms", "1.2s", "1m15s", "2h05m")
-    ]
-    gib = replies.GIB
-    assert [size_of(each, 4 * gib) for each in (0, gib, gib >> 1)] == ["0/4GiB", "1/4GiB", "512MiB/4GiB"]
 
 
 def test_a_reply_of_any_kind_is_shown() -> None:

@@ -75,10 +75,3 @@ def test_a_refusal_names_who_has_the_memory() -> None:
         "GPU 0 has 4GiB for programs, and train.py (alice) has 3GiB that cannot move, 1 other program"
     )
     assert "train.py" not in explanations.refusal(refused, hide_names=True)
-
-
-def test_ordinals() -> None:
-    """Broken: `2th in line`."""
-    assert [explanations.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21, 112)] == (
-        ["1st", "2nd", "3rd", "4th", "11th", "12th", "21st", "112th"]
-    )
