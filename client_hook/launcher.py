@@ -33,6 +33,7 @@ _CLIENT_ONLY = _OF_A_SERVICE | frozenset(
         "SHARE_REQUEST",
         "SHARE_LIMIT",
         "DEADLINE",
+        "PARK_AFTER",
         "MEMORY",
         "MEMORY_LIMIT",
         "PLACEMENT",
@@ -58,6 +59,8 @@ class ClientOptions:
     share_request: float | None = None
     share_limit: float | None = None
     deadline_ns: int | None = None
+    park_after_ns: int | None = None
+    """0: never."""
 
 
 def package_root() -> Path:
@@ -222,6 +225,7 @@ def client_environment(
         "NVSHARE_SHARE_REQUEST": _share(options.share_request),
         "NVSHARE_SHARE_LIMIT": _share(options.share_limit),
         "NVSHARE_DEADLINE": None if options.deadline_ns is None else f"{options.deadline_ns}ns",
+        "NVSHARE_PARK_AFTER": None if options.park_after_ns is None else f"{options.park_after_ns}ns",
         "NVSHARE_NAME": options.name,
         "NVSHARE_MEMORY_LIMIT": options.memory_limit_bytes,
     }

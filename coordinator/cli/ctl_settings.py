@@ -85,7 +85,7 @@ def _done(setting: Setting, value: Any, result: dict[str, Any]) -> str:
         words["client"] = client_name(result)
     if "host_shared_bytes" in result:
         words["used"] = format_size(result["host_shared_bytes"])
-        if result["host_shared_bytes"] > value:
+        if setting.name == "host_budget" and result["host_shared_bytes"] > value:
             words["more"] = ", so clients get no more until some is returned"
     if "limit_bytes" in result and value:
         words["limit"] = f"a limit of {format_size(value)}"

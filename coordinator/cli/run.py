@@ -32,11 +32,11 @@ from nvshare.client_hook.launcher import (
     without_hook,
 )
 from nvshare.client_hook.obstacles import find_obstacle
-from nvshare.coordinator.units import parse_duration, parse_part, parse_size
+from nvshare.coordinator.units import parse_duration, parse_duration_or_never, parse_part, parse_size
 
 _WITH_VALUE = (
     "--memory", "--priority", "--weight", "--gang", "--class", "--share-request", "--share-limit", "--deadline",
-    "--name", "--gpu-memory-limit", "--gpu", "--with", "--apart", "--runtime-dir",
+    "--park-after", "--name", "--gpu-memory-limit", "--gpu", "--with", "--apart", "--runtime-dir",
 )  # fmt: skip
 _NAME_BYTES = 63
 T = TypeVar("T")
@@ -141,6 +141,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--deadline", type=_deadline, metavar="TIME", help="when it should be done, from its start: 90s, 30m, 2h"
     )
+    parser.add_argument(
+        "--park-after",
+        type=_park_after,
+        metavar="TIME",
+        help="leave the GPU altogether after this time without use of it: 10m, 2h; 0: never (as set for its class)",
+    )
     parser.add_argument("--name", type=_name, metavar="S", help="name shown by tools (script or program)")
     parser.add_argument("--gpu-memory-limit", type=_size, metavar="SIZE", help="largest allocation in all: 4GiB")
     _add_gpus(parser)
@@ -219,6 +225,7 @@ def _by(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 _size, _share = _by(parse_size), _by(lambda text: parse_part(text, 0.001))
 _deadline = _by(lambda text: parse_duration(f"{text}s" if text.isdecimal() else text))
+_park_after = _by(parse_duration_or_never)
 
 
 def _prepare(options: argparse.Namespace, environ: dict[str, str], program: str) -> dict[str, str]:
@@ -235,6 +242,7 @@ def _prepare(options: argparse.Namespace, environ: dict[str, str], program: str)
             share_request=options.share_request,
             share_limit=options.share_limit,
             deadline_ns=options.deadline,
+            park_after_ns=options.park_after,
             name=options.name,
             memory_limit_bytes=options.gpu_memory_limit,
         ),

@@ -252,6 +252,7 @@ class Dispatcher:
             share_limit=max(1, message.share_limit) / 1000,
             deadline_ns=client.own.rank.deadline_ns or (now_ns + message.deadline_ns if message.deadline_ns else None),
             spatial=message.spatial,
+            park_after_ns=message.park_after_ns % messages.NEVER_NS if message.park_after_ns else None,
         )
         self.settle(connection, now_ns)
 

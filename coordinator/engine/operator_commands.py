@@ -128,6 +128,7 @@ def settle(node: Node, client: Client, facts: Facts, now_ns: int) -> Iterable[Gp
     _limit(node, client)
     if facts.paused is not had.paused:
         _pause(node, client, now_ns)
+    (node.own_park_times.add if facts.park_after_ns else node.own_park_times.discard)(client.client_id)
     if replace(facts, limit_bytes=had.limit_bytes, limits_of_gpus=had.limits_of_gpus) == had:
         return []
     for seat in client.seats.values():

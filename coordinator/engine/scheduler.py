@@ -114,8 +114,8 @@ class Scheduler:
     @property
     def wants_looks(self) -> bool:
         """Whether `events.Look` is due each second."""
-        settings = self._node.settings
-        return settings.park_after_ns > 0 or settings.rebalance or bool(self._node.parking)
+        node = self._node
+        return node.settings.parks or node.settings.rebalance or bool(node.parking or node.own_park_times)
 
     @property
     def event_log(self) -> EventLog:
@@ -338,6 +338,7 @@ class Scheduler:
             orders.outlive_client(self._node, seat, size, now_ns)
         host_budget.client_left(self._node, client, now_ns)
         self._node.parking.pop(event.client, None)
+        self._node.own_park_times.discard(event.client)
         self._node.out.append(Notify("gone", {"client": event.client, "name": client.identity.name}))
         return [seat.gpu for seat in client.seats.values()]
 

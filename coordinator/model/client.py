@@ -46,6 +46,8 @@ class Facts:
     """"": none."""
     spatial: bool = False
     paused: bool = False
+    park_after_ns: int | None = None
+    """Idleness after which it is parked; 0: never.  None: as its class."""
 
     def limit_on(self, uuid: str) -> int:
         """Bytes of GPU memory; 0: no limit."""

@@ -168,6 +168,10 @@ DURATION_OR_NEVER: Final = replace(
     DURATION, parse=parse_duration_or_never, shown=lambda ns: format_duration(ns) if ns else "0", low=0, bare=True,
     sample='"100ms" or "0"', schema=_ref("durationOrNever"),
 )  # fmt: skip
+OWN_OR_COMMON: Final = replace(
+    DURATION_OR_NEVER, parse=lambda text: None if text == "common" else parse_duration_or_never(text), none="common",
+    sample='"10m", "0" or "common"', schema=_ref("durationOrCommon"),
+)  # fmt: skip
 QUANTUM: Final = Kind(
     of=int, parse=parse_quantum, shown=format_duration, none="auto", low=QUANTUM_BOUNDS_NS[0],
     high=QUANTUM_BOUNDS_NS[1], sample='"100ms" or "auto"', schema=_ref("quantum"),
@@ -324,7 +328,16 @@ class Settings:
     park_after_ns: int = setting(
         DURATION_OR_NEVER, 0, live=True,
         help="A program in mode `swap` that has not used its GPUs for this time leaves them altogether, contexts "
-        "included, and comes back at its next call; 0: never. Needs the extra `park` and NVIDIA's driver 570",
+        "included, and comes back at its next call; 0: never. A program's own time (`--park-after`) comes first, "
+        "then that of its class, if it has one. Needs the extra `park` and NVIDIA's driver 570",
+    )  # fmt: skip
+    park_after_interactive_ns: int | None = setting(
+        OWN_OR_COMMON, None, live=True, help="`park_after` of programs of class interactive",
+        default_text="`park_after`",
+    )  # fmt: skip
+    park_after_best_effort_ns: int | None = setting(
+        OWN_OR_COMMON, None, live=True, help="`park_after` of programs of class best-effort",
+        default_text="`park_after`",
     )  # fmt: skip
     rebalance: bool = setting(
         FLAG, False, live=True, in_chart=False,
@@ -395,6 +408,19 @@ class Settings:
     check_invariants: bool = False
     """Checks all invariants after each event, O(clients): for tests.  Otherwise a cheap subset."""
     event_log_length: int = 4096
+
+    def park_after_of_ns(self, job_class: JobClass) -> int:
+        """Idleness after which programs of a class are parked, unless they have their own time; 0: never."""
+        own = {
+            JobClass.INTERACTIVE: self.park_after_interactive_ns,
+            JobClass.BEST_EFFORT: self.park_after_best_effort_ns,
+        }.get(job_class)
+        return self.park_after_ns if own is None else own
+
+    @property
+    def parks(self) -> bool:
+        """Programs of some class may be parked by themselves."""
+        return bool(self.park_after_ns or self.park_after_interactive_ns or self.park_after_best_effort_ns)
 
     @property
     def users_first(self) -> bool:

@@ -50,6 +50,9 @@ PROTOCOL_VERSION: Final = 1
 UNBOUNDED: Final = (1 << 64) - 1
 """In a field of bytes: all."""
 
+NEVER_NS: Final = 1 << 62
+"""In a field of a time: never."""
+
 MAX_WEIGHT: Final = 10_000
 WEIGHT: Final = Field("uint", 16, least=1, most=MAX_WEIGHT)
 
@@ -219,12 +222,13 @@ class Progress(Message):
     steps: int
 
 
-@declare(TO_COORDINATOR, 12, JOB_CLASS, PERMILLE, PERMILLE, TIME, BOOL)
+@declare(TO_COORDINATOR, 12, JOB_CLASS, PERMILLE, PERMILLE, TIME, BOOL, TIME)
 class Profile(Message):
     """What kind of program the client is; sent after `Hello` if a value differs from its default.
 
     `job_class` is a `scheduler_policies.api.JobClass`.  Shares are in thousandths of the GPU's time; a request of 0 is
     none.  `deadline_ns` counts from the start of the connection; 0: none.  `spatial`: the process is a client of MPS.
+    `park_after_ns`: the client's own time of idleness until it is parked; 0: none, `NEVER_NS`: it is not.
     """
 
     job_class: int = 0
@@ -232,6 +236,7 @@ class Profile(Message):
     share_limit: int = 1000
     deadline_ns: int = 0
     spatial: bool = False
+    park_after_ns: int = 0
 
 
 @declare(TO_COORDINATOR, 13, ORDINAL)

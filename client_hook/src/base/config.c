@@ -186,7 +186,7 @@ static bool script_name(char *out, size_t size)
     return true;
 }
 
-#define LONGEST_DEADLINE_NS (UINT64_C(1) << 62) /* as on the wire */
+#define LONGEST_TIME_NS (UINT64_C(1) << 62) /* as on the wire */
 
 nvs_settings nvs_config;
 
@@ -352,8 +352,12 @@ void nvs_config_read(void)
     nvs_config.profile.share_request = read_share("NVSHARE_SHARE_REQUEST", 0, 0);
     nvs_config.profile.share_limit = read_share("NVSHARE_SHARE_LIMIT", 1, 1000);
     nvs_config.profile.deadline_ns = read_quantity("NVSHARE_DEADLINE", time_units, "90s, 30m or 2h", 0);
-    if (nvs_config.profile.deadline_ns > LONGEST_DEADLINE_NS)
-        nvs_config.profile.deadline_ns = LONGEST_DEADLINE_NS;
+    if (nvs_config.profile.deadline_ns > LONGEST_TIME_NS)
+        nvs_config.profile.deadline_ns = LONGEST_TIME_NS;
+    const uint64_t park_after = read_quantity("NVSHARE_PARK_AFTER", time_units, "10m, 2h or 0", UINT64_MAX);
+    nvs_config.profile.park_after_ns = park_after == UINT64_MAX                             ? 0
+                                       : park_after == 0 || park_after > LONGEST_TIME_NS ? LONGEST_TIME_NS
+                                                                                            : park_after;
     nvs_config.profile.spatial = mps != NULL && strcmp(mps, "1") == 0;
     nvs_config.on_loss.run = read_choice("NVSHARE_ON_LOSS", losses, 0) == 1;
     nvs_config.on_loss.timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);

@@ -33,6 +33,7 @@ typedef struct nvs_settings {
         uint16_t share_limit;   /* NVSHARE_SHARE_LIMIT, likewise; 1000: none */
         uint64_t deadline_ns;   /* NVSHARE_DEADLINE, from the connection; 0: none */
         bool spatial;           /* NVSHARE_MPS=1: a client of MPS */
+        uint64_t park_after_ns; /* NVSHARE_PARK_AFTER, as on the wire */
     } profile;
     struct {                 /* without a coordinator */
         bool run;            /* NVSHARE_ON_LOSS=wait | run */

@@ -73,15 +73,20 @@ def set_parked(node: Node, client: Client, parked: bool, uuid: str | None, now_n
     return ()
 
 
-def look(node: Node, now_ns: int) -> Iterable[Gpu]:
-    """Parks clients that have been idle for `park_after`, and tries failed returns again.  O(clients), once a second.
+def after(node: Node, client: Client) -> int:
+    """Idleness in nanoseconds after which the client is parked; 0: never."""
+    own_ns = client.facts.park_after_ns
+    return node.settings.park_after_of_ns(client.facts.rank.job_class) if own_ns is None else own_ns
 
-    A client that nobody waits for keeps its lease while it is idle.  So one that has had it for `park_after` gives it
+
+def look(node: Node, now_ns: int) -> Iterable[Gpu]:
+    """Parks clients that have been idle for their time, and tries failed returns again.  O(clients), once a second.
+
+    A client that nobody waits for keeps its lease while it is idle.  So one that has had it for that time gives it
     back; if it is at work, it asks for it again at once.
     """
-    after_ns = node.settings.park_after_ns
     for client in node.clients.values():
-        parking = client.parking
+        parking, after_ns = client.parking, after(node, client)
         if parking.state is PARKED and parking.retry_at_ns is not None and now_ns >= parking.retry_at_ns:
             wake(node, client)
         elif after_ns and parking.state is RUNNING and client.seats and parking.refused_at != _leases(client):

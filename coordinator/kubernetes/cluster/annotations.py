@@ -28,6 +28,7 @@ CLASS: Final = PREFIX + "class"
 SHARE_REQUEST: Final = PREFIX + "share-request"
 SHARE_LIMIT: Final = PREFIX + "share-limit"
 GANG: Final = PREFIX + "gang"
+PARK_AFTER: Final = PREFIX + "park-after"
 MEMORY_LIMIT: Final = PREFIX + "memory-limit"
 """Limit of every container of the pod.  The suffix `.CONTAINER` limits one container."""
 
@@ -53,6 +54,7 @@ _SIZE: Final = re.compile(
 )
 # At most thousandths, the wire's unit.
 _SHARE: Final = re.compile(r"((0|[1-9][0-9]?|100)%|0([.][0-9]{1,3})?|1([.]0{1,3})?)\Z")
+_TIME: Final = re.compile(r"(0|[1-9][0-9]{0,4}[sm]|[1-9][0-9]{0,2}h)\Z")
 _SIZE_HELP: Final = "a size such as 8Gi, 512Mi, 8GB or a number of bytes"
 
 
@@ -86,6 +88,8 @@ class ContainerSettings:
     memory_limit_bytes: int | None = None
     memory_limit_text: str | None = None
     """The limit in the hook's notation, for its environment."""
+    park_after: str | None = None
+    """As the annotation has it, which the hook reads too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> Contain
         gang=None if gang is None else f"{namespace_of(pod) or 'default'}/{gang}",
         memory_limit_bytes=None if limit is None else parse_size(_hook_size(limit)),
         memory_limit_text=None if limit is None else _hook_size(limit),
+        park_after=reading.park_after(),
     )
 
 
@@ -146,7 +151,7 @@ def findings(pod: Mapping[str, Any], rules: Rules) -> list[Finding]:
     """Every invalid nvshare annotation of the pod, sorted by name."""
     reading = _Reading(pod, rules)
     containers = [name for name, _ in containers_of(pod)]
-    for read in (reading.priority, reading.weight, reading.job_class, reading.shares, reading.gang):
+    for read in (reading.priority, reading.weight, reading.job_class, reading.shares, reading.gang, reading.park_after):
         read()
     for key in sorted(reading.ours):
         if key == MEMORY_LIMIT or key.startswith(MEMORY_LIMIT + "."):
@@ -163,7 +168,7 @@ def findings(pod: Mapping[str, Any], rules: Rules) -> list[Finding]:
     return sorted(reading.rejected, key=lambda finding: finding.annotation)
 
 
-_KNOWN: Final = frozenset({PRIORITY, WEIGHT, CLASS, SHARE_REQUEST, SHARE_LIMIT, GANG, MEMORY_LIMIT})
+_KNOWN: Final = frozenset({PRIORITY, WEIGHT, CLASS, SHARE_REQUEST, SHARE_LIMIT, GANG, MEMORY_LIMIT, PARK_AFTER})
 
 
 def containers_of(pod: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -248,6 +253,13 @@ class _Reading:
         self.reject(
             GANG, "write a name of at most 63 small letters, digits and dashes, the same in all pods of the gang"
         )
+        return None
+
+    def park_after(self) -> str | None:
+        value = self.ours.get(PARK_AFTER)
+        if value is None or _TIME.match(value):
+            return value
+        self.reject(PARK_AFTER, "write a time such as 90s, 10m or 2h, or 0 for never")
         return None
 
     def memory_limit(self, container: str) -> str | None:

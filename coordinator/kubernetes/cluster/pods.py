@@ -31,7 +31,7 @@ from urllib.parse import urlencode
 
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules, findings, namespace_of, pod_asks_for, settings_of
 from nvshare.coordinator.kubernetes.slots.slot import SlotPolicy
-from nvshare.coordinator.units import parse_part
+from nvshare.coordinator.units import parse_duration_or_never, parse_part
 
 log = logging.getLogger("nvshare.pods")
 
@@ -172,6 +172,7 @@ class PodWatch:
                 "share_limit": None if said.share_limit is None else parse_part(said.share_limit),
                 "gang": said.gang,
                 "memory_limit_bytes": said.memory_limit_bytes,
+                "park_after_ns": None if said.park_after is None else parse_duration_or_never(said.park_after),
             }
         )
 

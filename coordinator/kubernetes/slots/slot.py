@@ -62,6 +62,8 @@ class SlotPolicy(_Record):
     share_limit: Share | None = Field(default=None, gt=0.0)
     gang: Label | None = None
     memory_limit_bytes: MemoryBytes | None = None
+    park_after_ns: int | None = Field(default=None, ge=0, le=1 << 62)
+    """0: never."""
 
     @field_validator("job_class", mode="before")
     @classmethod

@@ -146,7 +146,7 @@ class SlotBook:
 
         A container controls its environment, so all that takes from others is the slot's or the default.  The program
         only lowers it: the class to best-effort, the share limit to a smaller one.  Its gang is one of this slot,
-        because users of different pods share user ids.
+        because users of different pods share user ids.  Its own time until it is parked comes before the slot's.
         """
         record = self._slot_of.get(client)
         if record is None:
@@ -165,6 +165,7 @@ class SlotBook:
             share_limit=most,
             limit_bytes=slot.limit_bytes or own.limit_bytes,
             gang=policy.gang or (f"slot:{slot.slot}/{gang}" if gang else ""),
+            park_after_ns=policy.park_after_ns if own.park_after_ns is None else own.park_after_ns,
         )
 
     def allocation(self, name: str) -> str | None:

@@ -87,6 +87,7 @@ def with_settings(made: Json, rules: Rules) -> Json:
             "NVSHARE_CLASS": chosen.job_class,
             "NVSHARE_SHARE_REQUEST": chosen.share_request,
             "NVSHARE_SHARE_LIMIT": chosen.share_limit,
+            "NVSHARE_PARK_AFTER": chosen.park_after,
             "NVSHARE_MEMORY_LIMIT": chosen.memory_limit_text,
         }
         assert isinstance(each, dict)

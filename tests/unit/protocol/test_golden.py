@@ -122,8 +122,8 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         "980b014dcf0000001cbe991a14ce3ade68b1ce02625a00ce02faf0800c",
     ),
     (
-        messages.Profile(job_class=1, share_request=300, share_limit=500, deadline_ns=60000000000, spatial=True),
-        "960c01cd012ccd01f4cf0000000df8475800c3",
+        messages.Profile(1, 300, 500, deadline_ns=60000000000, spatial=True, park_after_ns=600000000000),
+        "970c01cd012ccd01f4cf0000000df8475800c3cf0000008bb2c97000",
     ),
     (messages.Allot(gpu=2, rate=300, report=True, watch=False), "954d02cd012cc3c2"),
     (messages.ExplainWait(gpu=1), "920d01"),
@@ -142,6 +142,7 @@ EARLIER: list[tuple[str, messages.Message]] = [
     (f"9b{HELLO}cd0001a470616972", messages.Hello(1, "trainer", "python3", 4242, -3, 1, 1 << 32, "0.1.0", 1, "pair")),
     ("990200a54750552d300a00c2000000", messages.AttachGpu(0, "GPU-0", 10, 0, False, 0, 0, 0)),
     ("924fc2", messages.Park(False)),
+    ("960c01cd012ccd01f4cf0000000df8475800c3", messages.Profile(1, 300, 500, 60000000000, True)),
     ("960500ce40000000ce20000000cd1000ce10000000", messages.MemoryReport(0, 1 << 30, 1 << 29, 4096, 1 << 28)),
     (
         "9b4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000",

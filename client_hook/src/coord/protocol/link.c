@@ -435,8 +435,9 @@ static void say_hello(void)
 static void say_profile(void)
 {
     const struct nvs_profile_settings *our = &nvs_config.profile;
-    if (our->job_class != 0 || our->share_request != 0 || our->share_limit != 1000 || our->deadline_ns != 0 || our->spatial)
-        NVS_LINK_SEND(profile, our->job_class, our->share_request, our->share_limit, our->deadline_ns, our->spatial);
+    if (our->job_class != 0 || our->share_request != 0 || our->share_limit != 1000 || our->deadline_ns != 0 || our->spatial ||
+        our->park_after_ns != 0)
+        NVS_LINK_SEND(profile, our->job_class, our->share_request, our->share_limit, our->deadline_ns, our->spatial, our->park_after_ns);
 }
 
 static void drop(const nvs_link_handlers *handlers)

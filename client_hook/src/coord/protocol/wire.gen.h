@@ -269,6 +269,7 @@ typedef struct nvs_profile {
     uint16_t share_limit;
     uint64_t deadline_ns;
     bool spatial;
+    uint64_t park_after_ns;
 } nvs_profile;
 
 static const nvs_wire_field nvs_profile_fields[] = {
@@ -277,8 +278,9 @@ static const nvs_wire_field nvs_profile_fields[] = {
     NVS_WIRE_FIELD(profile, share_limit, UINT, 0, UINT64_C(1000), 1000u, NULL),
     NVS_WIRE_FIELD(profile, deadline_ns, UINT, 0, UINT64_C(4611686018427387904), 0u, NULL),
     NVS_WIRE_FIELD(profile, spatial, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(profile, park_after_ns, UINT, 0, UINT64_C(4611686018427387904), 0u, NULL),
 };
-NVS_WIRE_MESSAGE(profile, NVS_TYPE_PROFILE, 0, 5)
+NVS_WIRE_MESSAGE(profile, NVS_TYPE_PROFILE, 0, 6)
 
 typedef struct nvs_explain_wait {
     uint8_t gpu;

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.scheduler_policies.api import JobClass
 from tests.harness import Harness, ScriptedClient, one_gpu
 
 SIZE = 1 << 20
@@ -204,6 +206,32 @@ def test_by_itself_after_its_time_and_not_again_after_a_refusal() -> None:
     harness.advance(10 * SECOND_NS)
     harness.handle(events.Look())
     assert state(harness, client)[0] == "leaving", "it has changed"
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_class", "own", "parked_after"),
+    [(9, None, None, 9), (9, 20, None, 20), (9, 0, None, None), (9, 20, 30, 30), (0, None, 30, 30), (9, 9, 0, None)],
+)
+def test_a_programs_own_time_comes_before_that_of_its_class_and_of_all(
+    of_all: int, of_class: int | None, own: int | None, parked_after: int | None
+) -> None:
+    """Broken: what a user says of one program, or an operator of a class, does not count."""
+    harness = one_gpu()
+    client = idle_client(harness)
+    for name, seconds in (("park_after", of_all), ("park_after_interactive", of_class)):
+        harness.handle(events.Set(name, None if seconds is None else seconds * SECOND_NS))
+    own_ns = None if own is None else own * SECOND_NS
+    facts = Facts(park_after_ns=own_ns).having(job_class=JobClass.INTERACTIVE)
+    harness.handle(events.Settled(client.client, facts))
+    assert harness.scheduler.wants_looks
+    seconds = 0
+    while seconds < 60 and state(harness, client)[0] == "running":
+        harness.advance(SECOND_NS)
+        harness.handle(events.Look())
+        seconds += 1
+    assert seconds == (parked_after or 60)
+    client.die()
+    assert harness.scheduler.wants_looks is bool(of_all or of_class)
 
 
 def test_a_lone_holder_shows_whether_it_is_idle() -> None:
