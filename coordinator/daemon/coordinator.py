@@ -30,7 +30,7 @@ from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import Settings, Value
 from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
 from nvshare.coordinator.system import runtime_dir
-from nvshare.coordinator.system.checkpoints import Checkpoints
+from nvshare.coordinator.system.checkpoints import Checkpoints, cannot_park
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.gpu_processes import (
     CardMemory,
@@ -89,7 +89,7 @@ class Coordinator:
         settings_file.check_gpus(settings, devices)
         if time_limit.possible():
             PolicyGuard.time_limit = time_limit.TimeLimit
-        self.scheduler = Scheduler(registry.create, self.settings)
+        self.scheduler = Scheduler(registry.create, self.settings, cannot_park=cannot_park())
         self._journal = Journal(directory.journal, [device.uuid for device in devices])
         connections = possible_connections(settings.max_clients)
         limits = Limits(

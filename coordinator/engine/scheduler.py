@@ -74,11 +74,16 @@ __all__ = ["InvariantError", "OverdueAction", "PolicyFactory", "Scheduler", "Set
 
 
 class Scheduler:
-    """The core's state and its entry points.  `policy_factory(name, uuid)` makes policies; it knows `round_robin`."""
+    """The core's state and its entry points.  `policy_factory(name, uuid)` makes policies; it knows `round_robin`.
 
-    def __init__(self, policy_factory: PolicyFactory, settings: Settings | None = None) -> None:
+    `cannot_park`: why this machine parks no program; "": it may.
+    """
+
+    def __init__(
+        self, policy_factory: PolicyFactory, settings: Settings | None = None, *, cannot_park: str = ""
+    ) -> None:
         self._factory = policy_factory
-        self._node = Node(settings or Settings())
+        self._node = Node(settings or Settings(), cannot_park=cannot_park)
         self._event_log = EventLog(self._node.settings.event_log_length)
         self._thorough = invariants.Thorough() if self._node.settings.check_invariants else None
         self._now_ns = 0
@@ -114,8 +119,7 @@ class Scheduler:
     @property
     def wants_looks(self) -> bool:
         """Whether `events.Look` is due each second."""
-        node = self._node
-        return node.settings.parks or node.settings.rebalance or bool(node.parking or node.own_park_times)
+        return self._node.settings.rebalance or parking.wants_looks(self._node)
 
     @property
     def event_log(self) -> EventLog:

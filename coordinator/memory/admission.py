@@ -13,6 +13,8 @@ and the answer waits for them.  Room that a client in `device` mode asks for cou
 members of the running set that do not fit beside it give their leases back.
 - Managed memory takes no other client's room: what was not evicted as ordered, the driver pages out.
 - Growth goes before prefetch: nothing more is brought in meanwhile, and what has come is evicted if nothing is farther.
+- Contexts may have room that the figures leave a client.  Then it asks again, and waits while others are evicted and
+  parked (engine/parking/parking.py).
 - Every question is answered: when there is room, when no client is left that could make some, at the deadline, or
   when the lease ends.  Then the client needs no physical memory, and the next switch brings it in, if it will fit
   beside immovable memory.  After a restart the answer waits until clients have connected again.
@@ -71,7 +73,8 @@ def ask(node: Node, seat: Seat, message: ReserveMemory, now_ns: int) -> Sequence
     gpu, total_bytes = seat.gpu, message.bytes
     moves_itself = seat.client.memory_mode is MemoryMode.MANAGED
     if not moves_itself and refusal(node, seat, total_bytes) is None:
-        seat.memory.growth = Growth(message.sequence, total_bytes, now_ns + node.settings.move_deadline_ns)
+        until_ns = now_ns + node.settings.move_deadline_ns
+        seat.memory.growth = Growth(message.sequence, total_bytes, until_ns, message.lacking_bytes)
         gpu.memory.growing[seat.client.client_id] = seat
         room.update(seat)
         return (gpu,)
@@ -141,6 +144,19 @@ def _paged_bytes(gpu: Gpu, *, leased: bool) -> int:
     return sum(max(0, seat.memory.claimed_bytes - seat.memory.pinned_bytes) for seat in paged)
 
 
+def _card_lacks(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> bool:
+    """The driver had no memory for what the figures leave the client, and others still make room."""
+    if growth.lacking_bytes:
+        more = evictions(growth.lacking_bytes, switching.eviction_candidates(node, gpu, seat))
+        orders.evict(node, gpu, more, now_ns)
+        gpu.memory.short = sum(order.bytes for order in more) < growth.lacking_bytes
+        growth.lacking_bytes, growth.waits, growth.evicts = 0, True, bool(more)
+    elif now_ns >= growth.deadline_ns:
+        return growth.waits
+    growth.waits = growth.waits and (gpu.memory.short or orders.any_moving(gpu))
+    return growth.waits
+
+
 def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> None:
     swaps = seat.client.memory_mode is MemoryMode.SWAP
     at_once = seat.phase in WITH_LEASE or not swaps
@@ -148,6 +164,14 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
     if not at_once and growth.total_bytes > most_bytes:
         seat.memory.growth = None
         refuse(node, seat, growth.sequence, growth.total_bytes, "pins")
+        return
+    if at_once and _card_lacks(node, gpu, seat, growth, now_ns):
+        if now_ns < growth.deadline_ns:
+            return
+        seat.memory.growth = None
+        seat.memory.reserved_bytes = 0
+        orders.claim(seat)
+        refuse(node, seat, growth.sequence, growth.total_bytes, "card")
         return
     free = orders.free_room(gpu)
     lacking = growth.total_bytes - orders.claimed_bytes(seat) - free.free_bytes - _paged_bytes(gpu, leased=not swaps)

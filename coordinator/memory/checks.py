@@ -36,8 +36,8 @@ STEPS: Final = 32
 def reported(node: Node, seat: Seat, resident_bytes: int) -> None:
     """A client has reported its resident memory."""
     seat.memory.check.reported_bytes = resident_bytes
-    if _is_due(seat) and not seat.gpu.memory.checking:
-        _ask(node, seat.gpu)
+    if _is_due(seat):
+        ask(node, seat.gpu)
 
 
 def _claim(seat: Seat) -> int:
@@ -52,7 +52,10 @@ def _is_due(seat: Seat) -> bool:
     return min(_claim(seat), capacity) > seat.memory.check.confirmed_bytes + capacity // STEPS
 
 
-def _ask(node: Node, gpu: Gpu) -> None:
+def ask(node: Node, gpu: Gpu) -> None:
+    """Has the driver's figures read, unless they are on their way."""
+    if gpu.memory.checking:
+        return
     gpu.memory.checking = True
     for seat in gpu.seats.values():
         seat.memory.check.asked_bytes = _claim(seat)
@@ -63,6 +66,10 @@ def checked(node: Node, event: MemoryChecked) -> Iterable[Gpu]:
     """The driver's figures have come."""
     gpu, again = node.gpus[event.uuid], False
     gpu.memory.checking = False
+    used_bytes = sum(event.by_process.values()) + event.unlisted_bytes
+    if used_bytes <= gpu.memory.total_bytes:  # else NVML does not say
+        ending_bytes = sum(each.bytes for each in gpu.memory.immovable.ending.values())
+        gpu.memory.other_bytes = max(0, used_bytes - gpu.memory.resident_bytes - ending_bytes)
     for seat in gpu.seats.values():
         if seat.client.memory_mode is not MemoryMode.MANAGED:
             listed = event.by_process.get(str(seat.client.identity.process_id), 0)
@@ -70,7 +77,7 @@ def checked(node: Node, event: MemoryChecked) -> Iterable[Gpu]:
             check = seat.memory.check
             again = again or check.doubted or (_is_due(seat) and _claim(seat) > check.asked_bytes)
     if again:
-        _ask(node, gpu)
+        ask(node, gpu)
     return (gpu,)
 
 

@@ -140,6 +140,14 @@ def restore_is_stuck(seat: Seat, credit: int) -> bool:
     )
 
 
+def more_room(gpu: Gpu, now_ns: int) -> None:
+    """Other memory than clients' has left the card: what found no room is tried again."""
+    for seat in gpu.seats.values():
+        seat.moves.restore_failed_at = -1
+        seat.room.retry_at_ns = min(seat.room.retry_at_ns, now_ns)
+    gpu.schedule.stale = True
+
+
 def any_moving(gpu: Gpu) -> bool:
     """Whether anything moves or leaves with its process; an order that waits for credit does not."""
     if gpu.memory.immovable.ending:
@@ -297,6 +305,7 @@ def _finish(node: Node, seat: Seat, order: Order, message: MoveProgress, now_ns:
     elif short:
         seat.moves.restore_failed_at = gpu.leases.statistics.grants
         seat.moves.unused_credit_bytes = order.credit_bytes - order.moved_bytes
+        gpu.memory.short = True
     failed = message.error != 0 or (short and order.evict)
     if order.evict:
         seat.moves.evict_failed = failed

@@ -62,6 +62,12 @@ class Growth:
     sequence: int
     total_bytes: int
     deadline_ns: int
+    lacking_bytes: int = 0
+    """The card lacks this much of it, whatever the figures say, and no client was told to make room yet."""
+    waits: bool = False
+    """Others make room on the card, by evictions and by parking (engine/parking/parking.py)."""
+    evicts: bool = False
+    """Some were evicted, so the driver is worth another question."""
 
 
 @dataclass(slots=True, eq=False)
@@ -189,6 +195,10 @@ class GpuMemory:
     immovable: Immovable = field(default_factory=Immovable)
     checking: bool = False
     """The driver's figures are asked for.  Changed by memory/checks.py."""
+    other_bytes: int = 0
+    """Used memory of the card that no client reports, by these figures: contexts, the driver's own, other programs."""
+    short: bool = False
+    """The card lacked memory that the figures call free.  Set by memory/orders.py."""
     statistics: MoveStatistics = field(default_factory=MoveStatistics)
     recent_moved: RecentSum = field(default_factory=RecentSum)
     """Bytes moved out and in, of clients that have left too."""

@@ -57,6 +57,8 @@ class Node:
     """Further GPUs that the present event concerns; see gangs/slots.py."""
     parking: dict[int, Client] = field(default_factory=dict)
     """Clients that are to be parked and still need something; see engine/parking/parking.py."""
+    cannot_park: str = ""
+    """Why no client can be parked; "": some may be."""
     own_park_times: set[int] = field(default_factory=set)
     """Clients with a time of their own after which they are parked."""
     gang_turns: int = 0

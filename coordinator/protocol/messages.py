@@ -151,13 +151,17 @@ class MemoryReport(Message):
     released_bytes: int = 0
 
 
-@declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES)
+@declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES, BYTES)
 class ReserveMemory(Message):
-    """Asks for a reservation of `bytes` in all on this GPU.  Answered by `MemoryReserved`."""
+    """Asks for a reservation of `bytes` in all on this GPU.  Answered by `MemoryReserved`.
+
+    `lacking_bytes`: the driver had no memory for this much of what was reserved; others are to make room on the card.
+    """
 
     gpu: int
     sequence: int
     bytes: int
+    lacking_bytes: int = 0
 
 
 @declare(TO_COORDINATOR, 7, ORDINAL, U64, BYTES, TIME, BOOL, U32)

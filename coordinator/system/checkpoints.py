@@ -19,6 +19,7 @@ Non-goals: when a program is parked.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -29,11 +30,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from nvshare.coordinator.system.devices import nvml
+from nvshare.coordinator.system.devices import nvml, text_of
 from nvshare.coordinator.units import format_size
 
 log: Final = logging.getLogger("nvshare")
 
+DRIVER: Final = 570
+"""NVIDIA's first one with checkpoints."""
 LOCK_MS: Final = 2000
 """The program is idle, so the driver gets its lock at once."""
 DEADLINE_S: Final = 120.0
@@ -44,6 +47,22 @@ SPARE_BYTES: Final = 64 << 20
 UNKNOWN_BYTES: Final = 1 << 30
 """Of a process that another helper has saved, or that NVML does not list: it moves only where there is plenty."""
 EXTRA: Final = "the driver's checkpoints need the extra `park` where the coordinator runs: pip install 'nvshare[park]'"
+
+
+def cannot_park() -> str:
+    """Why no program of this machine can be parked; "": some may be."""
+    import pynvml
+
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
+        return EXTRA
+    try:
+        with nvml():
+            version = text_of(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return ""
+    if int(version.partition(".")[0]) < DRIVER:
+        return f"NVIDIA's driver is {version}; checkpoints need {DRIVER} or newer"
+    return ""
 
 
 # --- in the coordinator -----------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ typedef struct nvs_port {
 
     /* Makes the reservation on this GPU at least `total_bytes`; waits for the answer.  NVS_REFUSED: out of memory.
      * NVS_UNAVAILABLE: no coordinator answers, and only the local limit applies. */
-    nvs_status (*reserve)(uint32_t gpu, uint64_t total_bytes);
+    nvs_status (*reserve)(uint32_t gpu, uint64_t total_bytes, uint64_t lacking_bytes);
 
     /* The same for pinned memory, `total_bytes` in all.  NVS_UNAVAILABLE, too, if the coordinator takes no such requests. */
     nvs_status (*reserve_pins)(uint32_t gpu, uint64_t total_bytes);

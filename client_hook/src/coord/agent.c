@@ -377,28 +377,28 @@ void nvs_agent_attach(uint32_t gpu)
     errno = saved;
 }
 
-static nvs_status ask(uint32_t gpu, nvs_question *of, uint64_t total_bytes)
+static nvs_status ask(uint32_t gpu, nvs_question *of, uint64_t total_bytes, uint64_t lacking_bytes)
 {
     int saved = errno;
     nvs_status status = NVS_UNAVAILABLE;
     nvs_agent_attach(gpu);
     if (atomic_load_explicit(&nvs_agent_phase, memory_order_acquire) == NVS_AGENT_RUNNING && /* the mutexes were made before */
         atomic_load_explicit(&nvs_mail[gpu].facts_state, memory_order_acquire) == NVS_FACTS_KNOWN) /* else the agent cannot ask about it */
-        status = nvs_question_ask(of, total_bytes);
+        status = nvs_question_ask(of, total_bytes, lacking_bytes);
     errno = saved;
     return status;
 }
 
-nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
+nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes, uint64_t lacking_bytes)
 {
-    return ask(gpu, &nvs_mail[gpu].reserve, total_bytes);
+    return ask(gpu, &nvs_mail[gpu].reserve, total_bytes, lacking_bytes);
 }
 
 nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes)
 {
     if (atomic_load_explicit(&nvs_mail[gpu].ask_pins, memory_order_relaxed) == 0)
         return NVS_UNAVAILABLE;
-    return ask(gpu, &nvs_mail[gpu].pins, total_bytes);
+    return ask(gpu, &nvs_mail[gpu].pins, total_bytes, 0);
 }
 
 nvs_status nvs_agent_reopen(uint32_t gpu)

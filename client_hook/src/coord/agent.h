@@ -20,7 +20,7 @@ void nvs_agent_expect(uint32_t gpu);
 void nvs_agent_wait_for_lease(uint32_t gpu); /* starts the agent if need be */
 void nvs_agent_attach(uint32_t gpu);
 void nvs_agent_memory_changed(uint32_t gpu);
-nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes);
+nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes, uint64_t lacking_bytes);
 nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes);
 nvs_status nvs_agent_reopen(uint32_t gpu);
 

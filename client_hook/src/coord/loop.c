@@ -345,7 +345,7 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
         if (asked != mine->connection.reserve) {
             mine->connection.reserve = asked;
             uint64_t bytes = atomic_load_explicit(&mail->reserve.bytes, memory_order_relaxed); /* the acquire above */
-            NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, asked, bytes);
+            NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, asked, bytes, atomic_load_explicit(&mail->reserve.lacking, memory_order_relaxed));
         }
         ask_for_pins(gpu);
         if (nvs_report_is_due(gpu) && !nvs_moves_busy(gpu) && now >= nvs_report_at(gpu))

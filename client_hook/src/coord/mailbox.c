@@ -67,11 +67,12 @@ void nvs_agent_close_eventfd(void)
         close(events);
 }
 
-static nvs_status ask(nvs_question *of, uint64_t total_bytes)
+static nvs_status ask(nvs_question *of, uint64_t total_bytes, uint64_t lacking_bytes)
 {
     uint32_t question = atomic_load_explicit(&of->asked, memory_order_relaxed) + 1; /* changes under the mutex */
     uint64_t begin = nvs_now_ns();
-    atomic_store_explicit(&of->bytes, total_bytes, memory_order_relaxed); /* published by the next line */
+    atomic_store_explicit(&of->bytes, total_bytes, memory_order_relaxed); /* both are published by the store of `asked` */
+    atomic_store_explicit(&of->lacking, lacking_bytes, memory_order_relaxed);
     atomic_store_explicit(&of->asked, question, memory_order_release);    /* pairs with the agent's acquire */
     nvs_agent_poke();
     for (;;) {
@@ -88,12 +89,12 @@ static nvs_status ask(nvs_question *of, uint64_t total_bytes)
     return atomic_load_explicit(&of->answer, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
 }
 
-nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes)
+nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes, uint64_t lacking_bytes)
 {
     if (atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed) != 0) /* else behind a thread that still waits for an answer */
         return NVS_UNAVAILABLE;
     pthread_mutex_lock(&of->asking);
-    const nvs_status status = ask(of, total_bytes);
+    const nvs_status status = ask(of, total_bytes, lacking_bytes);
     pthread_mutex_unlock(&of->asking);
     return status;
 }

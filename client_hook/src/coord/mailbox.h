@@ -18,6 +18,7 @@ enum { NVS_FACTS_NONE = 0, NVS_FACTS_ASKING, NVS_FACTS_KNOWN, NVS_FACTS_FAILED }
 typedef struct nvs_question { /* a request for so many bytes in all */
     pthread_mutex_t asking;    /* one at a time; "agent mailbox" in the lock order of base/base.h */
     _Atomic uint64_t bytes;    /* written before `asked` */
+    _Atomic uint64_t lacking;  /* likewise: the driver had no memory for this much of it */
     _Atomic uint32_t asked;    /* number of the question; 0: none ever.  Release, pairs with the agent's acquire */
     _Atomic uint32_t answered; /* futex: number of the question answered.  Release, pairs with the asker's acquire */
     _Atomic uint64_t answer;   /* the coordinator's, in bytes; written before `answered` */
@@ -63,7 +64,7 @@ void nvs_agent_poke(void);
 int nvs_agent_eventfd(bool make);  /* -1: none, or the program has closed it */
 void nvs_agent_close_eventfd(void);
 /* An application's thread.  OK: the coordinator grants so many bytes in all; UNAVAILABLE: no answer in time. */
-nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes);
+nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes, uint64_t lacking_bytes);
 void nvs_question_answer(nvs_question *to, uint32_t sequence, uint64_t bytes); /* agent thread */
 void nvs_pressure_expect(uint32_t gpu, bool evictions); /* agent thread */
 void nvs_mailbox_after_fork(void); /* in the child: no agent, and no requests */

@@ -62,7 +62,7 @@ void nvs_agent_reserve_host(uint64_t total_bytes)
 {
     int saved = errno;
     if (atomic_load_explicit(&nvs_agent_connected, memory_order_relaxed) != 0) /* a hint: without a connection nobody answers */
-        (void)nvs_question_ask(&mail, total_bytes);
+        (void)nvs_question_ask(&mail, total_bytes, 0);
     errno = saved;
 }
 

@@ -99,9 +99,9 @@ static bool reserved_up_to(uint32_t gpu, uint64_t total)
     uint64_t step = total > UINT64_MAX - grain ? total : (total + grain - 1) / grain * grain;
     if (limit != 0 && step > limit)
         step = limit;
-    nvs_status answer = nvs_coordinator.reserve(gpu, step > total ? step : total);
+    nvs_status answer = nvs_coordinator.reserve(gpu, step > total ? step : total, 0);
     if (answer == NVS_REFUSED && step > total)
-        answer = nvs_coordinator.reserve(gpu, total); /* the last bytes below the capacity */
+        answer = nvs_coordinator.reserve(gpu, total, 0); /* the last bytes below the capacity */
     return answer != NVS_REFUSED;
 }
 
@@ -111,6 +111,15 @@ bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes)
     nvs_ledger *of = &nvs_ledgers[gpu];
     uint64_t charged = load(&of->charged), chunked = load(&of->chunked);
     return reserved_up_to(gpu, resident_bytes + (charged > chunked ? charged - chunked : 0));
+}
+
+bool nvs_memory_make_room(uint32_t gpu, uint64_t lacking_bytes)
+{
+    nvs_ledger *of = &nvs_ledgers[gpu];
+    const uint64_t reserved = load(&of->quota.reserved);
+    /* Relaxed: see memory/quota.h.  A refusal leaves no reservation. */
+    return atomic_load_explicit(&of->quota.reserve, memory_order_relaxed) && reserved > 0 &&
+           nvs_coordinator.reserve(gpu, reserved, lacking_bytes) == NVS_OK;
 }
 
 bool nvs_quota_charge(uint32_t gpu, uint64_t bytes, bool ask)

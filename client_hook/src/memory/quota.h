@@ -90,6 +90,8 @@ void nvs_memory_set_room(uint32_t gpu, uint64_t bytes);
 uint64_t nvs_memory_capacity(uint32_t gpu);
 uint64_t nvs_memory_ceiling(uint32_t gpu); /* the most that this client may have in all; 0: no limit */
 bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes);
+/* The driver lacks memory that was granted: contexts of other programs have it.  Waits until the coordinator has made room; false: it cannot. */
+bool nvs_memory_make_room(uint32_t gpu, uint64_t lacking_bytes);
 
 /* The size of the virtual card, and how much of it is free: in, the real figures.  `movable`: memory of other programs can be evicted. */
 void nvs_quota_virtual_info(uint32_t gpu, bool movable, uint64_t *free_bytes, uint64_t *total_bytes);

@@ -122,10 +122,19 @@ static CUresult back(nvs_segment *segment)
         return CUDA_SUCCESS;
     if (!granted)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    enum { MOST_TIMES = 16 }; /* an older coordinator makes no room and does not say so */
     CUresult result;
-    do
+    for (uint32_t times = 0;;) {
         result = nvs_segment_back(segment);
-    while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_pause(&waited_ns));
+        if (result != CUDA_ERROR_OUT_OF_MEMORY)
+            break;
+        if (nvs_swap_pause(&waited_ns))
+            continue;
+        if (times++ == MOST_TIMES || !nvs_memory_make_room(gpu, segment->bytes))
+            break;
+        if (list_if_closed(segment)) /* as above */
+            return CUDA_SUCCESS;
+    }
     if (result != CUDA_SUCCESS)
         return result;
     nvs_swap_lock();

@@ -37,9 +37,9 @@ USUAL_RATE: Final = 10.0
 """Bytes a nanosecond, until a GPU's link is measured."""
 
 
-def obstacle(client: Client, gpu: Gpu) -> str:
+def obstacle(node: Node, client: Client, gpu: Gpu) -> str:
     """Why the client cannot move to this GPU, as far as the coordinator knows; "": it may be possible."""
-    why = parking.obstacle(client)
+    why = parking.obstacle(node, client)
     if why:
         return why
     if len(client.seats) != 1:
@@ -74,7 +74,7 @@ def _model(gpu: Gpu) -> str:
 def set_target(node: Node, client: Client, target: str, uuid: str | None, now_ns: int) -> Iterable[Gpu]:
     """The operator moves a client to the GPU `target`."""
     gpu = node.gpus.get(target)
-    why = obstacle(client, gpu) if gpu is not None else f"no GPU {target} here"
+    why = obstacle(node, client, gpu) if gpu is not None else f"no GPU {target} here"
     if why or gpu is None:
         parking.refuse(node, client, why)
     else:
@@ -143,7 +143,7 @@ def look(node: Node, now_ns: int) -> Iterable[Gpu]:
         if not _may_move(seat, now_ns):
             continue
         gain_ns = _wait_ns(seat) - _cost_ns(seat)
-        target = next((gpu for gpu in idle if not obstacle(seat.client, gpu)), None)
+        target = next((gpu for gpu in idle if not obstacle(node, seat.client, gpu)), None)
         if target is not None and gain_ns > (0 if best is None else best[0]):
             best = gain_ns, seat, target
     if best is not None:

@@ -14,6 +14,8 @@ Rules:
   schedulable until it runs again.
 - What cannot be parked is found before anything moves, as far as it is known here.
 - A client of an earlier coordinator that was told to close counts as parked: perhaps a checkpoint was made.
+- When a client that wants the GPU finds no room on the card although the figures leave it some, contexts have it, which
+  no eviction frees.  Then the client that has been idle longest is parked, then the next one, until there is room.
 - A refusal or failure leaves the client running, and holds until it has had another lease.
 - A client that is to come back on another GPU (migration.py) takes the same way, also while it wants the GPU: its
   request waits until it has moved.
@@ -28,7 +30,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from nvshare.coordinator.engine import leases, reconcile
-from nvshare.coordinator.memory import orders
+from nvshare.coordinator.memory import checks, orders, room
 from nvshare.coordinator.memory.planner import Eviction
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, ParkState
@@ -41,11 +43,15 @@ from nvshare.coordinator.protocol.messages import MemoryMode, Park, ParkAnswer
 
 RETRY_NS: Final = SECOND_NS
 """After a failed return, which may only have lacked memory for the contexts."""
+LEAST_IDLE_NS: Final = 2 * SECOND_NS
+"""A client that was idle for less is not parked for others: it would come back at once."""
 RUNNING, LEAVING, CLOSING, SAVING, PARKED, WAKING = ParkState
 
 
-def obstacle(client: Client) -> str:
+def obstacle(node: Node, client: Client) -> str:
     """Why the client cannot be parked, as far as the coordinator knows; "": it may be possible."""
+    if node.cannot_park:
+        return node.cannot_park
     if client.identity.process_id <= 0:
         return "its process is in a foreign PID namespace"
     if not client.seats:
@@ -89,17 +95,82 @@ def look(node: Node, now_ns: int) -> Iterable[Gpu]:
         parking, after_ns = client.parking, after(node, client)
         if parking.state is PARKED and parking.retry_at_ns is not None and now_ns >= parking.retry_at_ns:
             wake(node, client)
-        elif after_ns and parking.state is RUNNING and client.seats and parking.refused_at != _leases(client):
-            used_ns = [seat.place.last_released_ns or seat.place.attached_at_ns for seat in client.seats.values()]
-            idle = all(seat.phase is IDLE for seat in client.seats.values())
-            if idle and now_ns - max(used_ns) >= after_ns and not obstacle(client):
-                begin(node, client, now_ns)
+        elif after_ns and (idle_ns := _idle_ns(node, client, now_ns)) is not None and idle_ns >= after_ns:
+            begin(node, client, now_ns)
         if after_ns and parking.state is RUNNING:
-            for seat in client.seats.values():
-                if seat.phase is HOLDING and now_ns - seat.lease.began_ns >= after_ns:
-                    leases.revoke(node, seat.gpu, seat, "idle", now_ns)
-                    node.changed_gpus[seat.gpu.uuid] = seat.gpu
+            _end_idle_leases(node, client.seats.values(), after_ns, now_ns)
+    for gpu in node.gpus.values():
+        if gpu.memory.short or _is_tight(gpu):
+            _make_room(node, gpu, now_ns)
     return ()
+
+
+def _end_idle_leases(node: Node, seats: Iterable[Seat], after_ns: int, now_ns: int) -> None:
+    for seat in seats:
+        granted_ns = seat.lease.granted_at_ns or now_ns
+        if seat.phase is HOLDING and now_ns - granted_ns >= after_ns:
+            leases.revoke(node, seat.gpu, seat, "idle", now_ns)
+            node.changed_gpus[seat.gpu.uuid] = seat.gpu
+
+
+def _idle_ns(node: Node, client: Client, now_ns: int) -> int | None:
+    """How long the client has not used its GPUs; None: it uses one, or cannot be parked, as far as is known."""
+    seats, parking = client.seats.values(), client.parking
+    if parking.state is not RUNNING or parking.refused_at == _leases(client) or obstacle(node, client):
+        return None
+    if any(seat.phase is not IDLE for seat in seats):
+        return None
+    return now_ns - max(seat.place.last_released_ns or seat.place.attached_at_ns for seat in seats)
+
+
+def wants_looks(node: Node) -> bool:
+    """Something is to be done once a second.  O(GPUs)."""
+    if node.settings.parks or node.parking or node.own_park_times:
+        return True
+    return any(gpu.memory.short or _is_crowded(gpu) for gpu in node.gpus.values())
+
+
+def _is_crowded(gpu: Gpu) -> bool:
+    """What is no memory of clients takes more of the card than the capacity leaves."""
+    memory = gpu.memory
+    return memory.other_bytes > memory.total_bytes - memory.capacity_bytes
+
+
+def _is_tight(gpu: Gpu) -> bool:
+    """A client that wants the GPU will not find the room that the figures leave it."""
+    memory = gpu.memory
+    if not _is_crowded(gpu):
+        return False
+    for seat in gpu.seats.values():
+        if seat.phase is not IDLE:
+            growth = seat.memory.growth
+            needs = max(room.needs_bytes(seat), growth.total_bytes if growth is not None else 0)
+            clients = min(memory.capacity_bytes, memory.claimed_bytes - seat.memory.claimed_bytes + needs)
+            if clients + memory.other_bytes > memory.total_bytes:
+                return True
+    return False
+
+
+def _make_room(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Parks the client that has been idle longest, one after the other."""
+    checks.ask(node, gpu)
+    clients = [seat.client for seat in gpu.seats.values()]
+    if any(client.parking.state in (LEAVING, CLOSING, SAVING) for client in clients):
+        return
+    idle = {client: _idle_ns(node, client, now_ns) or 0 for client in clients if client.facts.park_after_ns != 0}
+    longest = max(idle, key=lambda client: idle[client], default=None)
+    if longest is not None and idle[longest] >= LEAST_IDLE_NS:
+        begin(node, longest, now_ns, "others need its room")
+        return
+    if any(client.parking.state is WAKING or client.parking.retry_at_ns is not None for client in clients):
+        # It waits, but not in the queue: a lone holder may be idle.
+        _end_idle_leases(node, list(gpu.seats.values()), LEAST_IDLE_NS, now_ns)
+        return
+    gpu.memory.short = False
+    for seat in gpu.memory.growing.values():
+        if seat.memory.growth is not None and seat.memory.growth.waits and not seat.memory.growth.evicts:
+            seat.memory.growth.deadline_ns = now_ns
+    node.changed_gpus[gpu.uuid] = gpu
 
 
 def _leases(client: Client) -> int:
@@ -130,17 +201,17 @@ def refuse(node: Node, client: Client, why: str) -> None:
     _notify(node, client)
 
 
-def begin(node: Node, client: Client, now_ns: int) -> None:
+def begin(node: Node, client: Client, now_ns: int, why: str = "") -> None:
     """The client leaves its GPUs, unless it is on its way."""
     parking = client.parking
     if parking.state is not RUNNING:
         return
-    why = obstacle(client)
-    if why:
+    against = obstacle(node, client)
+    if against:
         parking.refused_at = _leases(client)
-        refuse(node, client, why)
+        refuse(node, client, against)
         return
-    parking.why, parking.began_ns = "", now_ns
+    parking.why, parking.began_ns = why, now_ns
     _enter(node, client, LEAVING)
     for seat in client.seats.values():
         reconcile.withdraw(node, seat, "parked", now_ns)
@@ -216,9 +287,12 @@ def saved(node: Node, event: events.Saved, now_ns: int) -> Iterable[Gpu]:
         node.out.append(Log(logging.WARNING, f"{client.identity} cannot be parked: {event.error}"))
         _stay(node, client, event.error)
         return ()
-    client.parking.why = ""
     client.parking.since_ns = now_ns
     _enter(node, client, PARKED)
+    for seat in client.seats.values():
+        checks.ask(node, seat.gpu)
+        seat.gpu.memory.short = False
+        orders.more_room(seat.gpu, now_ns)
     parking = client.parking
     if parking.unwanted or parking.move.target or any(seat.phase is WAITING for seat in client.seats.values()):
         wake(node, client)
@@ -248,6 +322,8 @@ def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
     if event.error:
         client.parking.why = event.error
         client.parking.retry_at_ns = now_ns + RETRY_NS
+        for seat in client.seats.values():
+            seat.gpu.memory.short = True
         node.out.append(Log(logging.WARNING, f"{client.identity} cannot be woken: {event.error}; it is tried again"))
         _enter(node, client, PARKED)
         return ()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 cuda = ctypes.CDLL("libcuda.so.1")
-SIZE = 8 << 20
+SIZE = int(os.environ.get("PARKED_MIB", "8")) << 20
 context, stream, event, memory, copy, graph, ready = (ctypes.c_void_p() for _ in range(7))
 pattern = bytes(range(256)) * (SIZE // 256)
 

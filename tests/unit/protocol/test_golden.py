@@ -71,7 +71,10 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         ),
         "970500ce40000000ce20000000cd1000ce10000000cf8000000000000000",
     ),
-    (messages.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592), "940601ce00010000cf0000000200000000"),
+    (
+        messages.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592, lacking_bytes=65536),
+        "950601ce00010000cf0000000200000000ce00010000",
+    ),
     (
         messages.MoveProgress(gpu=0, order_id=12, moved_bytes=268435456, elapsed_ns=5000000, finished=True, error=2),
         "9707000cce10000000ce004c4b40c302",
@@ -142,6 +145,7 @@ EARLIER: list[tuple[str, messages.Message]] = [
     (f"9b{HELLO}cd0001a470616972", messages.Hello(1, "trainer", "python3", 4242, -3, 1, 1 << 32, "0.1.0", 1, "pair")),
     ("990200a54750552d300a00c2000000", messages.AttachGpu(0, "GPU-0", 10, 0, False, 0, 0, 0)),
     ("924fc2", messages.Park(False)),
+    ("940601ce00010000cf0000000200000000", messages.ReserveMemory(1, 65536, 8 << 30)),
     ("960c01cd012ccd01f4cf0000000df8475800c3", messages.Profile(1, 300, 500, 60000000000, True)),
     ("960500ce40000000ce20000000cd1000ce10000000", messages.MemoryReport(0, 1 << 30, 1 << 29, 4096, 1 << 28)),
     (

@@ -181,14 +181,16 @@ typedef struct nvs_reserve_memory {
     uint8_t gpu;
     uint32_t sequence;
     uint64_t bytes;
+    uint64_t lacking_bytes;
 } nvs_reserve_memory;
 
 static const nvs_wire_field nvs_reserve_memory_fields[] = {
     NVS_WIRE_FIELD(reserve_memory, gpu, UINT, 0, UINT64_C(31), 0, NULL),
     NVS_WIRE_FIELD(reserve_memory, sequence, UINT, 0, UINT32_MAX, 0, NULL),
     NVS_WIRE_FIELD(reserve_memory, bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(reserve_memory, lacking_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
 };
-NVS_WIRE_MESSAGE(reserve_memory, NVS_TYPE_RESERVE_MEMORY, 3, 3)
+NVS_WIRE_MESSAGE(reserve_memory, NVS_TYPE_RESERVE_MEMORY, 3, 4)
 
 typedef struct nvs_move_progress {
     uint8_t gpu;

@@ -1,0 +1,137 @@
+"""Clients that are parked because contexts have the room that others need."""
+
+from __future__ import annotations
+
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.client import Facts
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from tests.harness import GPU, Harness, ScriptedClient, one_gpu
+from tests.unit.engine.parking.test_parking import SIZE, asked, evicted, idle_client, parked, state
+
+LACKING = 4 * SIZE
+
+
+def short_of_room(*idle: float) -> tuple[Harness, ScriptedClient, list[ScriptedClient]]:
+    """A holder whose allocation found no memory on the card, and clients that have been idle for these seconds."""
+    harness = one_gpu()
+    others = {}
+    for seconds in sorted(idle, reverse=True):
+        others[seconds] = idle_client(harness)
+        harness.advance(round(SECOND_NS * (seconds - max((s for s in idle if s < seconds), default=0))))
+    needy = harness.client(mode=MemoryMode.SWAP, wanted=True)
+    assert needy.granted() is not None
+    needy.say(messages.ReserveMemory(0, 1, LACKING))
+    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 1, LACKING)]
+    needy.say(messages.ReserveMemory(0, 2, LACKING, LACKING))
+    return harness, needy, [others[seconds] for seconds in idle]
+
+
+def leave(harness: Harness, client: ScriptedClient) -> None:
+    """From the end of its eviction until it is parked."""
+    client.say(messages.ParkAnswer(True))
+    assert len(asked(harness, commands.Checkpoint)) == 1
+    harness.handle(events.Saved(client.client))
+
+
+def test_evictions_come_first_then_the_client_that_was_idle_longest() -> None:
+    """Broken: a program gets an out-of-memory error because of its neighbours' contexts, or a busy one is parked."""
+    harness, needy, (short, long) = short_of_room(5, 10)
+    for client in (short, long):
+        evicted(client)
+    assert not needy.take(messages.MemoryReserved), "less was evicted than it lacks"
+    assert harness.scheduler.wants_looks
+    harness.handle(events.Look())
+    assert [state(harness, client)[0] for client in (short, long)] == ["running", "closing"]
+    harness.handle(events.Look())
+    assert state(harness, short)[0] == "running", "one after the other"
+    leave(harness, long)
+    assert state(harness, long) == ("parked", "others need its room")
+    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 2, LACKING)]
+    needy.say(messages.ReserveMemory(0, 3, LACKING, LACKING))
+    harness.handle(events.Look())
+    leave(harness, short)
+    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 3, LACKING)]
+
+
+def test_the_program_hears_when_there_is_nothing_to_park() -> None:
+    """Broken: a program waits for ever for room that nobody can make; or one that must stay is parked."""
+    harness, needy, (late, never) = short_of_room(0.5, 9)
+    harness.handle(events.Settled(never.client, Facts(park_after_ns=0)))
+    for client in (late, never):
+        evicted(client)
+    harness.handle(events.Look())
+    assert [state(harness, client)[0] for client in (late, never)] == ["running", "running"]
+    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 2, LACKING)], "evictions may suffice"
+    needy.say(messages.ReserveMemory(0, 3, LACKING, LACKING))
+    assert not needy.take(messages.MemoryReserved)
+    harness.handle(events.Look())
+    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 3, 0)]
+    assert not harness.scheduler.wants_looks
+
+
+def test_a_client_that_cannot_be_parked_is_followed_by_the_next() -> None:
+    """Broken: one program that refuses keeps the others from making room."""
+    harness, needy, (second, first) = short_of_room(5, 10)
+    for client in (second, first):
+        evicted(client)
+    harness.handle(events.Look())
+    first.say(messages.ParkAnswer(False, "a stream is being captured"))
+    assert not needy.take(messages.MemoryReserved)
+    harness.handle(events.Look())
+    leave(harness, second)
+    assert len(needy.take(messages.MemoryReserved)) == 1
+
+
+def test_a_restoration_that_finds_no_memory_asks_for_room() -> None:
+    """Broken: a program whose memory does not come back waits beside idle contexts, or is not tried again."""
+    harness = one_gpu(capacity=2 * SIZE)
+    idle, needy = idle_client(harness), idle_client(harness)
+    holder = harness.client(mode=MemoryMode.SWAP)
+    holder.report(allocated=2 * SIZE, resident=0)
+    holder.request()
+    for client in (idle, needy):
+        evicted(client)
+    (order,) = holder.take(messages.Restore)
+    holder.say(messages.MoveProgress(0, order.order_id, SIZE, 1, True, 2))
+    assert harness.scheduler.wants_looks
+    harness.advance(3 * SECOND_NS)
+    harness.handle(events.Look())
+    assert state(harness, idle)[0] == "closing"
+    leave(harness, idle)
+    harness.advance(MILLISECOND_NS)
+    assert holder.granted() is not None
+
+
+def test_the_drivers_figures_tell_that_contexts_leave_no_room() -> None:
+    """Broken: parking begins only after an allocation has failed, though the card's figures show that it must."""
+    harness = one_gpu(capacity=4 * SIZE)
+    idle = idle_client(harness)
+    harness.advance(3 * SECOND_NS)
+    harness.handle(events.MemoryChecked(GPU, {str(idle.process_id): 3 * SIZE}, 0))
+    assert harness.scheduler.wants_looks
+    harness.handle(events.Look())
+    assert state(harness, idle)[0] == "running", "nobody needs the room"
+    harness.client(mode=MemoryMode.SWAP, memory=2 * SIZE, wanted=True)
+    harness.handle(events.Look())
+    assert state(harness, idle)[0] == "leaving"
+
+
+def test_an_idle_holder_makes_room_for_one_that_comes_back() -> None:
+    """Broken: a program that nobody waits for keeps its lease, and a parked one waits for its room for ever."""
+    harness = one_gpu()
+    away = idle_client(harness)
+    parked(harness, away)
+    holder = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    assert holder.granted() is not None
+    away.request()
+    harness.handle(events.Restored(away.client, "no room"))
+    harness.advance(3 * SECOND_NS)
+    harness.handle(events.Look())
+    assert len(holder.take(messages.Revoke)) == 1
+    holder.release()
+    harness.advance(3 * SECOND_NS)
+    harness.handle(events.Look())
+    evicted(holder)
+    assert state(harness, holder) == ("closing", "others need its room")
