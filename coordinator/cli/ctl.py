@@ -184,7 +184,7 @@ def migrate(
 ) -> None:
     """Move a client to another GPU of the same model, where it goes on."""
     result = _settled(context, api.MigrateClient, as_json, where, client=client, gpu=to)
-    _report(result, result["gpus"] == [result["gpu"]], f"on GPU {to}", as_json)
+    _report(result, result["gpu"] in result["gpus"] and not result["why"], f"on GPU {to}", as_json)
 
 
 def _park(context: typer.Context, client: str, parked: bool, as_json: bool, where: Path | None) -> None:

@@ -61,7 +61,7 @@ def request(node: Node, seat: Seat, now_ns: int) -> None:
     gpu = seat.gpu
     if seat.phase is not IDLE or seat.lease.stray:
         return
-    _activate(node, gpu, seat)
+    activate(node, gpu, seat)
     seat.enter(WAITING)
     place = seat.place
     place.waiting_since_ns = now_ns
@@ -71,7 +71,7 @@ def request(node: Node, seat: Seat, now_ns: int) -> None:
         gpu.schedule.stale = True
 
 
-def _activate(node: Node, gpu: Gpu, seat: Seat) -> None:
+def activate(node: Node, gpu: Gpu, seat: Seat) -> None:
     """Counts the client among those that use the GPU, from its first request until it leaves."""
     if seat.place.active:
         return
@@ -130,7 +130,7 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
 def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int | None, now_ns: int) -> None:
     """Records, journal and message of a grant or a confirmed claim."""
     client, lease, leases = seat.client.client_id, seat.lease, gpu.leases
-    _activate(node, gpu, seat)
+    activate(node, gpu, seat)
     seat.enter(HOLDING)
     lease.lease_id = lease_id
     lease.granted_at_ns = lease.began_ns = now_ns

@@ -86,26 +86,40 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
     return (gpu,)
 
 
-def move_seat(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
-    """The client's ordinal is this GPU from now on.  The seat has no lease and no order."""
-    old, client, had = seat.gpu, seat.client, seat.memory
+def move_seats(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
+    """The seat is on this GPU from now on, and one that the client has there is where this one was.
+
+    Neither has a lease or an order.
+    """
+    there, home = gpu.seats.get(seat.client.client_id), seat.gpu
+    pairs = [(seat, gpu)] if there is None else [(seat, gpu), (there, home)]
+    arrivals = [(each, target, _as_attached(each, target), each.room.promised_bytes) for each, target in pairs]
+    for each, _ in pairs:
+        leases.client_left(node, each.gpu, each, now_ns)
+    for arrival in arrivals:
+        _arrive(node, *arrival, now_ns)
+
+
+def _as_attached(seat: Seat, gpu: Gpu) -> AttachGpu:
     assert seat.phase in (IDLE, WAITING), f"{seat.phase} while it is moved"
     assert seat.moves.order is None, "its memory is on the host"
-    promised_bytes = seat.room.promised_bytes
-    figures = AttachGpu(
+    return AttachGpu(
         gpu=seat.ordinal,
         uuid=gpu.uuid,
         total_bytes=gpu.memory.total_bytes,
         lease_id=0,
         wanted=seat.phase is WAITING,
-        allocated_bytes=had.allocated_bytes,
-        resident_bytes=had.resident_bytes,
-        pinned_bytes=had.pinned_bytes,
+        allocated_bytes=seat.memory.allocated_bytes,
+        resident_bytes=seat.memory.resident_bytes,
+        pinned_bytes=seat.memory.pinned_bytes,
     )
-    leases.client_left(node, old, seat, now_ns)
+
+
+def _arrive(node: Node, seat: Seat, gpu: Gpu, figures: AttachGpu, promised_bytes: int, now_ns: int) -> None:
+    old, had = seat.gpu, seat.memory
     gpu.leases.next_lease_id = max(gpu.leases.next_lease_id, old.leases.next_lease_id)  # the hook expects growing ids
     memory = SeatMemory(limit_bytes=had.limit_bytes, highest_limit_bytes=had.highest_limit_bytes)
-    moved = _add_seat(node, client, gpu, figures, memory, now_ns)
+    moved = _add_seat(node, seat.client, gpu, figures, memory, now_ns)
     moved.room.promised_bytes = promised_bytes
     room.update(moved)
     moved.memory.released_bytes = had.released_bytes
@@ -113,6 +127,8 @@ def move_seat(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
     moved.moves.statistics = seat.moves.statistics
     moved.place.recent, moved.place.attached_at_ns = seat.place.recent, seat.place.attached_at_ns
     moved.place.last_released_ns = seat.place.last_released_ns
+    if seat.place.active:
+        leases.activate(node, gpu, moved)
     if figures.wanted:
         leases.request(node, moved, now_ns)
 

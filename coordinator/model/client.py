@@ -140,6 +140,15 @@ class Client:
     """By the client's own ordinal of the GPU."""
 
     @property
+    def used_seats(self) -> list[Seat]:
+        """Seats on GPUs where it has memory or has asked for a turn; all, if there are none.
+
+        A program that asks for a GPU's memory size has a seat there, and PyTorch does so for each GPU that it sees.
+        """
+        used = [seat for seat in self.seats.values() if seat.place.active or seat.memory.allocated_bytes]
+        return used or list(self.seats.values())
+
+    @property
     def owner(self) -> str:
         """The user or slot whose programs count together with it."""
         identity = self.identity

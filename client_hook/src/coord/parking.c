@@ -150,6 +150,24 @@ static void run_again(void)
     nvs_futex_wake(&probing, 1);
 }
 
+/* The process may be on other GPUs than before: the driver tells which (contexts/gpu.h).  A coordinator that does not know, as one before it, or a helper
+ * that has died, has moved the process, hears it by the next connection. */
+static void find_gpus(const nvs_park *message)
+{
+    bool unknown = false;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        nvs_gpu_facts now;
+        char *believed = nvs_mail[gpu].facts.uuid;
+        if (!nvs_agent_gpus[gpu].known || nvs_gpu_describe(gpu, &now) != NVS_OK)
+            continue;
+        const char *told = message->uuid[0] == '\0' ? believed : gpu == message->ordinal ? message->uuid : now.uuid;
+        unknown = unknown || strcmp(told, now.uuid) != 0;
+        memcpy(believed, now.uuid, sizeof now.uuid);
+    }
+    if (unknown)
+        nvs_link_fail();
+}
+
 static void close_calls(void)
 {
     const char *why = obstacle();
@@ -189,9 +207,8 @@ void nvs_parking_told(const nvs_park *message)
             close_calls();
         return;
     }
-    if (message->uuid[0] != '\0') /* the next coordinator hears of the GPU where the process is */
-        memcpy(nvs_mail[message->ordinal].facts.uuid, message->uuid, sizeof message->uuid);
     run_again();
+    find_gpus(message);
 }
 
 uint64_t nvs_parking_serve(uint64_t now)

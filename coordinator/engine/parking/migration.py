@@ -2,6 +2,7 @@
 
 Rules:
 - What the driver cannot do is refused before anything moves.  It exchanges whole GPUs of one model.
+- A GPU at which the client only looks does not count.  Where that is the target, its two seats change places.
 - The seat moves when the driver says where the process is (`Restored.gpu`), whoever has moved it: also a coordinator
   before this one, or a helper that has died since.
 - A restoration that fails on the other GPU is followed by one at home.
@@ -42,9 +43,9 @@ def obstacle(node: Node, client: Client, gpu: Gpu) -> str:
     why = parking.obstacle(node, client)
     if why:
         return why
-    if len(client.seats) != 1:
+    if len(client.used_seats) != 1:
         return "it uses several GPUs"
-    (seat,) = client.seats.values()
+    (seat,) = client.used_seats
     if seat.gpu is gpu:
         return "it is there already"
     if client.identity.group:
@@ -107,8 +108,8 @@ def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
         return ()
     gpu = node.gpus.get(event.gpu)
     concerned: list[Gpu] = []
-    if not event.error and gpu is not None and len(client.seats) == 1:
-        (seat,) = client.seats.values()
+    if not event.error and gpu is not None and len(client.used_seats) == 1:
+        (seat,) = client.used_seats
         if seat.gpu is not gpu:
             concerned = [seat.gpu, gpu]
             _arrived(node, seat, gpu, now_ns)
@@ -118,7 +119,7 @@ def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
 def _arrived(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
     client, move = seat.client, seat.client.parking.move
     move.source, move.source_why = seat.gpu.uuid, move.why or "by an earlier coordinator"
-    recovery.move_seat(node, seat, gpu, now_ns)
+    recovery.move_seats(node, seat, gpu, now_ns)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
         "client": client.client_id,

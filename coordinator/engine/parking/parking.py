@@ -254,7 +254,7 @@ def _stay(node: Node, client: Client, why: str) -> None:
     if parking.state is RUNNING:
         return
     if parking.state is not LEAVING:
-        seats = list(client.seats.values())
+        seats = client.used_seats
         moved = (seats[0].ordinal, seats[0].gpu.uuid) if len(seats) == 1 and parking.move.source else ()
         node.out.append(Send(client.client_id, Park(False, *moved)))
     parking.why, parking.refused_at = why, _leases(client) if why else -1
@@ -310,7 +310,7 @@ def wake(node: Node, client: Client, why: str = "") -> None:
     parking = client.parking
     parking.retry_at_ns, parking.unwanted, parking.why = None, False, why
     _enter(node, client, WAKING)
-    move = (next(iter(client.seats.values())).gpu.uuid, parking.move.target) if parking.move.target else ()
+    move = (client.used_seats[0].gpu.uuid, parking.move.target) if parking.move.target else ()
     node.out.append(Restore(client.client_id, client.identity.process_id, client.identity.user_id, *move))
 
 

@@ -90,12 +90,41 @@ def free() -> tuple[int, bool]:
     return call("cuMemGetInfo_v2", ctypes.byref(some), ctypes.byref(all_)), some.value > 0
 
 
+def look() -> tuple[int, bool]:
+    """The second card's size, as a framework asks for each card that it sees."""
+    size = ctypes.c_size_t()
+    return call("cuDeviceTotalMem_v2", ctypes.byref(size), 1), size.value > 0
+
+
+def touch() -> tuple[int, int]:
+    """A context on the second card, and nothing in it."""
+    second, popped = ctypes.c_void_p(), ctypes.c_void_p()
+    made = call("cuDevicePrimaryCtxRetain", ctypes.byref(second), 1)
+    return made, call("cuCtxPushCurrent_v2", second) + call("cuCtxPopCurrent_v2", ctypes.byref(popped))
+
+
+def second() -> tuple[int, bool]:
+    """Memory on the second card."""
+    context, block, popped = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    results = (
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 1),
+        call("cuCtxPushCurrent_v2", context),
+        call("cuMemAlloc_v2", ctypes.byref(block), ctypes.c_size_t(SIZE)),
+        call("cuMemcpyHtoD_v2", block, pattern, ctypes.c_size_t(SIZE)),
+    )
+    answer = read(block)
+    return sum(results) + answer[0] + call("cuCtxPopCurrent_v2", ctypes.byref(popped)), answer[1]
+
+
 DO: dict[str, Callable[[], tuple[object, object]]] = {
     "read": read,
     "make": make,
     "free": free,
     "launch": launch,
     "work": work,
+    "look": look,
+    "touch": touch,
+    "second": second,
     "card": card,
     "nvml": nvml,
     "query": lambda: (call("cuEventQuery", event), call("cuStreamQuery", stream)),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.daemon.processes import ctl
 from tests.end_to_end.conftest import Node
 from tests.end_to_end.parking.test_parking import ANSWERS, begin, charged_bytes, said, start, tell
 from tests.waiting import eventually
@@ -40,7 +41,8 @@ def card_of(node: Node) -> int:
 
 def migrate(node: Node, card: int, name: str = "parked") -> None:
     found = node.control("migrate", name, f"--to={card}")
-    assert (found["parking"], found["gpus"]) == ("running", [found["gpu"]])
+    assert found["parking"] == "running"
+    assert found["gpu"] in found["gpus"]
 
 
 def assert_whole(program: subprocess.Popen[str]) -> None:
@@ -67,6 +69,24 @@ def test_a_program_goes_on_elsewhere(node: Node) -> None:
     assert card_of(node) == 1
 
 
+@pytest.mark.parametrize("word", ["look", "touch"])
+def test_a_card_that_it_only_looks_at_does_not_count(node: Node, word: str) -> None:
+    """Broken: a framework that asks for each card's size, or has an empty context there, cannot be moved; or its seats
+    are then on the wrong cards."""
+    node.start_coordinator()
+    program = start(node)
+    assert tell(program, word).startswith("0 ")
+    assert cards(node) == [0, 1]
+    for card in (1, 0, 1):
+        migrate(node, card)
+        assert tell(program, "read") == "0 True"
+        assert cards(node) == [card, 1 - card]
+    assert tell(program, "second") == "0 True"
+    assert (charged_bytes(node, 0), charged_bytes(node, 1)) == (SIZE // 2, SIZE)
+    assert "several GPUs" in ctl(node.directory, "migrate", "parked", "--to=0").stdout
+    assert_whole(program)
+
+
 def test_the_next_coordinator_finds_it_there(node: Node) -> None:
     """Broken: after a restart a moved program attaches to the card that it has left."""
     node.start_coordinator()
@@ -79,10 +99,13 @@ def test_the_next_coordinator_finds_it_there(node: Node) -> None:
     assert_whole(program)
 
 
-def test_a_coordinator_that_dies_in_between(node: Node) -> None:
-    """Broken: a program that the driver has moved, and whose coordinator died before it said so, is lost."""
+@pytest.mark.parametrize("word", ["card", "touch"])
+def test_a_coordinator_that_dies_in_between(node: Node, word: str) -> None:
+    """Broken: a program that the driver has moved, and whose coordinator died before it said so, is lost; or one with
+    contexts on two cards, for which the driver's lists do not tell where it is, counts on the wrong one."""
     node.start_coordinator()
     program = start(node)
+    tell(program, word)
     node.control("park", "parked")
     process_id = client(node)["process_id"]
     node.kill_coordinator()
@@ -96,9 +119,9 @@ def test_a_coordinator_that_dies_in_between(node: Node) -> None:
     assert said(node.run_plain([sys.executable, "-c", look])) == "moved"
     node.start_coordinator()
     eventually(lambda: len(node.control("clients")["clients"]) == 1, "the program to connect again")
-    assert card_of(node) == 0, "what the hook knows"
+    assert cards(node)[0] == 0, "what the hook knows"
     assert tell(program, "read") == "0 True"
-    assert card_of(node) == 1
+    eventually(lambda: cards(node) == ([1, 0] if word == "touch" else [1]), "its seats to be where it is")
     assert_whole(program)
 
 

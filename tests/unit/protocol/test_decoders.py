@@ -113,7 +113,7 @@ def test_the_hook_keeps_to_the_ranges(tmp_path: Path) -> None:
     """Broken: a program that asks for more memory than can be loses its connection instead of being refused."""
     (tmp_path / "most.c").write_text(
         '#include "coord/protocol/wire.gen.h"\n#include <stdio.h>\n'
-        "int main(void) { uint8_t f[64]; nvs_reserve_memory m = {3, 7, UINT64_MAX};"
+        "int main(void) { uint8_t f[64]; nvs_reserve_memory m = {3, 7, UINT64_MAX, 0};"
         " return fwrite(f, 1, nvs_encode_reserve_memory(&m, f, sizeof f), stdout) == 0; }"
     )
     flags = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", str(codec.SOURCE))
