@@ -22,26 +22,21 @@ from typing import Any, Final
 from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import BenchError, Fixture, coordinator, percentile, uncoordinated
 from nvshare.bench.harness.worker_group import Member, closing
-from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.cli.ctl_call import call_and_settle
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 GIB: Final = 1 << 30
 LINK: Final = 45 * GIB
 WAIT_S: Final = 180.0
-LOOK_S: Final = 0.002
 
 
 def park(stand: Fixture, name: str) -> float:
     """Seconds until the program is parked.  Raises BenchError with the reason if it is not."""
-    runtime, began = RuntimeDir(stand.directory), time.monotonic()
-    told = call(runtime, api.ParkClient(client=name))
-    while told["parking"] != "parked":
-        if told["parking"] == "running" or time.monotonic() - began > WAIT_S:
-            raise BenchError(f"{name} is not parked: {told.get('parking_why') or told.get('why')}")
-        time.sleep(LOOK_S)
-        clients = call(runtime, api.Status())["clients"]
-        told = next(each for each in clients if each["name"] == name)
+    began = time.monotonic()
+    told = call_and_settle(RuntimeDir(stand.directory), api.ParkClient(client=name))
+    if told["parking"] != "parked":
+        raise BenchError(f"{name} is not parked: {told['why']}")
     return time.monotonic() - began
 
 

@@ -19,7 +19,7 @@ from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES, Runtim
 
 REFUSED: Final = 1
 NO_COORDINATOR: Final = 3
-PARK_LOOK_S: Final = 0.05
+PARK_LOOK_S: Final = 0.01
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
 Where = Annotated[Path | None, typer.Option("--runtime-dir", help="runtime directory of the coordinator")]
