@@ -30,7 +30,7 @@ from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import Settings, Value
 from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
 from nvshare.coordinator.system import runtime_dir
-from nvshare.coordinator.system.checkpoints import Checkpoints, cannot_park
+from nvshare.coordinator.system.checkpoints import HELPER, LOST, Checkpoints, cannot_park
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.gpu_processes import (
     CardMemory,
@@ -213,7 +213,12 @@ class Coordinator:
             command = self._parking.pop(process_id, None)
             if command is not None:
                 saved = isinstance(command, commands.Checkpoint)
-                event = events.Saved(command.client, error) if saved else events.Restored(command.client, error, gpu)
+                lost = error == LOST
+                event = (
+                    events.Saved(command.client, error, lost, unsure=error.startswith(HELPER))
+                    if saved
+                    else events.Restored(command.client, error, gpu, lost)
+                )
                 self.dispatcher.event(event, time.monotonic_ns())
 
         self.server.post(report)

@@ -300,6 +300,7 @@ _CLIENT_ROWS: Final[tuple[Row, ...]] = (
         lambda s: s[1].memory.lacking_bytes,
     ),
     (Gauge, "unschedulable", "1 while it cannot run for lack of memory", lambda s: float(s[1].memory.unschedulable)),
+    (Gauge, "parked", "1 while it is off its GPUs", lambda s: float(s[0].parking in ("parked", "waking"))),
     (Gauge, "wait_max_seconds", "Its longest wait", lambda s: s[1].statistics.max_wait_ns),
     (Gauge, "priority", "Its priority", lambda s: s[0].rank.priority),
     (Gauge, "weight", "Its weight under fair_share", lambda s: s[0].rank.weight),

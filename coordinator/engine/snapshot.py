@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from nvshare.coordinator.engine.parking import parking
 from nvshare.coordinator.memory import host_budget, room
 from nvshare.coordinator.model.client import Client, Identity
 from nvshare.coordinator.model.gang import Gang
@@ -119,6 +120,8 @@ class ClientSnapshot:
     """As `ParkState`."""
     parking_why: str
     """The reason of the last refusal or failure."""
+    parking_obstacle: str = ""
+    """Why it cannot be parked, as far as it is known now; "": it may be possible."""
     moves_to: str = ""
     """The GPU to which it is being moved; "": none."""
     moved_from: str = ""
@@ -188,6 +191,7 @@ def take_client(client: Client, now_ns: int, paged: Callable[[Gpu], Mapping[int,
         host_share_bytes=client.host.share_bytes,
         parking=client.parking.state.value,
         parking_why=client.parking.why,
+        parking_obstacle=parking.client_obstacle(client),
         moves_to=client.parking.move.target,
         moved_from=client.parking.move.source,
         moved_why=client.parking.move.source_why,

@@ -129,19 +129,24 @@ class MemoryChecked:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The end of `commands.Checkpoint`.  With an `error` the process runs as before."""
+    """The end of `commands.Checkpoint`.  With an `error` the process runs as before; if `lost`, all its calls fail.
+
+    `unsure`: perhaps the checkpoint was made."""
 
     client: int
     error: str = ""
+    lost: bool = False
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The end of `commands.Restore`.  With an `error` the process is still off the GPUs."""
+    """The end of `commands.Restore`.  With an `error` the process is still off the GPUs; `lost` as above."""
 
     client: int
     error: str = ""
     gpu: str = ""
+    lost: bool = False
     """The GPU on which it is; "": where it was."""
 
 

@@ -426,16 +426,18 @@ class WaitExplained(Message):
     text: str
 
 
-@declare(TO_CLIENT, 79, BOOL, ORDINAL, UUID)
+@declare(TO_CLIENT, 79, BOOL, ORDINAL, UUID, BOOL)
 class Park(Message):
     """`on`: the client is to close its ways to the driver, since it leaves the GPUs.  Not `on`: it runs again.
 
-    With a `uuid`, that is the GPU which the client's `ordinal` is from now on.
+    With a `uuid`, that is the GPU which the client's `ordinal` is from now on.  `lost`: the driver has failed in its
+    midst, so all calls are to reach it and to fail.
     """
 
     on: bool
     ordinal: int = 0
     uuid: str = ""
+    lost: bool = False
 
 
 @declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)

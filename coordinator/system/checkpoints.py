@@ -65,6 +65,12 @@ def cannot_park() -> str:
     return ""
 
 
+HELPER: Final = "its helper"
+"""How an error begins after which nobody knows what the driver has done, or still does."""
+LOST: Final = "the driver has failed in its midst, and cannot repeat it"
+"""The process cannot be parked or brought back any more; its calls fail."""
+
+
 # --- in the coordinator -----------------------------------------------------------------------------------------------
 
 
@@ -139,7 +145,7 @@ class Checkpoints:
         with self._lock:
             lost = [process_id for process_id, (user, _) in self._pending.items() if user == user_id]
         for process_id in lost:
-            self._answered(process_id, f"its helper ended with code {helper.returncode}")
+            self._answered(process_id, f"{HELPER} ended with code {helper.returncode}")
 
     def _answered(self, process_id: int, error: str, gpu: str = "") -> None:
         with self._lock:
@@ -154,7 +160,7 @@ class Checkpoints:
             helper = self._helpers.get(user_id)
         if helper is not None:
             helper.kill()  # `_read` reports what is pending
-        self._answered(process_id, f"the driver took longer than {DEADLINE_S:g} s")
+        self._answered(process_id, f"{HELPER} waited longer than {DEADLINE_S:g} s for the driver")
 
 
 # --- in the helper ----------------------------------------------------------------------------------------------------
@@ -213,6 +219,9 @@ def restore(process: Any, memory: Mapping[str, int], home: str, target: str) -> 
 
     `memory`: what it had, as far as is known.  Raises what cuda.core does, MemoryError and NVMLError.
     """
+    if process.state == "running":  # perhaps a helper has died: the lock waits for the step that it has begun
+        with contextlib.suppress(Exception):
+            process.lock(LOCK_MS)
     if process.state == "checkpointed":
         if target:
             await_room({target: memory.get(home) or UNKNOWN_BYTES})
@@ -221,6 +230,8 @@ def restore(process: Any, memory: Mapping[str, int], home: str, target: str) -> 
             await_room(memory)
             process.restore()
         found = {target}
+    elif process.state == "failed":
+        raise RuntimeError(LOST)
     else:  # a helper or a coordinator has died: it may have been moved before
         found = set(card_memory(process.pid))
     if process.state == "locked":
@@ -241,7 +252,9 @@ def perform(process: Any, request: Mapping[str, Any], had: dict[int, dict[str, i
             process.lock(LOCK_MS)
         if process.state == "locked":
             process.checkpoint()
-    except Exception:
+    except Exception as error:
+        if process.state == "failed":
+            raise RuntimeError(LOST) from error
         if process.state == "locked":
             process.unlock()
         raise

@@ -16,6 +16,7 @@
 #include "coord/parking.h"
 
 #include "base/hot.h"
+#include "base/log.h"
 #include "base/process.h"
 #include "base/system.h"
 #include "contexts/context.h"
@@ -168,6 +169,17 @@ static void find_gpus(const nvs_park *message)
         nvs_link_fail();
 }
 
+/* The driver answers each call with an error, as after a sticky one (contexts/context.h). */
+static void lose_gpus(void)
+{
+    nvs_log(NVS_LOG_WARNING, "the driver has failed to take this program off its GPUs or to bring it back: its CUDA calls fail from now on");
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        nvs_gate_set_dead(gpu, true);
+        if (nvs_agent_gpus[gpu].known)
+            nvs_coordinator.memory_changed(gpu);
+    }
+}
+
 static void close_calls(void)
 {
     const char *why = obstacle();
@@ -207,8 +219,11 @@ void nvs_parking_told(const nvs_park *message)
             close_calls();
         return;
     }
+    if (message->lost)
+        lose_gpus();
     run_again();
-    find_gpus(message);
+    if (!message->lost)
+        find_gpus(message);
 }
 
 uint64_t nvs_parking_serve(uint64_t now)

@@ -16,7 +16,9 @@ _MOST_UNHOOKED = 8
 
 def examine(facts: Facts) -> list[Finding]:
     """All findings, in the order in which a person would look."""
-    checks = (_driver, _libraries, _directory, _coordinator, _memory, _mode, _mps, _shell, _program, _unhooked)
+    checks = (
+        _driver, _libraries, _directory, _coordinator, _memory, _mode, _parking, _mps, _shell, _program, _unhooked,
+    )  # fmt: skip
     return [finding for check in checks for finding in check(facts)]
 
 
@@ -107,6 +109,14 @@ def _mode(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "memory mode", f"programs started here have {mode} (auto){why}")
     for line in mode_lines(facts.coordinator.status or {"clients": ()}):
         yield Finding("ok", "memory mode", line)
+
+
+def _parking(facts: Facts) -> Iterator[Finding]:
+    cannot = facts.machine.cannot_park
+    yield Finding("ok", "parking", f"no program can be parked: {cannot}" if cannot else "idle programs can be parked")
+    for each in (facts.coordinator.status or {"clients": ()})["clients"] if not cannot else ():
+        if each.get("seats") and each.get("parking_obstacle"):
+            yield Finding("ok", "parking", f"{each['name']} cannot be parked: {each['parking_obstacle']}")
 
 
 def _mps(facts: Facts) -> Iterator[Finding]:

@@ -40,6 +40,8 @@ class MachineFacts:
     """The newest glibc version that the hook names."""
     mps_directory: str
     """Pipe directory in which an MPS control daemon answers; empty without one."""
+    cannot_park: str = ""
+    """Why no program can be parked by a coordinator in this environment; empty: some may be."""
 
 
 @dataclass(frozen=True, slots=True)

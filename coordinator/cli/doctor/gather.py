@@ -22,6 +22,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system import host_memory
+from nvshare.coordinator.system.checkpoints import cannot_park
 from nvshare.coordinator.system.devices import nvml, text_of
 from nvshare.coordinator.system.gpu_processes import computing_processes, unhooked_processes
 from nvshare.coordinator.system.mps.obstacles import DEFAULT_PIPE_DIRECTORY, answers
@@ -67,6 +68,7 @@ def _machine(environ: dict[str, str], directory: RuntimeDir) -> MachineFacts:
         hook_error=hook_error,
         hook_glibc=_needed_glibc(hook),
         mps_directory=next((str(pipe) for pipe in (*pipes, DEFAULT_PIPE_DIRECTORY) if answers(pipe)), ""),
+        cannot_park=cannot_park(),
     )
 
 

@@ -100,7 +100,7 @@ def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
     if client is None or client.parking.state is not ParkState.WAKING:
         return ()
     move = client.parking.move
-    if event.error and move.target:
+    if event.error and move.target and not event.lost:
         why = f"it cannot be moved to {move.target}: {event.error}"
         node.out.append(Log(logging.WARNING, f"{client.identity}: {why}; it comes back on its GPU"))
         move.target = ""

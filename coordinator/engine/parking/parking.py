@@ -50,8 +50,11 @@ RUNNING, LEAVING, CLOSING, SAVING, PARKED, WAKING = ParkState
 
 def obstacle(node: Node, client: Client) -> str:
     """Why the client cannot be parked, as far as the coordinator knows; "": it may be possible."""
-    if node.cannot_park:
-        return node.cannot_park
+    return node.cannot_park or client_obstacle(client)
+
+
+def client_obstacle(client: Client) -> str:
+    """As `obstacle`, of this client alone."""
     if client.identity.process_id <= 0:
         return "its process is in a foreign PID namespace"
     if not client.seats:
@@ -248,15 +251,15 @@ def _has_left(node: Node, seat: Seat, now_ns: int) -> bool:
     return False
 
 
-def _stay(node: Node, client: Client, why: str) -> None:
+def _stay(node: Node, client: Client, why: str, *, lost: bool = False) -> None:
     """The client runs on."""
     parking = client.parking
     if parking.state is RUNNING:
         return
     if parking.state is not LEAVING:
         seats = client.used_seats
-        moved = (seats[0].ordinal, seats[0].gpu.uuid) if len(seats) == 1 and parking.move.source else ()
-        node.out.append(Send(client.client_id, Park(False, *moved)))
+        moved = (seats[0].ordinal, seats[0].gpu.uuid) if len(seats) == 1 and parking.move.source else (0, "")
+        node.out.append(Send(client.client_id, Park(False, *moved, lost)))
     parking.why, parking.refused_at = why, _leases(client) if why else -1
     parking.retry_at_ns, parking.unwanted, parking.move.target = None, False, ""
     _enter(node, client, RUNNING)
@@ -285,7 +288,11 @@ def saved(node: Node, event: events.Saved, now_ns: int) -> Iterable[Gpu]:
         return ()
     if event.error:
         node.out.append(Log(logging.WARNING, f"{client.identity} cannot be parked: {event.error}"))
-        _stay(node, client, event.error)
+        if event.unsure:
+            client.parking.move.target = ""
+            wake(node, client, event.error)
+        else:
+            _stay(node, client, event.error, lost=event.lost)
         return ()
     client.parking.since_ns = now_ns
     _enter(node, client, PARKED)
@@ -318,6 +325,10 @@ def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
     """The process runs again, or there is no room for its contexts yet."""
     client = node.clients.get(event.client)
     if client is None or client.parking.state is not WAKING:
+        return ()
+    if event.lost:  # its calls tell it
+        node.out.append(Log(logging.ERROR, f"{client.identity} cannot be woken: {event.error}; end it"))
+        _stay(node, client, event.error, lost=True)
         return ()
     if event.error:
         client.parking.why = event.error

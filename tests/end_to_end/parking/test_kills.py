@@ -71,6 +71,7 @@ def test_random_kills(node: Node) -> None:
     program = start(node)
     for _ in range(COUNT):
         action, victim = chance.choice(["park", "wake", "move"]), chance.choice(["program", "helper", "coordinator"])
+        print(sum(killed.values()), action, victim, flush=True)
         act(node, program, action)
         for _ in range(chance.randrange(60)):
             state = clients(node)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.processes import ctl
 from tests.end_to_end.conftest import Node
 from tests.waiting import eventually
 
@@ -140,3 +141,19 @@ def test_two_share_a_card_that_holds_one(node: Node) -> None:
         park(node)
         assert tell(second, "read") == "0 True"
         assert tell(first, "read") == "0 True"
+
+
+@pytest.mark.parametrize("step", ["Checkpoint", "Restore"])
+def test_a_program_that_the_driver_loses(node: Node, step: str) -> None:
+    """Broken: a program whose checkpoint or return failed in its midst hangs, or its return is tried for ever."""
+    node.start_coordinator()
+    faults = {"NVSHARE_SIM_FAULTS": f"cuCheckpointProcess{step}@1=999"}
+    program = node.run([sys.executable, str(PROGRAM)], "--memory=swap", "--name=parked", variables=faults)
+    assert said(program) == "ready"
+    done = ctl(node.directory, "park", "parked")
+    assert ("cannot repeat it" in done.stdout) is (step == "Checkpoint"), done.stdout
+    assert tell(program, "read").startswith("999 "), "its calls fail"
+    assert parking(node) == "running"
+    program.kill()
+    eventually(lambda: not node.control("clients")["clients"], "its seat to go")
+    assert charged_bytes(node) == 0

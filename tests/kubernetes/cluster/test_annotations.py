@@ -36,9 +36,9 @@ def test_nothing_said_is_nothing_set() -> None:
 
 def test_all_of_them() -> None:
     """Each annotation must reach its setting."""
-    shares = {"share-request": "30%", "share-limit": "0.5"}
+    shares = {"share-request": "30%", "share-limit": "0.5", "park-after": "2h"}
     found = said({"priority": "5", "weight": "3", "class": "batch", "gang": "pair", "memory-limit": "8Gi", **shares})
-    assert found == ContainerSettings(5, 3, "batch", "30%", "0.5", "ml/pair", 8 << 30, "8GiB")
+    assert found == ContainerSettings(5, 3, "batch", "30%", "0.5", "ml/pair", 8 << 30, "8GiB", "2h")
 
 
 def test_older_class_names_keep_their_priority() -> None:
@@ -120,6 +120,7 @@ MESSAGES = {
     "class": ("gold", "write one of interactive, batch, best-effort"),
     "share-request": ("1.5", "write a share from 0 to 1, such as 0.3 or 30%"),
     "share-limit": ("0", "write a share above 0 and at most 1"),
+    "park-after": ("10", "write a time such as 90s, 10m or 2h, or 0 for never"),
     "gang": ("My Gang", "small letters, digits and dashes"),
     "memory-limit": ("8G", "write a size such as 8Gi"),
     "memory-limit.nobody": ("8Gi", 'no container "nobody"; its containers are main, warm-up'),

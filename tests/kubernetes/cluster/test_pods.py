@@ -220,6 +220,7 @@ def test_everything_reaches_the_slot(server: ApiServer, watching: Watching) -> N
         "weight": "3",
         "gang": "pair",
         "share-limit": "40%",
+        "park-after": "10m",
         "memory-limit.main": "2Gi",
         "memory-limit": "1Gi",
     }
@@ -231,7 +232,7 @@ def test_everything_reaches_the_slot(server: ApiServer, watching: Watching) -> N
     found = watching.watch.policy("ml", "train-0", "main")
     assert found is not None
     assert (found.priority, found.weight, found.job_class, found.share_limit) == (-100, 3, "best-effort", 0.4)
-    assert (found.gang, found.memory_limit_bytes) == ("ml/pair", 2 << 30)
+    assert (found.gang, found.memory_limit_bytes, found.park_after_ns) == ("ml/pair", 2 << 30, 600 * 10**9)
 
 
 def test_priority_class_reaches_the_slot(server: ApiServer, watching: Watching) -> None:

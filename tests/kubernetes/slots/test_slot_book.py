@@ -202,6 +202,17 @@ def test_class_and_shares_are_the_slots_and_the_environment_only_lowers_them() -
     assert book.within(9, greedy) == greedy, "a program of the host"
 
 
+def test_a_programs_own_time_until_it_is_parked_comes_before_its_slots() -> None:
+    """Broken: the annotation does nothing, or a program that must stay is parked."""
+    book = SlotBook()
+    book.put(a_slot(policy=SlotPolicy(park_after_ns=5)))
+    book.register("GPU-a--0", 1)
+    assert book.within(1, Facts()).park_after_ns == 5
+    assert book.within(1, Facts(park_after_ns=0)).park_after_ns == 0
+    assert book.put(a_slot(policy=SlotPolicy(park_after_ns=7))) == [1]
+    assert book.within(1, Facts()).park_after_ns == 7
+
+
 def test_class_of_an_earlier_plugin_is_none(tmp_path: Path) -> None:
     """Else an upgrade takes every slot away whose file names a class of the version before."""
     old = a_slot().model_dump() | {"policy": {"class": "opportunistic", "priority": -100}}

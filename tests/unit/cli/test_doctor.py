@@ -110,6 +110,20 @@ def test_the_memory_mode_is_told_with_its_reason(facts: Facts, texts: list[str])
     assert [finding.text for finding in examine(facts) if finding.about == "memory mode"] == texts
 
 
+def test_what_cannot_be_parked_is_told() -> None:
+    """Broken: nobody finds out why an idle program keeps its room."""
+    idle = {"process_id": 41, "memory_mode": "swap", "memory_auto": False, "seats": [{}]}
+    why = {"a": "", "b": "it is a client of MPS"}
+    clients = [idle | {"name": name, "parking_obstacle": why[name]} for name in why]
+
+    def told(**more: Any) -> list[str]:
+        facts = replace(WELL, **well(clients=clients), **machine(**more))
+        return [finding.text for finding in examine(facts) if finding.about == "parking"]
+
+    assert told() == ["idle programs can be parked", "b cannot be parked: it is a client of MPS"]
+    assert told(cannot_park="the driver is too old") == ["no program can be parked: the driver is too old"]
+
+
 @pytest.mark.parametrize(
     ("changes", "level", "text", "remedy"),
     [

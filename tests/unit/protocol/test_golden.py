@@ -132,7 +132,7 @@ GOLDEN: list[tuple[messages.Message, str]] = [
     (messages.ExplainWait(gpu=1), "920d01"),
     (messages.WaitExplained(gpu=1, index=3, text="waiting for GPU 3"), "944e0103b177616974696e6720666f72204750552033"),
     (messages.ParkAnswer(ready=False, reason="captured"), "930ec2a86361707475726564"),
-    (messages.Park(on=False, ordinal=1, uuid="GPU-51a1"), "944fc201a84750552d35316131"),
+    (messages.Park(on=False, ordinal=1, uuid="GPU-51a1", lost=True), "954fc201a84750552d35316131c3"),
     (
         messages.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
         "944802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e",
@@ -145,6 +145,7 @@ EARLIER: list[tuple[str, messages.Message]] = [
     (f"9b{HELLO}cd0001a470616972", messages.Hello(1, "trainer", "python3", 4242, -3, 1, 1 << 32, "0.1.0", 1, "pair")),
     ("990200a54750552d300a00c2000000", messages.AttachGpu(0, "GPU-0", 10, 0, False, 0, 0, 0)),
     ("924fc2", messages.Park(False)),
+    ("944fc201a84750552d35316131", messages.Park(False, 1, "GPU-51a1")),
     ("940601ce00010000cf0000000200000000", messages.ReserveMemory(1, 65536, 8 << 30)),
     ("960c01cd012ccd01f4cf0000000df8475800c3", messages.Profile(1, 300, 500, 60000000000, True)),
     ("960500ce40000000ce20000000cd1000ce10000000", messages.MemoryReport(0, 1 << 30, 1 << 29, 4096, 1 << 28)),

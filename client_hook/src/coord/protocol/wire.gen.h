@@ -512,14 +512,16 @@ typedef struct nvs_park {
     bool on;
     uint8_t ordinal;
     char uuid[96];
+    bool lost;
 } nvs_park;
 
 static const nvs_wire_field nvs_park_fields[] = {
     NVS_WIRE_FIELD(park, on, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(park, ordinal, UINT, 0, UINT64_C(31), 0u, NULL),
     NVS_WIRE_FIELD(park, uuid, TEXT, 0, 95, 0, ""),
+    NVS_WIRE_FIELD(park, lost, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(park, NVS_TYPE_PARK, 1, 3)
+NVS_WIRE_MESSAGE(park, NVS_TYPE_PARK, 1, 4)
 
 typedef struct nvs_rejected {
     uint16_t code;

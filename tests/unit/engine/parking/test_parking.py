@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import JobClass
+from nvshare.scheduler_policies.registry import create
 from tests.harness import Harness, ScriptedClient, one_gpu
 
 SIZE = 1 << 20
@@ -269,6 +271,53 @@ def test_a_failed_return_is_tried_again() -> None:
     harness.advance(SECOND_NS)
     harness.handle(events.Look())
     assert len(asked(harness, commands.Restore)) == 1
+
+
+def test_nobody_knows_whether_the_checkpoint_was_made() -> None:
+    """Broken: the helper dies in the midst, and the program counts as running while it is off the GPU."""
+    harness = one_gpu()
+    client = idle_client(harness)
+    park(harness, client)
+    evicted(client)
+    client.say(messages.ParkAnswer(True))
+    client.take(messages.Park)
+    harness.handle(events.Saved(client.client, "its helper ended", unsure=True))
+    assert state(harness, client) == ("waking", "its helper ended")
+    assert len(asked(harness, commands.Restore)) == 1
+    harness.handle(events.Restored(client.client))
+    assert client.take(messages.Park) == [messages.Park(False)]
+    assert state(harness, client) == ("running", "its helper ended")
+
+
+@pytest.mark.parametrize("at", ["saving", "waking"])
+def test_a_program_that_the_driver_loses(at: str) -> None:
+    """Broken: its return is tried for ever; or its threads wait for a lease, and the program never hears of it."""
+    harness = one_gpu()
+    client = idle_client(harness)
+    park(harness, client)
+    evicted(client)
+    client.say(messages.ParkAnswer(True))
+    if at == "waking":
+        harness.handle(events.Saved(client.client))
+        client.request()
+    client.take(messages.Park)
+    harness.handle((events.Restored if at == "waking" else events.Saved)(client.client, "gone", lost=True))
+    assert client.take(messages.Park) == [messages.Park(False, lost=True)]
+    assert state(harness, client) == ("running", "gone")
+    assert not harness.scheduler.wants_looks
+
+
+def test_a_machine_that_parks_nothing_says_so() -> None:
+    """Broken: memory moves for nothing where the driver has no checkpoints."""
+    harness = one_gpu(park_after_ns=SECOND_NS)
+    harness.scheduler = Scheduler(create, harness.scheduler.settings, cannot_park="the driver is too old")
+    harness.gpu()
+    client = idle_client(harness)
+    park(harness, client)
+    harness.advance(9 * SECOND_NS)
+    harness.handle(events.Look())
+    assert state(harness, client) == ("running", "the driver is too old")
+    assert not client.take(messages.Evict)
 
 
 @pytest.mark.parametrize("at", ["leaving", "closing", "saving", "parked", "waking"])
