@@ -131,7 +131,8 @@ class MemoryChecked:
 class Saved:
     """The end of `commands.Checkpoint`.  With an `error` the process runs as before; if `lost`, all its calls fail.
 
-    `unsure`: perhaps the checkpoint was made."""
+    `unsure`: perhaps the checkpoint was made.
+    """
 
     client: int
     error: str = ""
@@ -146,8 +147,8 @@ class Restored:
     client: int
     error: str = ""
     gpu: str = ""
-    lost: bool = False
     """The GPU on which it is; "": where it was."""
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
