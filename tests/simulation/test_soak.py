@@ -261,7 +261,7 @@ def test_memory_that_moves_most_of_the_time_is_found(monkeypatch: pytest.MonkeyP
     """Broken: worlds in which nobody gets to work would pass, or nothing would bound what switches cost."""
     plan = replace(SWAPPING, duration_ns=12 * SECOND_NS)
     world(plan, **SHORT_TURNS).run()
-    monkeypatch.setattr(switch_credit, "lacking_ns", lambda *_: 0)
+    monkeypatch.setattr(switch_credit, "lacking_ns", lambda *_, **__: 0)
     with pytest.raises(AssertionError, match="without work"):
         world(plan, **SHORT_TURNS).run()
 
