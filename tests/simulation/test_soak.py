@@ -225,15 +225,6 @@ def test_a_timer_that_fires_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch
         world(Plan(gpus=1, processes=3)).run()
 
 
-def test_each_running_client_has_turns_of_its_own() -> None:
-    """Broken: the bound on timers counts the turns of one client, and fails where several have turns beside others."""
-    turns = {"policy": "opportunistic", "sharing": messages.Sharing.AUTO, "quantum_ns": 20 * MILLISECOND_NS}
-    plan = Plan(gpus=1, processes=12, memory_bytes=200, swap_share=1.0, duration_ns=2 * SECOND_NS)
-    lived = world(plan, 1, **turns)
-    lived.run()
-    assert lived.bounds.most_timers > 35, "the world must meet its trouble"
-
-
 def test_too_many_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: an event could make the coordinator write to everybody again and again."""
     monkeypatch.setattr(checks, "MESSAGES_PER_SEAT", 0)
