@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -87,8 +88,9 @@ def test_it_follows_the_schema_of_cdi(made: dict[str, Any]) -> None:
     )
     check = jsonschema.Draft7Validator(contents["schema.json"], registry=registry)
     check.validate(made)
-    made["devices"][0]["containerEdits"]["env"] = "no list"
-    assert not check.is_valid(made)
+    broken = copy.deepcopy(made)
+    broken["devices"][0]["containerEdits"]["env"] = "no list"
+    assert not check.is_valid(broken)
 
 
 def test_a_container_keeps_its_own_options(made: dict[str, Any]) -> None:
