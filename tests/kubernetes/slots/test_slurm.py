@@ -152,6 +152,7 @@ PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:8 MaxTime=INFINITE S
     def stop(self) -> None:
         for job in self.ask("squeue", "-h", "-o", "%i").split():
             self.ask("scancel", job)
+        eventually(lambda: not self.ask("squeue", "-h", "-o", "%i"), "jobs that have ended")
         for daemon in reversed(self.daemons):
             daemon.terminate()
             daemon.wait()
