@@ -53,7 +53,7 @@ pod-4,8000,32768,1,1000,,Burstable,Pending,1300,1500,
 def test_leases_are_not_taken_back_at_once(policy: str) -> None:
     """Broken: two rules of the core or of a policy undo each other's decision, and programs interrupt one another with
     every drain, although each wait ends."""
-    jobs = fitted(synthetic(200, 2, 3.0, 0.9, 2), 2, 80 * GIB)
+    jobs = fitted(synthetic(80, 2, 1.2, 0.9, 2), 2, 80 * GIB)
     world = VirtualNode(jobs, 2, 80 * GIB, Settings(policy=policy, quantum_ns=5 * SECOND_NS))
     world.run()
     found = figures(world)
