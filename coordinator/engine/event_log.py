@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import enum
+import functools
 import gc
 import io
 import json
@@ -23,8 +24,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Final, Protocol, get_type_hints
-
-from pydantic import TypeAdapter
 
 from nvshare import scheduler_policies
 from nvshare.coordinator.model import events
@@ -214,6 +213,14 @@ def read(lines: Iterable[str]) -> list[tuple[int, events.Event | Beginning]]:
     return [_read(line) for line in lines]
 
 
+@functools.cache
+def _facts() -> Any:
+    """Makes `Facts` of what JSON makes of them."""
+    from pydantic import TypeAdapter  # for readers of a log, not for the core
+
+    return TypeAdapter(Facts)
+
+
 def _read(line: str) -> tuple[int, events.Event | Beginning]:
     try:
         now_ns, name, values = json.loads(line)
@@ -227,7 +234,7 @@ def _read(line: str) -> tuple[int, events.Event | Beginning]:
                 number, *parts = value
                 values[field] = TO_COORDINATOR[number](*parts)
             elif kind is Facts:
-                values[field] = TypeAdapter(Facts).validate_python(value)
+                values[field] = _facts().validate_python(value)
         event: events.Event = cls(**values)
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise ValueError(f"not a line of an event log: {line[:200]!r}: {error!r}") from None

@@ -123,12 +123,16 @@ def settle(node: Node, client: Client, facts: Facts, now_ns: int) -> Iterable[Gp
         _gang(node, client, facts.gang)
     client.facts = facts
     if facts.rank != had.rank:
-        changed = {name: _plain(new) for name, new in _fields(facts.rank) if new != getattr(had.rank, name)}
+        names = [each.name for each in fields(Rank) if getattr(facts.rank, each.name) != getattr(had.rank, each.name)]
+        changed = {name: _plain(getattr(facts.rank, name)) for name in names}
         node.out.append(Notify("rank", {"client": client.client_id, **changed}))
     _limit(node, client)
     if facts.paused is not had.paused:
         _pause(node, client, now_ns)
-    (node.own_park_times.add if facts.park_after_ns else node.own_park_times.discard)(client.client_id)
+    if facts.park_after_ns:
+        node.own_park_times.add(client.client_id)
+    else:
+        node.own_park_times.discard(client.client_id)
     if replace(facts, limit_bytes=had.limit_bytes, limits_of_gpus=had.limits_of_gpus) == had:
         return []
     for seat in client.seats.values():
@@ -136,10 +140,6 @@ def settle(node: Node, client: Client, facts: Facts, now_ns: int) -> Iterable[Gp
         seat.gpu.rules.rank_epoch += 1
         seat.gpu.schedule.stale = True
     return [seat.gpu for seat in client.seats.values()]
-
-
-def _fields(rank: Rank) -> list[tuple[str, Any]]:
-    return [(each.name, getattr(rank, each.name)) for each in fields(rank)]
 
 
 def _plain(value: Any) -> int | float | str | None:
@@ -196,4 +196,4 @@ _ACTS: Final[dict[str, Callable[[Node, Client, Any, str | None, int], Iterable[G
     "parked": parking.set_parked,
     "moved_to": migration.set_target,
 }
-"""What an operator has a client do; all other settings of clients are its facts."""
+"""Orders of an operator to a client; all other settings of clients are facts."""

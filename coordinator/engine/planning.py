@@ -276,7 +276,7 @@ def _affordable(
     comers = [gpu.seats[client] for client in members if gpu.seats[client].phase is WAITING]
     if not any(orders.missing_bytes(seat) for seat in comers):
         return members
-    urgent = any(seat.view().rank.job_class is JobClass.INTERACTIVE for seat in comers)
+    urgent = any(seat.client.facts.rank.job_class is JobClass.INTERACTIVE for seat in comers)
     wait_ns = switch_credit.lacking_ns(gpu, now_ns, urgent=urgent)
     if wait_ns == 0:
         return members

@@ -186,7 +186,12 @@ static bool script_name(char *out, size_t size)
     return true;
 }
 
-#define LONGEST_TIME_NS (UINT64_C(1) << 62) /* as on the wire */
+#define LONGEST_TIME_NS (UINT64_C(1) << 62)
+
+static uint64_t as_on_the_wire(uint64_t time_ns)
+{
+    return time_ns < LONGEST_TIME_NS ? time_ns : LONGEST_TIME_NS;
+}
 
 nvs_settings nvs_config;
 
@@ -351,13 +356,10 @@ void nvs_config_read(void)
     nvs_config.profile.job_class = (uint8_t)read_choice("NVSHARE_CLASS", classes, 0);
     nvs_config.profile.share_request = read_share("NVSHARE_SHARE_REQUEST", 0, 0);
     nvs_config.profile.share_limit = read_share("NVSHARE_SHARE_LIMIT", 1, 1000);
-    nvs_config.profile.deadline_ns = read_quantity("NVSHARE_DEADLINE", time_units, "90s, 30m or 2h", 0);
-    if (nvs_config.profile.deadline_ns > LONGEST_TIME_NS)
-        nvs_config.profile.deadline_ns = LONGEST_TIME_NS;
+    nvs_config.profile.deadline_ns = as_on_the_wire(read_quantity("NVSHARE_DEADLINE", time_units, "90s, 30m or 2h", 0));
     const uint64_t park_after = read_quantity("NVSHARE_PARK_AFTER", time_units, "10m, 2h or 0", UINT64_MAX);
-    nvs_config.profile.park_after_ns = park_after == UINT64_MAX                             ? 0
-                                       : park_after == 0 || park_after > LONGEST_TIME_NS ? LONGEST_TIME_NS
-                                                                                            : park_after;
+    const uint64_t own = park_after == 0 ? LONGEST_TIME_NS : as_on_the_wire(park_after); /* 0: never */
+    nvs_config.profile.park_after_ns = park_after == UINT64_MAX ? 0 : own;
     nvs_config.profile.spatial = mps != NULL && strcmp(mps, "1") == 0;
     nvs_config.on_loss.run = read_choice("NVSHARE_ON_LOSS", losses, 0) == 1;
     nvs_config.on_loss.timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);

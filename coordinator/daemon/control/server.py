@@ -185,7 +185,8 @@ class Administration:
         client = self._client(request, call)
         owner = self._live.owner(client.client)
         self._live.drop(owner, "paused", None, by_operator=call.by_operator)
-        return {**_identity(client), **self._settle(owner, call), "paused": False}
+        self._settle(owner, call)
+        return {**_identity(client), **self._lasting(owner), "paused": False}
 
     def _park(self, request: api.ParkClient, call: Call) -> dict[str, Any]:
         """Begins; the client's `parking` says how far it is."""
@@ -215,14 +216,12 @@ class Administration:
             raise api.ControlError("permission", "this program's process cannot be identified")
         for setting, value in values.items():
             self._live.put(owner, setting, value, (uuid,), by_operator=call.by_operator)
-        return {**_identity(client), **self._settle(owner, call)}
+        self._settle(owner, call)
+        return {**_identity(client), **self._lasting(owner)}
 
-    def _settle(self, owner: Owner, call: Call) -> dict[str, Any]:
+    def _settle(self, owner: Owner, call: Call) -> None:
         for each in self._live.clients_of(owner):
             self._dispatcher.settle(each, call.now_ns)
-        if owner.of_connection:
-            return {"ends": "with the client's connection: its process cannot be identified"}
-        return self._lasting()
 
     def _unset(self, request: api.Unset, call: Call) -> dict[str, Any]:
         uuid, named = self._gpu(request.gpu), request.client is not None
@@ -247,8 +246,10 @@ class Administration:
     def _drop(self, owner: Owner | None, names: Sequence[str | None], uuid: str | None, call: Call) -> list[Live]:
         return [e for name in names for e in self._live.drop(owner, name, uuid, by_operator=call.by_operator)]
 
-    def _lasting(self) -> dict[str, Any]:
-        """Stores live settings.  Empty if that is possible, else when they end."""
+    def _lasting(self, owner: Owner = NODE) -> dict[str, Any]:
+        """Stores live settings.  Empty if this owner's last, else when they end."""
+        if owner.of_connection:
+            return {"ends": "with the client's connection: its process cannot be identified"}
         self._live.save()
         problem = self._live.problem()
         return {} if problem is None else {"ends": f"with this coordinator: {problem}"}
