@@ -86,7 +86,7 @@ def start(stand: Fixture, exchange: str, stack: ExitStack) -> WorkerGroup:
 
 
 def counters(stand: Fixture) -> dict[str, int]:
-    """What the coordinator has counted so far: turns of gangs, and drains that were late."""
+    """The coordinator's counts so far: turns of gangs, and drains that were late."""
     status = stand.control("status")
     turns = sum(gang["turns"] for gang in status["gangs"])
     return {"gang_turns": turns, "overdue": sum(gpu["overdue"] for gpu in status["gpus"])}

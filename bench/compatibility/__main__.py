@@ -126,7 +126,7 @@ def total(stand: Fixture, *names: str) -> int:
 
 
 def cost(start: Start, case: Case, seconds: float, processes: int) -> dict[str, Any]:
-    """What the hook adds to a step, of processes without it and under it that run by themselves, in turns."""
+    """Time that the hook adds to a step; processes without it and under it run by themselves, in turns."""
     taken_ns: dict[str, list[float]] = {"plain": [], "hooked": []}
     for number in range(processes):
         for name in list(taken_ns) if number % 2 == 0 else reversed(list(taken_ns)):

@@ -1,4 +1,4 @@
-/* What one driver call costs: a loop around it, timed.
+/* The cost of one driver call: a loop around it, timed.
  *
  * usage: gate_loop CALL CALLS ROUNDS
  * CALL: memset0 (a memset of no bytes: gated, and next to nothing for the driver), launch (an empty kernel, synchronised every 512),

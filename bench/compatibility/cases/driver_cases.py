@@ -52,13 +52,13 @@ class Mixer:
         self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._words))
 
     def launch(self, count: int) -> None:
-        """So many kernels."""
+        """Launches this number of kernels."""
         sizes = (WORDS // BLOCK, 1, 1, BLOCK, 1, 1)
         for _ in range(count):
             self.cuda("cuLaunchKernel", self._kernel, *sizes, 0, self.stream, self._parameters, None)
 
     def graph(self, count: int) -> ctypes.c_void_p:
-        """So many kernels as a graph."""
+        """A graph of this number of kernels, ready for launch."""
         graph, instance = ctypes.c_void_p(), ctypes.c_void_p()
         self.cuda("cuStreamBeginCapture_v2", self.stream, CAPTURE_THREAD_LOCAL)
         self.launch(count)
