@@ -50,12 +50,13 @@ def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
 
 def refusal(node: Node, seat: Seat, total_bytes: int) -> str | None:
     """Why the client may not have `total_bytes` in all; None: it may."""
-    has = seat.memory.allocated_bytes if seat.client.memory_mode is not MemoryMode.DEVICE else 0
-    if total_bytes <= max(seat.memory.reserved_bytes, has):
+    device, memory = seat.client.memory_mode is MemoryMode.DEVICE, seat.memory
+    had = 0 if device else max(memory.allocated_bytes, memory.attached_bytes)
+    if total_bytes <= max(memory.reserved_bytes, had):
         return None  # nothing grows: memory that it has comes back to the GPU
-    if seat.memory.limit_bytes and total_bytes + room.group_bytes(seat) > seat.memory.limit_bytes:
+    if memory.limit_bytes and total_bytes + room.group_bytes(seat) > memory.limit_bytes:
         return "limit"
-    if seat.client.memory_mode is not MemoryMode.DEVICE:
+    if not device:
         return None if _host_has_room(node, seat, total_bytes) else "host"
     return immovable_refusal(seat, total_bytes)
 

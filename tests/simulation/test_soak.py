@@ -60,6 +60,13 @@ def test_a_program_keeps_within_its_limit() -> None:
     assert not report.failures
 
 
+def test_a_limit_that_fell_before_a_restart() -> None:
+    """Broken: a program that has more than its lowered limit waits for ever, once it has connected again."""
+    report = soak.Report()
+    report.run(8859097133635)
+    assert not report.failures
+
+
 def test_a_wait_beside_a_hung_drain() -> None:
     """Broken: the check of waits would count the drain of another program, while others run beside it."""
     report = soak.Report()

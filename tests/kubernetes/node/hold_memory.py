@@ -1,12 +1,16 @@
 """An unmodified ctypes program: takes GPU memory in pieces of 16 MiB, says how much it got, and stays with `stay`.
 
-usage: hold_memory.py MIB [stay]
+usage: hold_memory.py MIB [CARD_MIB [stay]]
+
+It begins when the card that it sees has CARD_MIB: a program that a busy coordinator has not answered for two seconds
+goes on without a limit.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import sys
 
@@ -21,12 +25,15 @@ def main() -> None:
     assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert cuda.cuCtxSetCurrent(context) == 0
     assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    while sys.argv[2:] and total.value != int(sys.argv[2]) * MIB:
+        os.sched_yield()
+        assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
     had, result = 0, 0
     while result == 0 and had < int(sys.argv[1]):
         piece = ctypes.c_uint64()
         result = cuda.cuMemAlloc_v2(ctypes.byref(piece), ctypes.c_size_t(16 * MIB))
         had += 16 if result == 0 else 0
-    print(json.dumps({"total_mib": total.value // MIB, "had_mib": had, "result": result}), flush=True)
+    print(json.dumps({"had_mib": had, "result": result}), flush=True)
     if "stay" in sys.argv:
         signal.pause()
 

@@ -120,9 +120,9 @@ def test_memory_units_become_the_slots_limit(serving: Node) -> None:
     eventually(lambda: node.slots().get("small", {}).get("limit_bytes") == 1 << 30, "the limit of the slot")
     # What the pod says itself does not count: the kubelet puts its environment behind ours.
     grant.environment["NVSHARE_MEMORY_LIMIT"] = "3GiB"
-    holder = node.run(grant, [sys.executable, HOLD, "640", "stay"])
-    assert first_line(holder) == {"total_mib": 1024, "had_mib": 640, "result": 0}
-    second = finish(node.run(grant, [sys.executable, HOLD, "4096"]))
+    holder = node.run(grant, [sys.executable, HOLD, "640", "1024", "stay"])
+    assert first_line(holder) == {"had_mib": 640, "result": 0}
+    second = finish(node.run(grant, [sys.executable, HOLD, "4096", "1024"]))
     assert second["had_mib"] == 384
     assert second["result"] == 2  # out of memory, as CUDA says it
     unlimited = finish(node.run(node.kubelet.admit("other", {GPU: 1}), [sys.executable, HOLD, "2048"]))
