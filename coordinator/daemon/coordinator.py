@@ -201,7 +201,10 @@ class Coordinator:
 
         return simulated_environment(self.options.directory.simulated_gpu, None, os.environ)
 
-    def _park(self, command: commands.Checkpoint | commands.Restore) -> None:
+    def _park(self, command: commands.DriverCall) -> None:
+        if isinstance(command, commands.ExpectCheckpoint):
+            self._checkpoints.expect(command.user_id)
+            return
         self._parking[command.process_id] = command
         if isinstance(command, commands.Checkpoint):
             self._checkpoints.ask("save", command.process_id, command.user_id)

@@ -59,7 +59,7 @@ class Dispatcher:
         live: LiveSettings | None = None,
         watch_end: Callable[[int], bool] = lambda _: False,
         check_memory: Callable[[str], None] | None = None,
-        park: Callable[[commands.Checkpoint | commands.Restore], None] | None = None,
+        park: Callable[[commands.DriverCall], None] | None = None,
         end_process: Callable[[int], None] | None = None,
         events_to: EventSink | None = None,
         observe: Observe | None = None,
@@ -335,7 +335,7 @@ class Dispatcher:
         if self._check_card is not None:
             self._check_card(command.uuid)
 
-    def _park(self, command: commands.Checkpoint | commands.Restore) -> None:
+    def _park(self, command: commands.DriverCall) -> None:
         if self._call_driver is not None:
             self._call_driver(command)
 
@@ -347,6 +347,7 @@ class Dispatcher:
         commands.Log: _log,
         commands.Kill: _kill,
         commands.CheckMemory: _check_memory,
+        commands.ExpectCheckpoint: _park,
         commands.Checkpoint: _park,
         commands.Restore: _park,
     }

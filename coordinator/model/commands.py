@@ -81,6 +81,13 @@ class CheckMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectCheckpoint:
+    """A process of this user will soon be saved: what calls the driver for it starts meanwhile."""
+
+    user_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The driver saves the process and takes it off the GPUs.  Answered by `events.Saved`."""
 
@@ -101,4 +108,5 @@ class Restore:
     """With both: the process left the GPU `home` and comes back on `target`."""
 
 
-Command = Send | SetTimer | RecordLease | Notify | Log | Kill | CheckMemory | Checkpoint | Restore
+DriverCall = ExpectCheckpoint | Checkpoint | Restore
+Command = Send | SetTimer | RecordLease | Notify | Log | Kill | CheckMemory | DriverCall

@@ -341,8 +341,8 @@ class Settings:
     )  # fmt: skip
     rebalance: bool = setting(
         FLAG, False, live=True, in_chart=False,
-        help="A program in mode `swap` that waits for its GPU moves to an idle one of the same model, when it would "
-        "wait longer during the next minute than the move takes. Needs what `park_after` needs, and driver 580",
+        help="A program in mode `swap` whose GPU is busy with others moves to an idle one of the same model, when it "
+        "would lose more of the next minute than the move takes. Needs what `park_after` needs, and driver 580",
     )  # fmt: skip
     recovery_ns: int = setting(
         DURATION, 5 * SECOND_NS, help="After a restart: the longest wait for the earlier holder while it runs"

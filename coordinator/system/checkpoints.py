@@ -1,12 +1,12 @@
 """The driver's checkpoints of other processes, which park programs (engine/parking/parking.py).
 
 The driver wants the user of the process, or root, and its calls take up to seconds.  So one helper process for each
-user makes them: `python -m nvshare.coordinator.system.checkpoints`, started with the first need and kept, because a
-program that wakes should not wait for Python.  It reads lines `{"process_id": P, "do": "save" | "restore"}`, for a
-restoration on another GPU with `"home": UUID, "target": UUID`, and answers each by
-`{"process_id": P, "error": "...", "gpu": "..."}`: "" is success, and the GPU is where a restored process is, if it is
-not where it was.  It looks at the state of the process first, so each request may be repeated, also after the death of
-a helper or a coordinator in the middle.
+user makes them: `python -m nvshare.coordinator.system.checkpoints`.  It starts while the first program's memory leaves
+and is kept, because a program that wakes should not wait for Python.  It reads lines
+`{"process_id": P, "do": "save" | "restore"}`, for a restoration on another GPU with `"home": UUID, "target": UUID`, and
+answers each by `{"process_id": P, "error": "...", "gpu": "..."}`: "" is success, and the GPU is where a restored
+process is, if it is not where it was.  It looks at the state of the process first, so each request may be repeated,
+also after the death of a helper or a coordinator in the middle.
 
 The driver exchanges GPUs: a restoration on another one names all that the kernel module has, each once as the old and
 once as the new one.
@@ -84,6 +84,11 @@ class Checkpoints:
         self._helpers: dict[int, subprocess.Popen[str]] = {}
         self._pending: dict[int, tuple[int, threading.Timer]] = {}  # process id -> its user
 
+    def expect(self, user_id: int) -> None:
+        """Starts this user's helper, if there is none: a request will follow."""
+        with self._lock, contextlib.suppress(OSError, subprocess.SubprocessError):  # else the request says so
+            self._helper(user_id)
+
     def ask(self, do: str, process_id: int, user_id: int, home: str = "", target: str = "") -> None:
         """Has the process saved, or restored on `target`.  The result comes by `report`, within `DEADLINE_S`."""
         request = {"process_id": process_id, "do": do, "home": home, "target": target}
@@ -92,9 +97,7 @@ class Checkpoints:
         with self._lock:
             self._pending[process_id] = (user_id, timer)
             try:
-                helper = self._helpers.get(user_id)
-                if helper is None or helper.poll() is not None:
-                    helper = self._helpers[user_id] = self._start(user_id)
+                helper = self._helper(user_id)
                 assert helper.stdin is not None
                 helper.stdin.write(json.dumps(request) + "\n")
                 helper.stdin.flush()
@@ -112,6 +115,13 @@ class Checkpoints:
         for helper in helpers:
             helper.kill()
             helper.wait()
+
+    def _helper(self, user_id: int) -> subprocess.Popen[str]:
+        """Under the lock.  Raises OSError and SubprocessError."""
+        helper = self._helpers.get(user_id)
+        if helper is None or helper.poll() is not None:
+            helper = self._helpers[user_id] = self._start(user_id)
+        return helper
 
     def _start(self, user_id: int) -> subprocess.Popen[str]:
         other: dict[str, Any] = {}
@@ -261,19 +271,26 @@ def perform(process: Any, request: Mapping[str, Any], had: dict[int, dict[str, i
     return ""
 
 
+def calls() -> Any:
+    """The module of the calls, ready for use.  Raises ImportError."""
+    from cuda.bindings import driver
+    from cuda.core import checkpoint
+
+    driver.cuInit(0)  # a restoration wants it in the caller
+    return checkpoint
+
+
 def main() -> None:
     """Serves requests until standard input ends."""
+    with contextlib.suppress(ImportError):
+        calls()  # the first request need not wait for it
     printing = threading.Lock()
     had: dict[int, dict[str, int]] = {}
 
     def serve(request: dict[str, Any]) -> None:
         gpu = ""
         try:
-            from cuda.bindings import driver
-            from cuda.core import checkpoint
-
-            driver.cuInit(0)  # a restoration wants it in the caller
-            gpu = perform(checkpoint.Process(request["process_id"]), request, had)
+            gpu = perform(calls().Process(request["process_id"]), request, had)
             error = ""
         except ImportError:
             error = EXTRA

@@ -6,8 +6,9 @@ Rules:
 - The seat moves when the driver says where the process is (`Restored.gpu`), whoever has moved it: also a coordinator
   before this one, or a helper that has died since.
 - A restoration that fails on the other GPU is followed by one at home.
-- The setting `rebalance` moves a waiting client to an idle GPU of the same model, if its wait during the next minute
-  is expected to be longer than the move takes.  One client moves at a time, and each at most once a minute.
+- The setting `rebalance` moves a client to an idle GPU of the same model, if its own leaves it without time for longer
+  during the next minute than the move takes: it waits, or runs beside others at less than its rate alone.  One client
+  moves at a time, and each at most once a minute.
 
 Non-goals: the way out and back (parking.py), the driver's calls (system/checkpoints.py), what the program sees of its
 GPU afterwards (client_hook/src/contexts/gpu.c).
@@ -26,7 +27,7 @@ from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import WAITING, Seat
+from nvshare.coordinator.model.seat import HOLDING, WAITING, Seat
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.units import format_duration, format_size
@@ -135,7 +136,7 @@ def _arrived(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
 
 
 def look(node: Node, now_ns: int) -> Iterable[Gpu]:
-    """Moves the waiting client that gains most, if any does.  O(clients), once a second."""
+    """Moves the client that gains most, if any does.  O(clients), once a second."""
     if not node.settings.rebalance or any(client.parking.move.target for client in node.clients.values()):
         return ()
     idle = [gpu for gpu in node.gpus.values() if _is_idle(gpu)]
@@ -143,14 +144,14 @@ def look(node: Node, now_ns: int) -> Iterable[Gpu]:
     for seat in (seat for gpu in node.gpus.values() if idle for seat in gpu.seats.values()):
         if not _may_move(seat, now_ns):
             continue
-        gain_ns = _wait_ns(seat) - _cost_ns(seat)
+        gain_ns = _loses_ns(seat) - _cost_ns(seat)
         target = next((gpu for gpu in idle if not obstacle(node, seat.client, gpu)), None)
         if target is not None and gain_ns > (0 if best is None else best[0]):
             best = gain_ns, seat, target
     if best is not None:
         _, seat, target = best
-        wait, cost = format_duration(_wait_ns(seat)), format_duration(_cost_ns(seat))
-        why = f"it would wait {wait} of the next minute, and the move takes about {cost}"
+        loss, cost = format_duration(_loses_ns(seat)), format_duration(_cost_ns(seat))
+        why = f"its GPU would have no time for it for {loss} of the next minute, and the move takes about {cost}"
         _begin(node, seat.client, target, why, now_ns)
     return ()
 
@@ -165,15 +166,19 @@ def _is_idle(gpu: Gpu) -> bool:
 
 def _may_move(seat: Seat, now_ns: int) -> bool:
     client, tried_ns = seat.client, seat.client.parking.move.tried_at_ns
-    if seat.phase is not WAITING or client.facts.paused or client.parking.state is not ParkState.RUNNING:
+    if seat.phase not in (WAITING, HOLDING) or client.facts.paused or client.parking.state is not ParkState.RUNNING:
         return False
     return tried_ns is None or now_ns - tried_ns >= AHEAD_NS
 
 
-def _wait_ns(seat: Seat) -> int:
-    """Expected wait during the next minute: all that want the GPU get it for equal times."""
+def _loses_ns(seat: Seat) -> int:
+    """Part of the next minute for which its GPU has no time for it: all that wait for it get it for equal times."""
     if seat.room.unschedulable:
         return AHEAD_NS
+    if seat.phase is HOLDING:
+        beside_others, progress = len(seat.gpu.leases.by_client) > 1, seat.progress
+        slower = beside_others and 0.0 < progress.rate < progress.alone_rate
+        return round(AHEAD_NS * (1.0 - progress.rate / progress.alone_rate)) if slower else 0
     wanting = len(seat.gpu.wait_queue) + len(seat.gpu.leases.by_client) + (seat.gpu.switching.switch is not None)
     return AHEAD_NS - AHEAD_NS // max(1, wanting)
 

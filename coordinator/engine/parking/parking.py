@@ -34,7 +34,7 @@ from nvshare.coordinator.memory import checks, orders, room
 from nvshare.coordinator.memory.planner import Eviction
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, ParkState
-from nvshare.coordinator.model.commands import Checkpoint, Log, Notify, Restore, Send
+from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, Notify, Restore, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, IDLE, WAITING, Seat
@@ -216,6 +216,7 @@ def begin(node: Node, client: Client, now_ns: int, why: str = "") -> None:
         return
     parking.why, parking.began_ns = why, now_ns
     _enter(node, client, LEAVING)
+    node.out.append(ExpectCheckpoint(client.identity.user_id))
     for seat in client.seats.values():
         reconcile.withdraw(node, seat, "parked", now_ns)
 

@@ -12,6 +12,7 @@ from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import Harness, ScriptedClient, one_gpu
+from tests.unit.engine.test_progress import Reporter
 
 SIZE = 1 << 20
 HOME, OTHER = "GPU-0", "GPU-1"
@@ -341,6 +342,22 @@ def test_a_waiting_program_moves_to_the_idle_card() -> None:
     assert "30s of the next minute" in shown(harness, waiting).moved_why
     look(harness)
     assert moving(harness) == []
+
+
+def test_programs_that_slow_each_other_down_part() -> None:
+    """Broken: two jobs that run at once, each at half its speed, share a card while another one is idle."""
+    harness = two_gpus(rebalance=True, sharing=messages.Sharing.CONCURRENT)
+    first = Reporter(harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True))
+    first.report()
+    first.works(100)
+    harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    first.report()
+    first.works(100)
+    look(harness)
+    assert moving(harness) == [], "it is as fast as alone"
+    first.works(50)
+    look(harness)
+    assert moving(harness) == [first.client.client]
 
 
 def test_one_at_a_time_and_not_again_at_once() -> None:
