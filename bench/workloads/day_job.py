@@ -177,9 +177,11 @@ def image_decoder(large: bool, device: str) -> Any:
 
 
 class DiffusersImages:
-    """Pipelines one after the other, as base and refiner."""
+    """Pipelines one after the other, as base and refiner, in `size` bytes with their activations."""
 
-    def __init__(self, size: int, count: int = 2, steps: int = 10) -> None:
+    def __init__(self, size: int, count: int = 0, steps: int = 10) -> None:
+        if not count:
+            count = max(1, (size - 4 * GIB) // (5 * GIB)) if size >= GIB else 2
         self._pipelines, self._steps = [Pipeline(size) for _ in range(count)], steps
         self.about = {"program": "diffusers"}
 
@@ -207,7 +209,7 @@ class Notebook:
 
 
 class Training:
-    """AdamW on a transformer whose weights, gradients and optimiser take about `size` bytes; a unit is a step."""
+    """AdamW on a transformer that takes about `size` bytes with its gradients, optimiser and activations."""
 
     def __init__(self, size: int) -> None:
         import torch
@@ -217,9 +219,10 @@ class Training:
         width = 1536 if size >= GIB else 64
         weight_bytes = 16  # itself, its gradient and two averages in single precision
         layer, rest = (count * width * weight_bytes for count in (12 * width, 52_000))
+        layers = max(2, round((size * 7 / 8 - rest) / layer))
         torch.manual_seed(67)
         with torch.device("cuda"):
-            self._model = Transformer(width=width, heads=width // 64, layers=max(2, round((size - rest) / layer)))
+            self._model = Transformer(width=width, heads=width // 64, layers=layers)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
         self.about = {"program": "torch"}
 
@@ -301,6 +304,8 @@ def main() -> int:
         program = work(sys.argv[1], sys.argv[2], int(sys.argv[3]) * MIB)
         if sys.argv[1] != "ballast":
             unit(program, 0)  # compiles, fills caches and the optimiser
+        if "torch" in sys.modules:
+            program.about["pytorch_mib"] = sys.modules["torch"].cuda.memory_reserved() // MIB
         print(json.dumps({"ready": True, **program.about}), file=answers, flush=True)
         for line in sys.stdin:
             word, value = line.split()

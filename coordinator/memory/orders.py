@@ -305,7 +305,8 @@ def _finish(node: Node, seat: Seat, order: Order, message: MoveProgress, now_ns:
     elif short:
         seat.moves.restore_failed_at = gpu.leases.statistics.grants
         seat.moves.unused_credit_bytes = order.credit_bytes - order.moved_bytes
-        gpu.memory.short = True
+        # Without an error it ended at the border of a segment.
+        gpu.memory.short = gpu.memory.short or message.error != 0
     failed = message.error != 0 or (short and order.evict)
     if order.evict:
         seat.moves.evict_failed = failed

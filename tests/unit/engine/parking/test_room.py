@@ -104,6 +104,20 @@ def test_a_restoration_that_finds_no_memory_asks_for_room() -> None:
     assert holder.granted() is not None
 
 
+def test_a_restoration_that_ends_at_a_segment_parks_nobody() -> None:
+    """Broken: an idle notebook is parked though the card has room: a segment was larger than what was left to move."""
+    harness = one_gpu(capacity=2 * SIZE)
+    clients = [idle_client(harness) for _ in range(2)]
+    holder = harness.client(mode=MemoryMode.SWAP)
+    holder.report(allocated=2 * SIZE, resident=0)
+    holder.request()
+    for client in clients:
+        evicted(client)
+    (order,) = holder.take(messages.Restore)
+    holder.say(messages.MoveProgress(0, order.order_id, SIZE, 1, True, 0))
+    assert not harness.scheduler.wants_looks
+
+
 def test_the_drivers_figures_tell_that_contexts_leave_no_room() -> None:
     """Broken: parking begins only after an allocation has failed, though the card's figures show that it must."""
     harness = one_gpu(capacity=4 * SIZE)
