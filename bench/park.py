@@ -3,9 +3,12 @@
 Method: one PyTorch program with `--gib` of memory and a captured graph, in mode `swap`.  `cycles` times it is parked by
 `nvshare-ctl park` and makes a step, which wakes it; it checks all its memory and the graph at each step.  Park is the
 time from the request until the state `parked`; wake is the time of the step less that of the same step while it runs.
-Then `--idle` programs with a context each are parked together.  Memory is NVML's figure of the card.
+Then `--idle` programs with a context each are parked together.  Memory is NVML's figure of the card.  Where there are
+two GPUs, a program with the last size's memory moves to the other one and back, `--moves` times in all, each followed
+by a step; it stands still from the request until that step ends, less the time of the step.
 
-Bars: parked in 1 s and awake in 0.6 s, each plus the bytes at 45 GiB/s; less than 16 MiB left on the card; no mismatch.
+Bars: parked in 1 s and awake in 0.6 s, each plus the bytes at 45 GiB/s; less than 16 MiB left on the card; no mismatch;
+moved in 2 s plus twice the bytes at 45 GiB/s.
 Non-goals: the time of eviction alone (bench.memory.swap).
 """
 
@@ -22,7 +25,7 @@ from typing import Any, Final
 from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import BenchError, Fixture, coordinator, percentile, uncoordinated
 from nvshare.bench.harness.worker_group import Member, closing
-from nvshare.coordinator.cli.ctl_call import call_and_settle
+from nvshare.coordinator.cli.ctl_call import call, call_and_settle
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
@@ -102,11 +105,30 @@ def many(stand: Fixture, count: int, library: str) -> dict[str, Any]:
         }
 
 
+def moved(stand: Fixture, mib: int, moves: int, library: str) -> dict[str, Any]:
+    """One program, to the second GPU and back."""
+    member = program(stand, "moving", mib, library)
+    with closing([member]):
+        member.answer(WAIT_S)
+        plain_s = statistics.median(member.ask("step", WAIT_S)["seconds"] for _ in range(3))
+        standing, wrong = [], 0
+        for number in range(moves):
+            began = time.monotonic()
+            request = api.MigrateClient(client="moving", gpu=str((number + 1) % 2))
+            told = call_and_settle(RuntimeDir(stand.directory), request)
+            if told["why"]:
+                raise BenchError(f"the program is not moved: {told['why']}")
+            wrong += not member.ask("step", WAIT_S)["right"]
+            standing.append(max(0.0, time.monotonic() - began - plain_s))
+    size = mib << 20
+    return {"gib": size / GIB, "standing_s": standing, "bar": 2 + 2 * size / LINK, "mismatches": wrong}
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     if importlib.util.find_spec("cuda") is None:
         raise BenchError("the driver's checkpoints need the extra `park`")
-    simulate = simulated(options, "1x8GiB")
+    simulate = simulated(options, "2x8GiB")
     library = "torch" if simulate is None and importlib.util.find_spec("torch") is not None else "driver"
     with uncoordinated(simulate=simulate) as stand, coordinator(stand, []):
         found: dict[str, Any] = {"library": library}
@@ -116,12 +138,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 for index, gib in enumerate(options.gib.split(","))
             ]
             found["idle"] = many(stand, options.idle, library)
+            gpus = len(call(RuntimeDir(stand.directory), api.Status())["gpus"])
+            if gpus > 1 and options.moves:
+                last_mib = round(float(options.gib.rpartition(",")[2]) * 1024)
+                found["moved"] = moved(stand, last_mib, options.moves, library)
     return found
 
 
 def fault(result: dict[str, Any]) -> str:
     """What is wrong with the result."""
-    wrong = sum(each["mismatches"] for each in (*result["sizes"], result["idle"]))
+    parts = [*result["sizes"], result["idle"], *([result["moved"]] if "moved" in result else [])]
+    wrong = sum(each["mismatches"] for each in parts)
     return f"{wrong} results were wrong" if wrong else ""
 
 
@@ -136,6 +163,10 @@ def show(result: dict[str, Any]) -> None:
         )
     idle = result["idle"]
     print(f"{idle['programs']} idle programs: {idle['left_mib']:.0f} MiB left; awake in {idle['wake_s']['p50']:.2f} s")
+    if "moved" in result:
+        told = result["moved"]
+        times = ", ".join(f"{each:.2f}" for each in told["standing_s"])
+        print(f"moved to the other GPU and back: {times} s (bar {told['bar']:.2f}); {told['mismatches']} mismatches")
 
 
 def main() -> int:
@@ -146,6 +177,7 @@ def main() -> int:
         gib=("1,20", "sizes of the program's memory"),
         cycles=(20, "parks and wakes of the first size"),
         idle=(10, "programs parked together"),
+        moves=(4, "of a program between two GPUs"),
     )
     return run_benchmark(parser, measure, show, fault)
 

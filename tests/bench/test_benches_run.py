@@ -109,6 +109,7 @@ def test_park() -> None:
     (one,) = told["sizes"]
     assert (one["mismatches"], one["left_mib"], told["idle"]["left_mib"]) == (0, 0, 0)
     assert one["had_mib"] >= 60
+    assert (len(told["moved"]["standing_s"]), told["moved"]["mismatches"]) == (4, 0)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
