@@ -7,8 +7,9 @@ Rules:
   before this one, or a helper that has died since.
 - A restoration that fails on the other GPU is followed by one at home.
 - The setting `rebalance` moves a client to an idle GPU of the same model, if its own leaves it without time for longer
-  during the next minute than the move takes: it waits, or runs beside others at less than its rate alone.  One client
-  moves at a time, and each at most once a minute.
+  during the next minute than the move takes: it waits, or runs beside others at less than its rate alone.  While it
+  has a gang's GPU, those of the gang that nobody else wants are idle: it joins others on a GPU without a gang, if these
+  are no more than here.  One client moves at a time, and each at most once a minute.
 
 Non-goals: the way out and back (parking.py), the driver's calls (system/checkpoints.py), what the program sees of its
 GPU afterwards (client_hook/src/contexts/gpu.c).
@@ -140,18 +141,26 @@ def look(node: Node, now_ns: int) -> Iterable[Gpu]:
     if not node.settings.rebalance or any(client.parking.move.target for client in node.clients.values()):
         return ()
     idle = [gpu for gpu in node.gpus.values() if _is_idle(gpu)]
-    best: tuple[int, Seat, Gpu] | None = None
-    for seat in (seat for gpu in node.gpus.values() if idle for seat in gpu.seats.values()):
+    busy = [gpu for gpu in node.gpus.values() if node.gangs and gpu not in idle and _has_room_for_one(gpu)]
+    best: tuple[int, Seat, Gpu, str] | None = None
+    for seat in (seat for gpu in node.gpus.values() if idle or busy for seat in gpu.seats.values()):
         if not _may_move(seat, now_ns):
             continue
-        gain_ns = _loses_ns(seat) - _cost_ns(seat)
-        target = next((gpu for gpu in idle if not obstacle(node, seat.client, gpu)), None)
-        if target is not None and gain_ns > (0 if best is None else best[0]):
-            best = gain_ns, seat, target
+        loss_ns, saved_ns = _loses_ns(seat) if idle else 0, _keeps_idle_ns(node, seat) if busy else 0
+        loss, saved = format_duration(loss_ns), format_duration(saved_ns)
+        for gain_ns, targets, why in (
+            (loss_ns, idle, f"its GPU would have no time for it for {loss} of the next minute"),
+            (saved_ns, busy, f"other GPUs of the gang beside it would be idle for {saved} of the next minute"),
+        ):
+            if gain_ns - _cost_ns(seat) <= (0 if best is None else best[0]):
+                continue
+            fewer = [gpu for gpu in targets if gpu in idle or _wanting(gpu) < _wanting(seat.gpu)]
+            target = next((gpu for gpu in fewer if not obstacle(node, seat.client, gpu)), None)
+            if target is not None:
+                best = gain_ns - _cost_ns(seat), seat, target, why
     if best is not None:
-        _, seat, target = best
-        loss, cost = format_duration(_loses_ns(seat)), format_duration(_cost_ns(seat))
-        why = f"its GPU would have no time for it for {loss} of the next minute, and the move takes about {cost}"
+        _, seat, target, why = best
+        why += f", and the move takes about {format_duration(_cost_ns(seat))}"
         _begin(node, seat.client, target, why, now_ns)
     return ()
 
@@ -179,8 +188,27 @@ def _loses_ns(seat: Seat) -> int:
         beside_others, progress = len(seat.gpu.leases.by_client) > 1, seat.progress
         slower = beside_others and 0.0 < progress.rate < progress.alone_rate
         return round(AHEAD_NS * (1.0 - progress.rate / progress.alone_rate)) if slower else 0
-    wanting = len(seat.gpu.wait_queue) + len(seat.gpu.leases.by_client) + (seat.gpu.switching.switch is not None)
-    return AHEAD_NS - AHEAD_NS // max(1, wanting)
+    return AHEAD_NS - AHEAD_NS // max(1, _wanting(seat.gpu))
+
+
+def _wanting(gpu: Gpu) -> int:
+    return len(gpu.wait_queue) + len(gpu.leases.by_client) + (gpu.switching.switch is not None)
+
+
+def _has_room_for_one(gpu: Gpu) -> bool:
+    """No gang uses it."""
+    return not gpu.recovering and not any(seat.client.facts.gang for seat in gpu.seats.values())
+
+
+def _keeps_idle_ns(node: Node, seat: Seat) -> int:
+    """Time of other GPUs in the next minute that only gangs want whose member waits for this client."""
+    members = [other.client.facts.gang for other in seat.gpu.seats.values() if other.place.active]
+    gpus = {other.gpu.uuid: other.gpu for gang in members if gang for other in node.gangs[gang].seats}
+    gpus.pop(seat.gpu.uuid, None)
+    alone = sum(
+        all(other.client.facts.gang or not other.place.active for other in gpu.seats.values()) for gpu in gpus.values()
+    )
+    return alone * AHEAD_NS // max(1, _wanting(seat.gpu))
 
 
 def _cost_ns(seat: Seat) -> int:

@@ -360,6 +360,23 @@ def test_programs_that_slow_each_other_down_part() -> None:
     assert moving(harness) == [first.client.client]
 
 
+@pytest.mark.parametrize("crowded", [False, True])
+def test_small_programs_are_packed_for_a_gang(crowded: bool) -> None:
+    """Broken: a gang waits for its second GPU while small programs could share a third; or these get less than before."""
+    harness = two_gpus(rebalance=True)
+    third = "GPU-2"
+    harness.gpu(third)
+    uuids = [HOME, OTHER, OTHER, third, *([third] if crowded else [])]
+    clients = [
+        harness.client(attach=False, mode=MemoryMode.SWAP, gang="train" if number < 2 else "")
+        for number in range(len(uuids))
+    ]
+    for client, uuid in zip(clients, uuids, strict=True):
+        client.attach(uuid, wanted=True)
+    look(harness)
+    assert moving(harness) == ([] if crowded else [clients[2].client])
+
+
 def test_one_at_a_time_and_not_again_at_once() -> None:
     """Broken: all leave at once, or one that cannot leave tries each second."""
     harness = two_gpus(rebalance=True)
