@@ -68,8 +68,8 @@ def test_it_has_every_program_of_the_chart() -> None:
     }
     assert commands == {"nvshare-coordinator", "nvshare-device-plugin", "nvshare-install-library"}
     assert commands <= set(project["scripts"])
-    extras = set(re.findall(r"\[(\w+)\]\"", TEXT))
-    assert extras
+    (named,) = re.findall(r"\[([\w,]+)\]\"", TEXT)
+    extras = set(named.split(","))
     assert extras <= set(project["optional-dependencies"])
 
 

@@ -104,6 +104,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     "on-delete": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": None}},
     "ipv6": {"metrics": {"address": "::"}},
     "mig": {"mig": {"enabled": True}},
+    "parking": {"parking": {"enabled": True}, "openshift": {"securityContextConstraints": True}},
     "k0s": {"hostPaths": {"kubeletDirectory": "/var/lib/k0s/kubelet", "socketDirectory": "/run/gpu-slices"}},
     "settings": {
         "settings": {
@@ -166,13 +167,16 @@ def test_its_pods_need_no_privileges(name: str) -> None:
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
     assert [role["rules"] for role in roles] == ([rules] if watches else [])
     for pod in pods(rendered):
-        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        assert {"hostNetwork", "hostPID", "hostIPC"} & set(pod) == ({"hostPID"} if name == "parking" else set())
         assert pod["automountServiceAccountToken"] is watches
     for container in containers(rendered):
         context = container["securityContext"]
         # The API server refuses SYS_ADMIN together with allowPrivilegeEscalation: false.
         mig = name == "mig"
-        assert context["capabilities"] == {"drop": ["ALL"], **({"add": ["SYS_ADMIN"]} if mig else {})}
+        added = ["SYS_ADMIN"] if mig else []
+        if name == "parking" and container["name"] == "coordinator":
+            added = ["SYS_PTRACE", "SETUID", "SETGID"]
+        assert context["capabilities"] == {"drop": ["ALL"], **({"add": added} if added else {})}
         assert context.get("allowPrivilegeEscalation") is (None if mig else False)
         assert context["readOnlyRootFilesystem"] is True
         assert "privileged" not in context

@@ -167,6 +167,17 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- toYaml $context }}
 {{- end }}
 
+{{/* The coordinator's: to park programs it calls the driver for other processes, as their user. */}}
+{{- define "nvshare.coordinatorSecurityContext" -}}
+{{- $context := include "nvshare.securityContext" . | fromYaml }}
+{{- if .Values.parking.enabled }}
+{{- $capabilities := default dict $context.capabilities }}
+{{- $_ := set $capabilities "add" (concat (default list $capabilities.add) (list "SYS_PTRACE" "SETUID" "SETGID") | uniq) }}
+{{- $_ := set $context "capabilities" $capabilities }}
+{{- end }}
+{{- toYaml $context }}
+{{- end }}
+
 {{/* A value of the coordinator's file: text in quotes, numbers as whole numbers (Helm reads them as floating). */}}
 {{- define "nvshare.toml" -}}
 {{- if kindIs "string" . }}{{ . | quote }}{{ else }}{{ int64 . }}{{ end }}
@@ -276,7 +287,7 @@ refuses together with allowPrivilegeEscalation: false. */}}
 - name: NVIDIA_VISIBLE_DEVICES
   value: all
 - name: NVIDIA_DRIVER_CAPABILITIES
-  value: utility
+  value: {{ if .Values.parking.enabled }}"compute,utility"{{ else }}utility{{ end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
 {{- end }}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -127,6 +128,20 @@ def test_memory_units_become_the_slots_limit(serving: Node) -> None:
     assert second["result"] == 2  # out of memory, as CUDA says it
     unlimited = finish(node.run(node.kubelet.admit("other", {GPU: 1}), [sys.executable, HOLD, "2048"]))
     assert unlimited["had_mib"] == 2048
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
+def test_an_idle_pod_is_parked(serving: Node) -> None:
+    """Broken: pods are never parked, though the coordinator sees their processes."""
+    node = serving
+    running = node.run(node.kubelet.admit("idle", {GPU: 1}), [sys.executable, HOLD, "64", "4096", "stay"])
+    assert first_line(running) == {"had_mib": 64, "result": 0}
+    for wanted in ("running", "parked"):
+        (client,) = (each for each in node.status()["clients"] if each["process_id"] == running.pid)
+        assert client["parking"] == wanted
+        node.control("park", f"c{client['client']}")
+    running.kill()
+    running.wait()
 
 
 def test_a_restarted_kubelet_gets_everything_again(node: Node, saturate: Path) -> None:

@@ -362,7 +362,7 @@ def test_programs_that_slow_each_other_down_part() -> None:
 
 @pytest.mark.parametrize("crowded", [False, True])
 def test_small_programs_are_packed_for_a_gang(crowded: bool) -> None:
-    """Broken: a gang waits for its second GPU while small programs could share a third; or these get less than before."""
+    """Broken: a gang waits for its second GPU while small programs could share a third; or these get less."""
     harness = two_gpus(rebalance=True)
     third = "GPU-2"
     harness.gpu(third)
