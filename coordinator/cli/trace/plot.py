@@ -14,6 +14,9 @@ from nvshare.coordinator.cli.trace.recording import Recording
 REMEDY: Final = "matplotlib is not installed: pip install 'nvshare[plots]'"
 COLOURS: Final = ("#2166ac", "#b2182b", "#1b7837", "#e08214", "#542788", "#8c510a", "#01665e", "#c51b7d")
 
+LONG_NS: Final = 5_000_000_000
+"""Longer windows have an axis of seconds."""
+
 Interval = tuple[int, int]
 
 
@@ -73,10 +76,11 @@ def picture(out: Path, width: float, height: float) -> Iterator[Any]:
 def draw(rows: Sequence[Row], window: Interval, title: str, out: Path) -> None:
     """Writes a PNG of the rows within a window of time."""
     origin, end = window
+    unit_ns, unit = (10**9, "seconds") if end - origin > LONG_NS else (10**6, "milliseconds")
 
     def bars(intervals: Sequence[Interval]) -> list[tuple[float, float]]:
         inside = [(max(a, origin), min(b, end)) for a, b in intervals if b > origin and a < end]
-        return [((a - origin) / 1e6, (b - a) / 1e6) for a, b in inside]
+        return [((a - origin) / unit_ns, (b - a) / unit_ns) for a, b in inside]
 
     with picture(out, 10, 0.75 * len(rows) + 1.3) as axes:
         for index, row in enumerate(rows):
@@ -86,6 +90,6 @@ def draw(rows: Sequence[Row], window: Interval, title: str, out: Path) -> None:
             axes.broken_barh(bars(row.dark), (index + 0.4, 0.06), facecolors="black")
         axes.set_yticks(range(len(rows)), [row.name for row in rows])
         axes.invert_yaxis()
-        axes.set_xlim(0, (end - origin) / 1e6)
-        axes.set_xlabel("milliseconds")
+        axes.set_xlim(0, (end - origin) / unit_ns)
+        axes.set_xlabel(unit)
         axes.set_title(title, fontsize=10)
