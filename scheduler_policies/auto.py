@@ -2,7 +2,7 @@
 
 Source: introspection and packing of Gandiva (Xiao et al., OSDI 2018); control of best-effort work as in TGS and AntMan.
 Rule: everybody who wants the GPU runs, as on the card without a coordinator, until measurements say that turns are
-better (parts/packing.py).  Looks measure programs alone (parts/looks.py).
+better (parts/packing.py).  Probes measure programs alone (parts/solo_probes.py).
 - An interactive job is named first.  In turns, others have little unfinished work while it is active.
 - Best-effort jobs have the rate of parts/harvest.py beside others.  Beside interactive jobs that want at most half of
   the GPU they run as in the card's own slices: a rate would shorten no slice.
@@ -34,7 +34,6 @@ from nvshare.scheduler_policies.api import (
 from nvshare.scheduler_policies.fair_share import FairShare
 from nvshare.scheduler_policies.parts.group_turns import next_turn, turn_of
 from nvshare.scheduler_policies.parts.harvest import Harvest
-from nvshare.scheduler_policies.parts.looks import LONGEST_NS
 from nvshare.scheduler_policies.parts.members import MOST, active_until_ns, allot, has_its_part, is_active
 from nvshare.scheduler_policies.parts.packing import (
     SATURATING,
@@ -46,6 +45,7 @@ from nvshare.scheduler_policies.parts.packing import (
     why_together,
 )
 from nvshare.scheduler_policies.parts.service import OwnerService
+from nvshare.scheduler_policies.parts.solo_probes import LONGEST_NS
 from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, has_waited, is_over, split
 
 SMALL: Final = 8
@@ -89,19 +89,19 @@ class Auto(PolicyBase):
         if len(jobs) == 1 and not takers:
             job, limit = jobs[0], jobs[0].rank.share_limit
             # At a rate it would seem to leave the GPU idle.
-            watch = limit == 1.0 and self._packing.looks.wants(job.client)
+            watch = limit == 1.0 and self._packing.probes.wants(job.client)
             return Plan((Allotment(job.client, rate=limit, watch=watch),), why=f"{job.name} is alone")
         if is_crowded:
             return self._crowded(gpu, jobs, now_ns)
         return self._packed(gpu, jobs, takers, now_ns)
 
     def _packed(self, gpu: GpuView, jobs: Sequence[JobView], takers: Sequence[JobView], now_ns: int) -> Plan:
-        """All but those that wait for their turn, or for the end of a look at one of them."""
-        first, look = [job for job in jobs if job.rank.job_class is _INTERACTIVE], self._packing.looks.window(now_ns)
-        seen = next((job for job in jobs if look is not None and job.client == look[0]), None)
-        if look is not None and seen is not None:
+        """All but those that wait for their turn, or for the end of a probe of one of them."""
+        first, probe = [job for job in jobs if job.rank.job_class is _INTERACTIVE], self._packing.probes.window(now_ns)
+        seen = next((job for job in jobs if probe is not None and job.client == probe[0]), None)
+        if probe is not None and seen is not None:
             urgent = [job for job in first if job is not seen and is_active(job, now_ns)]
-            return self._look(gpu, urgent, seen, jobs, look[1], now_ns)
+            return self._probe(gpu, urgent, seen, jobs, probe[1], now_ns)
         spare = [job for job in jobs if job.rank.job_class is _BEST_EFFORT]
         others = [job for job in jobs if job.rank.job_class is not _BEST_EFFORT and active_until_ns(job) > now_ns]
         if all(has_its_part(job) for job in others):
@@ -121,7 +121,7 @@ class Auto(PolicyBase):
         why = verdict.why(gpu.quantum_ns) if verdict.considered else why_together(jobs)
         return replace(plan, order=turn.order, why=why)
 
-    def _look(
+    def _probe(
         self, gpu: GpuView, urgent: list[JobView], seen: JobView, jobs: Sequence[JobView], end_ns: int, now_ns: int
     ) -> Plan:
         """One program without other batch programs, and without a limit; alone, its busy share is measured."""
@@ -137,7 +137,7 @@ class Auto(PolicyBase):
         if len(plan.running) > 1:
             return plan
         one = plan.running[0]
-        return replace(plan, running=(replace(one, watch=self._packing.looks.wants(one.client)),))
+        return replace(plan, running=(replace(one, watch=self._packing.probes.wants(one.client)),))
 
     def _crowded(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """Turns, the most important first; members that do not fit are left out by the engine."""

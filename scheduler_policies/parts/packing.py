@@ -8,7 +8,7 @@ of the time; a group's part is its part of the programs.  Arrangements, in the o
 Rules:
 - A program whose busy share is not known counts as saturating once it has been measured beside interactive ones.
 - Turns that could gain are tried until all rates are known; also where side by side seems to lose nothing, since a
-  short look may have seen less of a program alone than it does.
+  short probe may have seen less of a program alone than it does.
 - Turns must gain `MARGIN`, and must leave no program with less than it has side by side, or than its equal part.
 - Where a program has less than `STARVED` of its equal part side by side (under MPS, beside long kernels), they need not
   gain, and must leave everybody with that much.
@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from nvshare.scheduler_policies.api import GpuView, Happened, JobClass, JobLeft, JobView, Measured
-from nvshare.scheduler_policies.parts.looks import Looks
 from nvshare.scheduler_policies.parts.rates import Rates
+from nvshare.scheduler_policies.parts.solo_probes import SoloProbes
 
 SATURATING: Final = 0.95
 """Busy share from which a program gains by turns."""
@@ -70,7 +70,7 @@ class Packing:
 
     def __init__(self) -> None:
         self._rates = Rates()
-        self.looks = Looks()
+        self.probes = SoloProbes()
         self._reported_ns: dict[int, int] = {}
 
     def observe(self, happened: Happened) -> None:
@@ -78,7 +78,7 @@ class Packing:
         if isinstance(happened, JobLeft):
             self._reported_ns.pop(happened.client, None)
             self._rates.forget(happened.client)
-            self.looks.left(happened.client)
+            self.probes.left(happened.client)
         elif isinstance(happened, Measured):
             self._measured(happened.job, frozenset(happened.running), happened.now_ns)
 
@@ -86,11 +86,11 @@ class Packing:
         client, progress = job.client, job.progress
         span_ns = min(progress.measured_for_ns, progress.measured_at_ns - self._reported_ns.get(client, 0))
         self._reported_ns[client] = progress.measured_at_ns
-        if self.looks.report(job, running, span_ns, now_ns):
+        if self.probes.report(job, running, span_ns, now_ns):
             self._rates.begin_anew(running)
         if progress.rate > 0.0 and span_ns > 0:
             changed = self._rates.add(running, client, progress.rate, span_ns, now_ns)
-            if changed and self.looks.new_phase(client, now_ns):
+            if changed and self.probes.new_phase(client, now_ns):
                 self._rates.forget(client)
 
     def arrange(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Verdict:
@@ -117,7 +117,7 @@ class Packing:
 
     def _may_saturate(self, job: JobView) -> bool:
         busy = job.progress.busy_alone
-        return busy >= SATURATING or (busy == 0.0 and self.looks.known_beside(job.client))
+        return busy >= SATURATING or (busy == 0.0 and self.probes.known_beside(job.client))
 
     def _judge(
         self, gpu: GpuView, groups: tuple[tuple[JobView, ...], ...], jobs: Sequence[JobView], now_ns: int
@@ -148,7 +148,7 @@ class Packing:
         return Verdict(groups if fair and better else (), sum(together), sum(turns), groups, starved)
 
     def _progress(self, setting: frozenset[int], job: JobView, now_ns: int) -> float:
-        alone = job.progress.alone_rate or self.looks.rate(job.client, setting)
+        alone = job.progress.alone_rate or self.probes.rate(job.client, setting)
         return self._rates.mean(setting, job.client, now_ns) / alone if alone > 0.0 else 0.0
 
 

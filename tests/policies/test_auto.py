@@ -86,7 +86,7 @@ def test_turns_are_decided_within_two_seconds() -> None:
     world.program(*GEMM, drain_ns=MS), world.program(*GEMM, drain_ns=MS)
     world.play(1700)
     assert 0 < world.alone_ns <= 500 * MS
-    assert not any(world.policy._packing.looks.wants(client) for client in (1, 2))  # type: ignore[attr-defined]
+    assert not any(world.policy._packing.probes.wants(client) for client in (1, 2))  # type: ignore[attr-defined]
     world.play(300)
     assert len(world.plan.running) == 1
     assert sum(world.rates(2 * SECOND).values()) >= 0.98
@@ -289,7 +289,7 @@ def test_a_member_of_a_gang_is_not_measured_alone() -> None:
     world.program(*GEMM), world.program(*GEMM)
     world.play(10_000)
     assert rank.leases <= 4, "a look at each of the others, but none at itself"
-    looked = [client for client in world.jobs if not world.policy._packing.looks.wants(client)]  # type: ignore[attr-defined]
+    looked = [client for client in world.jobs if not world.policy._packing.probes.wants(client)]  # type: ignore[attr-defined]
     assert looked == [2, 3, 4]
 
 
