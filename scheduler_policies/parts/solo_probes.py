@@ -2,11 +2,11 @@
 
 Rules:
 - A program is probed when it is new beside others, when it has a new phase, and 2 minutes after the last probe.  What
-  it did alone before others came does not count: that was often its start-up.  For the same reason the first probe waits
+  it did alone before others came does not count: that was often its start-up.  For the same reason the first one waits
   until it has worked for a second without a pause of a second.
 - A probe lasts until a report of a time has come in which the program's queue was full, `LONGEST_NS` at most.
-- The first probe of a program waits for as long as the probe before it lasted.  First probes take `BURST_NS` at once, and
-  a tenth of the time after that.
+- The first probe of a program waits for as long as the probe before it lasted.  First probes take `BURST_NS` at once,
+  and a tenth of the time after that.
 - Later probes take a hundredth of the time.  Those of one program are 10 s apart, then 20 s, up to 2 minutes.  A probe
   that brought nothing is repeated after half a second, then 1 s, and so on.
   A program that has paused begins anew.
