@@ -26,7 +26,9 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
-settings.register_profile("steady", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("steady")  # a slow machine is no failure
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background ignores it, and programs inherit that

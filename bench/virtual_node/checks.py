@@ -132,7 +132,8 @@ class Checks:
         gpu = self._world.scheduler._node.gpus[uuid]
         seat = None if other.connection is None else gpu.seats.get(other.connection)
         gang, mine = None if gpu.gang is None else gpu.gang.name, gpu.seats[grant.client]
-        if mine.client.facts.gang and mine.phase is REVOKING:  # the slot began and ended at once
+        # The slot began and ended at once, or a member of an earlier one has connected again.
+        if mine.client.facts.gang and (mine.phase is REVOKING or claimed):
             gang = mine.client.facts.gang
         if seat is not None and seat.client.facts.gang == mine.client.facts.gang == gang:
             return True
