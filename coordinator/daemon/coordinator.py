@@ -30,7 +30,7 @@ from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import Settings, Value
 from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
 from nvshare.coordinator.system import runtime_dir
-from nvshare.coordinator.system.checkpoints import HELPER, LOST, Checkpoints, cannot_park
+from nvshare.coordinator.system.checkpoints import Checkpoints, Outcome, cannot_park
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.gpu_processes import (
     CardMemory,
@@ -211,16 +211,16 @@ class Coordinator:
         else:
             self._checkpoints.ask("restore", command.process_id, command.user_id, command.home, command.target)
 
-    def _driver_done(self, process_id: int, error: str, gpu: str) -> None:
+    def _driver_done(self, process_id: int, outcome: Outcome) -> None:
         def report() -> None:
             command = self._parking.pop(process_id, None)
             if command is not None:
+                client, error, lost = command.client, outcome.error, outcome.lost
                 saved = isinstance(command, commands.Checkpoint)
-                lost = error == LOST
                 event = (
-                    events.Saved(command.client, error, lost, unsure=error.startswith(HELPER))
+                    events.Saved(client, error, lost, unsure=outcome.unsure)
                     if saved
-                    else events.Restored(command.client, error, gpu, lost)
+                    else events.Restored(client, error, outcome.gpu, lost)
                 )
                 self.dispatcher.event(event, time.monotonic_ns())
 

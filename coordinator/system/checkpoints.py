@@ -4,9 +4,8 @@ The driver wants the user of the process, or root, and its calls take up to seco
 user makes them: `python -m nvshare.coordinator.system.checkpoints`.  It starts while the first program's memory leaves
 and is kept, because a program that wakes should not wait for Python.  It reads lines
 `{"process_id": P, "do": "save" | "restore"}`, for a restoration on another GPU with `"home": UUID, "target": UUID`, and
-answers each by `{"process_id": P, "error": "...", "gpu": "..."}`: "" is success, and the GPU is where a restored
-process is, if it is not where it was.  It looks at the state of the process first, so each request may be repeated,
-also after the death of a helper or a coordinator in the middle.
+answers each by `{"process_id": P, "error": "...", "gpu": "...", "lost": false}` (`Outcome`).  It looks at the state of
+the process first, so each request may be repeated, also after the death of a helper or a coordinator in the middle.
 
 The driver exchanges GPUs: a restoration on another one names all that the kernel module has, each once as the old and
 once as the new one.
@@ -28,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from nvshare.coordinator.system.devices import nvml, text_of
@@ -65,19 +65,33 @@ def cannot_park() -> str:
     return ""
 
 
-HELPER: Final = "its helper"
-"""How an error begins after which nobody knows what the driver has done, or still does."""
-LOST: Final = "the driver has failed in its midst, and cannot repeat it"
-"""The process cannot be parked or brought back any more; its calls fail."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a request.  No error is success."""
+
+    error: str = ""
+    gpu: str = ""
+    """Where a restored process is, if it is not where it was."""
+    lost: bool = False
+    """The process cannot be parked or brought back any more; its calls fail."""
+    unsure: bool = False
+    """Nobody knows what the driver has done, or still does."""
+
+
+class LostError(Exception):
+    """The driver has failed in the midst of a process's memory."""
+
+    def __init__(self) -> None:
+        super().__init__("the driver has failed in its midst, and cannot repeat it")
 
 
 # --- in the coordinator -----------------------------------------------------------------------------------------------
 
 
 class Checkpoints:
-    """The helpers, by user.  `report(process_id, error, gpu)` is called in a thread of this object."""
+    """The helpers, by user.  `report(process_id, outcome)` is called in a thread of this object."""
 
-    def __init__(self, environment: Mapping[str, str], report: Callable[[int, str, str], None]) -> None:
+    def __init__(self, environment: Mapping[str, str], report: Callable[[int, Outcome], None]) -> None:
         self._environment = dict(environment)
         self._report = report
         self._lock = threading.Lock()
@@ -103,7 +117,7 @@ class Checkpoints:
                 helper.stdin.flush()
             except (OSError, subprocess.SubprocessError) as error:
                 del self._pending[process_id]
-                failed = process_id, f"no helper: {error}", ""
+                failed = process_id, Outcome(f"no helper: {error}")
                 threading.Thread(target=self._report, args=failed, daemon=True).start()
                 return
         timer.start()
@@ -150,19 +164,19 @@ class Checkpoints:
         assert helper.stdout is not None
         for line in helper.stdout:
             answer = json.loads(line)
-            self._answered(answer["process_id"], answer["error"], answer["gpu"])
+            self._answered(answer.pop("process_id"), Outcome(**answer))
         helper.wait()
         with self._lock:
             lost = [process_id for process_id, (user, _) in self._pending.items() if user == user_id]
         for process_id in lost:
-            self._answered(process_id, f"{HELPER} ended with code {helper.returncode}")
+            self._answered(process_id, Outcome(f"its helper ended with code {helper.returncode}", unsure=True))
 
-    def _answered(self, process_id: int, error: str, gpu: str = "") -> None:
+    def _answered(self, process_id: int, outcome: Outcome) -> None:
         with self._lock:
             pending = self._pending.pop(process_id, None)
         if pending is not None:
             pending[1].cancel()
-            self._report(process_id, error, gpu)
+            self._report(process_id, outcome)
 
     def _too_long(self, process_id: int, user_id: int) -> None:
         log.warning("process %d: the driver's checkpoint took longer than %g s", process_id, DEADLINE_S)
@@ -170,7 +184,8 @@ class Checkpoints:
             helper = self._helpers.get(user_id)
         if helper is not None:
             helper.kill()  # `_read` reports what is pending
-        self._answered(process_id, f"{HELPER} waited longer than {DEADLINE_S:g} s for the driver")
+        why = f"its helper waited longer than {DEADLINE_S:g} s for the driver"
+        self._answered(process_id, Outcome(why, unsure=True))
 
 
 # --- in the helper ----------------------------------------------------------------------------------------------------
@@ -241,7 +256,7 @@ def restore(process: Any, memory: Mapping[str, int], home: str, target: str) -> 
             process.restore()
         found = {target}
     elif process.state == "failed":
-        raise RuntimeError(LOST)
+        raise LostError
     else:  # a helper or a coordinator has died: it may have been moved before
         found = set(card_memory(process.pid))
     if process.state == "locked":
@@ -264,7 +279,7 @@ def perform(process: Any, request: Mapping[str, Any], had: dict[int, dict[str, i
             process.checkpoint()
     except Exception as error:
         if process.state == "failed":
-            raise RuntimeError(LOST) from error
+            raise LostError from error
         if process.state == "locked":
             process.unlock()
         raise
@@ -288,16 +303,16 @@ def main() -> None:
     had: dict[int, dict[str, int]] = {}
 
     def serve(request: dict[str, Any]) -> None:
-        gpu = ""
+        gpu, lost = "", False
         try:
             gpu = perform(calls().Process(request["process_id"]), request, had)
             error = ""
         except ImportError:
             error = EXTRA
         except Exception as failure:  # the driver's, of many types
-            error = str(failure) or repr(failure)
+            error, lost = str(failure) or repr(failure), isinstance(failure, LostError)
         with printing:
-            answer = {"process_id": request["process_id"], "error": error[:200], "gpu": gpu}
+            answer = {"process_id": request["process_id"], "error": error[:200], "gpu": gpu, "lost": lost}
             sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()
 
