@@ -34,7 +34,7 @@ from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.units import format_duration, format_size
 
 AHEAD_NS: Final = 60 * SECOND_NS
-CONTEXTS_NS: Final = SECOND_NS
+CONTEXTS_NS: Final = 2 * SECOND_NS
 """What a move takes beside the bytes."""
 USUAL_RATE: Final = 10.0
 """Bytes a nanosecond, until a GPU's link is measured."""
