@@ -134,8 +134,8 @@ CROWDED = Plan(gpus=1, processes=5, memory_bytes=900, swap_share=1.0, pin_chance
 def test_who_asks_locks_nobody_out(crash_every_ns: int) -> None:
     """Broken: hooks that ask before memory becomes immovable leave somebody less than he needs."""
     plan = replace(CROWDED, crash_every_ns=crash_every_ns)
-    worlds = [live(seed, plan, SETTINGS) for seed in range(10 * SEEDS)]
-    assert sum(world.checks.pins_refused for world in worlds) > 20, "the world must meet its trouble"
+    worlds = [live(seed, plan, SETTINGS) for seed in range(4 * SEEDS)]
+    assert sum(world.checks.pins_refused for world in worlds) > 8, "the world must meet its trouble"
     assert sum(world.checks.lacking for world in worlds) == 0
 
 
@@ -144,9 +144,9 @@ def test_who_does_not_fit_is_named(hidden_share: float) -> None:
     """Broken: where hooks ask nobody, somebody waits for ever and nobody knows why; or a process whose id the kernel
     hides is taken for one that nobody names."""
     plan = replace(CROWDED, old_share=0.5, hidden_share=hidden_share)
-    worlds = [live(seed, plan, SETTINGS) for seed in range(6 * SEEDS)]
-    assert sum(world.checks.lacking for world in worlds) > 20
-    assert sum(world.checks.unschedulable for world in worlds) > 20
+    worlds = [live(seed, plan, SETTINGS) for seed in range(3 * SEEDS)]
+    assert sum(world.checks.lacking for world in worlds) > 10
+    assert sum(world.checks.unschedulable for world in worlds) > 10
 
 
 @settings(max_examples=2 * SEEDS, deadline=None)
@@ -185,6 +185,6 @@ def test_the_same_seed_lives_the_same_day() -> None:
 
 def test_a_long_day_on_eight_gpus() -> None:
     """Broken: something that only shows after many leases, such as figures that drift."""
-    plan = replace(EVERYTHING, gpus=8, processes=20, duration_ns=14 * SECOND_NS, crash_every_ns=5 * SECOND_NS)
+    plan = replace(EVERYTHING, gpus=8, processes=20, duration_ns=8 * SECOND_NS, crash_every_ns=3 * SECOND_NS)
     world = live(2026, plan, SETTINGS)
-    assert world.checks.grants > 1000
+    assert world.checks.grants > 600
