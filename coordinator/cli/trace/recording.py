@@ -14,6 +14,7 @@ _DECISIONS: Final = frozenset(
     (
         *("revoked", "overdue", "late", "stalled", "refused", "lacks_room", "has_room", "unschedulable", "gang_due"),
         *("policy", "sharing", "quantum", "switch_share", "paused", "resumed", "rank", "limit", "gone"),
+        *("parking", "migrated"),
     )
 )
 
@@ -119,4 +120,5 @@ def _note(found: Recording, event: Mapping[str, Any]) -> None:
     if kind == "plan":
         found.plans.append(Instant(at_ns, kind, uuid, None, event))
     if kind in _DECISIONS:
-        found.decisions.append(Instant(at_ns, kind, uuid, client, event))
+        where = None if kind in ("parking", "migrated") else uuid  # its lanes on both GPUs
+        found.decisions.append(Instant(at_ns, kind, where, client, event))

@@ -58,6 +58,22 @@ def test_events_become_spans_within_the_recording() -> None:
     assert recording.lost == 3
 
 
+def test_parking_and_migration_are_marked_in_the_programs_lanes() -> None:
+    """Broken: a program disappears from its GPU without a word, or the mark is missing where it came from."""
+    home, target = "GPU-0", "GPU-1"
+    seen: list[dict[str, Any]] = [
+        {"kind": "granted", "uuid": home, "client": 1, "name": "train.py", "lease": 1, "waited_ns": 0},
+        {"kind": "parking", "uuid": target, "client": 1, "state": "leaving", "why": ""},
+        {"kind": "released", "uuid": home, "client": 1, "lease": 1, "idle": False, "opened_at_ns": 0},
+        {"kind": "migrated", "uuid": target, "client": 1, "name": "train.py", "from": home, "why": "by the operator"},
+        {"kind": "granted", "uuid": target, "client": 1, "name": "train.py", "lease": 2, "waited_ns": 0},
+        {"kind": "released", "uuid": target, "client": 1, "lease": 2, "idle": False, "opened_at_ns": 0},
+    ]
+    events = trace(record({"at_ns": MS + number * MS, **each} for number, each in enumerate(seen)))["traceEvents"]
+    marks = [(each["pid"], each["name"], each["args"].get("state")) for each in events if each["ph"] == "i"]
+    assert marks == [(gpu, *mark) for gpu in (1, 2) for mark in (("parking", "leaving"), ("migrated", None))]
+
+
 def test_perfetto_gets_named_lanes_and_microseconds() -> None:
     """Broken if Perfetto showed numbers for programs, or spans of one lane across each other."""
     file = json.loads(json.dumps(trace(a_recording())))
