@@ -132,9 +132,15 @@ class Checks:
         gpu = self._world.scheduler._node.gpus[uuid]
         seat = None if other.connection is None else gpu.seats.get(other.connection)
         gang, mine = None if gpu.gang is None else gpu.gang.name, gpu.seats[grant.client]
-        # The slot began and ended at once, or a member of an earlier one has connected again.
-        if mine.client.facts.gang and (mine.phase is REVOKING or claimed):
-            gang = mine.client.facts.gang
+        own = mine.client.facts.gang
+        in_slot = any(
+            isinstance(each, commands.Notify) and each.kind == "plan" and each.values["uuid"] == uuid
+            and each.values["why"] == f"gang {own} has its slot"
+            for each in out
+        )  # fmt: skip
+        # The slot began and ended with this event, or a member of an earlier one has connected again.
+        if own and (in_slot or claimed or mine.phase is REVOKING):
+            gang = own
         if seat is not None and seat.client.facts.gang == mine.client.facts.gang == gang:
             return True
         if gpu.settings.sharing is messages.Sharing.EXCLUSIVE:

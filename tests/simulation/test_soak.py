@@ -67,6 +67,13 @@ def test_a_limit_that_fell_before_a_restart() -> None:
     assert not report.failures
 
 
+def test_a_member_beside_another_that_drains() -> None:
+    """Broken: the check would count two members of a gang as strangers, when the slot has ended with the grant."""
+    report = soak.Report()
+    report.run(110812203848556)
+    assert not report.failures
+
+
 def test_a_wait_beside_a_hung_drain() -> None:
     """Broken: the check of waits would count the drain of another program, while others run beside it."""
     report = soak.Report()
