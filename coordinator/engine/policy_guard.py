@@ -153,7 +153,10 @@ def _checked(plan: object, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -
     unknown = {allotment.client for allotment in plan.running}
     if len(unknown) < len(plan.running):
         raise ValueError("the plan names a client twice")
-    unknown -= {job.client for job in jobs}
+    for job in jobs:  # those that run and the next ones are the first
+        if not unknown:
+            break
+        unknown.discard(job.client)
     if unknown:
         raise ValueError(f"the plan names client c{min(unknown)}, which does not want the GPU")
     return plan
