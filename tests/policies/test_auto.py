@@ -288,9 +288,9 @@ def test_a_member_of_a_gang_is_not_measured_alone() -> None:
     assert "gang ranks" in world.plan.why
     world.program(*GEMM), world.program(*GEMM)
     world.play(10_000)
-    assert rank.leases <= 4, "a look at each of the others, but none at itself"
-    looked = [client for client in world.jobs if not world.policy._packing.probes.wants(client)]  # type: ignore[attr-defined]
-    assert looked == [2, 3, 4]
+    assert rank.leases <= 4, "a probe of each of the others, but none of itself"
+    probed = [client for client in world.jobs if not world.policy._packing.probes.wants(client)]  # type: ignore[attr-defined]
+    assert probed == [2, 3, 4]
 
 
 def test_best_effort_work_leaves_the_others_their_progress() -> None:

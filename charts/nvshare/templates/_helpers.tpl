@@ -167,12 +167,17 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- toYaml $context }}
 {{- end }}
 
-{{/* The coordinator's: to park programs it calls the driver for other processes, as their user. */}}
+{{/* To park programs the coordinator calls the driver for other processes, as their user.  A JSON list. */}}
+{{- define "nvshare.parkingCapabilities" -}}
+{{- ternary (list "SYS_PTRACE" "SETUID" "SETGID") list .Values.parking.enabled | toJson }}
+{{- end }}
+
+{{/* The coordinator's, which also parks programs. */}}
 {{- define "nvshare.coordinatorSecurityContext" -}}
 {{- $context := include "nvshare.securityContext" . | fromYaml }}
 {{- if .Values.parking.enabled }}
 {{- $capabilities := default dict $context.capabilities }}
-{{- $_ := set $capabilities "add" (concat (default list $capabilities.add) (list "SYS_PTRACE" "SETUID" "SETGID") | uniq) }}
+{{- $_ := set $capabilities "add" (concat (default list $capabilities.add) (include "nvshare.parkingCapabilities" . | fromJsonArray) | uniq) }}
 {{- $_ := set $context "capabilities" $capabilities }}
 {{- end }}
 {{- toYaml $context }}

@@ -10,11 +10,13 @@ from nvshare.coordinator.cli.trace.spans import Kind, Span, Spans
 from nvshare.coordinator.cli.views.words import program
 
 NO_STATUS: Final[Mapping[str, Any]] = {"gpus": (), "clients": ()}
+_OF_PROGRAMS: Final = ("parking", "migrated")
+"""Marked in the program's lanes on all GPUs."""
 _DECISIONS: Final = frozenset(
     (
         *("revoked", "overdue", "late", "stalled", "refused", "lacks_room", "has_room", "unschedulable", "gang_due"),
         *("policy", "sharing", "quantum", "switch_share", "paused", "resumed", "rank", "limit", "gone"),
-        *("parking", "migrated"),
+        *_OF_PROGRAMS,
     )
 )
 
@@ -120,5 +122,4 @@ def _note(found: Recording, event: Mapping[str, Any]) -> None:
     if kind == "plan":
         found.plans.append(Instant(at_ns, kind, uuid, None, event))
     if kind in _DECISIONS:
-        where = None if kind in ("parking", "migrated") else uuid  # its lanes on both GPUs
-        found.decisions.append(Instant(at_ns, kind, where, client, event))
+        found.decisions.append(Instant(at_ns, kind, None if kind in _OF_PROGRAMS else uuid, client, event))

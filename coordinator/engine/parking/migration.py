@@ -142,26 +142,29 @@ def look(node: Node, now_ns: int) -> Iterable[Gpu]:
         return ()
     idle = [gpu for gpu in node.gpus.values() if _is_idle(gpu)]
     busy = [gpu for gpu in node.gpus.values() if node.gangs and gpu not in idle and _has_room_for_one(gpu)]
-    best: tuple[int, Seat, Gpu, str] | None = None
-    for seat in (seat for gpu in node.gpus.values() if idle or busy for seat in gpu.seats.values()):
-        if not _may_move(seat, now_ns):
-            continue
-        loss_ns, saved_ns = _loses_ns(seat) if idle else 0, _keeps_idle_ns(node, seat) if busy else 0
-        loss, saved = format_duration(loss_ns), format_duration(saved_ns)
-        for gain_ns, targets, why in (
-            (loss_ns, idle, f"its GPU would have no time for it for {loss} of the next minute"),
-            (saved_ns, busy, f"other GPUs of the gang beside it would be idle for {saved} of the next minute"),
-        ):
-            if gain_ns - _cost_ns(seat) <= (0 if best is None else best[0]):
+    best: tuple[int, Seat, Gpu] | None = None
+    for home in node.gpus.values() if idle or busy else ():
+        saved_ns = _keeps_idle_ns(node, home) if busy else 0
+        emptier = [gpu for gpu in busy if _wanting(gpu) < _wanting(home)]
+        for seat in home.seats.values():
+            if not _may_move(seat, now_ns):
                 continue
-            fewer = [gpu for gpu in targets if gpu in idle or _wanting(gpu) < _wanting(seat.gpu)]
-            target = next((gpu for gpu in fewer if not obstacle(node, seat.client, gpu)), None)
-            if target is not None:
-                best = gain_ns - _cost_ns(seat), seat, target, why
+            for gain_ns, targets in ((_loses_ns(seat), idle), (saved_ns, emptier)):
+                net_ns = gain_ns - _cost_ns(seat)
+                if net_ns <= (0 if best is None else best[0]):
+                    continue
+                target = next((gpu for gpu in targets if not obstacle(node, seat.client, gpu)), None)
+                if target is not None:
+                    best = net_ns, seat, target
     if best is not None:
-        _, seat, target, why = best
-        why += f", and the move takes about {format_duration(_cost_ns(seat))}"
-        _begin(node, seat.client, target, why, now_ns)
+        net_ns, seat, target = best
+        cost_ns = _cost_ns(seat)
+        gain, cost = format_duration(net_ns + cost_ns), format_duration(cost_ns)
+        if target in idle:
+            why = f"its GPU would have no time for it for {gain} of the next minute"
+        else:
+            why = f"other GPUs of the gang beside it would be idle for {gain} of the next minute"
+        _begin(node, seat.client, target, f"{why}, and the move takes about {cost}", now_ns)
     return ()
 
 
@@ -200,15 +203,15 @@ def _has_room_for_one(gpu: Gpu) -> bool:
     return not gpu.recovering and not any(seat.client.facts.gang for seat in gpu.seats.values())
 
 
-def _keeps_idle_ns(node: Node, seat: Seat) -> int:
-    """Time of other GPUs in the next minute that only gangs want whose member waits for this client."""
-    members = [other.client.facts.gang for other in seat.gpu.seats.values() if other.place.active]
-    gpus = {other.gpu.uuid: other.gpu for gang in members if gang for other in node.gangs[gang].seats}
-    gpus.pop(seat.gpu.uuid, None)
+def _keeps_idle_ns(node: Node, home: Gpu) -> int:
+    """Time of other GPUs in the next minute that only gangs want whose member waits for a client of this GPU."""
+    members = [seat.client.facts.gang for seat in home.seats.values() if seat.place.active]
+    gpus = {seat.gpu.uuid: seat.gpu for gang in members if gang for seat in node.gangs[gang].seats}
+    gpus.pop(home.uuid, None)
     alone = sum(
-        all(other.client.facts.gang or not other.place.active for other in gpu.seats.values()) for gpu in gpus.values()
+        all(seat.client.facts.gang or not seat.place.active for seat in gpu.seats.values()) for gpu in gpus.values()
     )
-    return alone * AHEAD_NS // max(1, _wanting(seat.gpu))
+    return alone * AHEAD_NS // max(1, _wanting(home))
 
 
 def _cost_ns(seat: Seat) -> int:

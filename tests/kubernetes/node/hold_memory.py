@@ -2,8 +2,8 @@
 
 usage: hold_memory.py MIB [CARD_MIB [stay]]
 
-It begins when the card that it sees has CARD_MIB: a program that a busy coordinator has not answered for two seconds
-goes on without a limit.
+It begins when the card that it sees has CARD_MIB, after a minute in any case: a program that a busy coordinator has not
+answered for two seconds goes on without a limit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import json
 import os
 import signal
 import sys
+import time
 
 MIB = 1 << 20
+WAIT_S = 60
 
 
 def main() -> None:
@@ -25,7 +27,8 @@ def main() -> None:
     assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert cuda.cuCtxSetCurrent(context) == 0
     assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-    while sys.argv[2:] and total.value != int(sys.argv[2]) * MIB:
+    end_s = time.monotonic() + WAIT_S
+    while sys.argv[2:] and time.monotonic() < end_s and total.value != int(sys.argv[2]) * MIB:
         os.sched_yield()
         assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
     had, result = 0, 0
@@ -33,7 +36,7 @@ def main() -> None:
         piece = ctypes.c_uint64()
         result = cuda.cuMemAlloc_v2(ctypes.byref(piece), ctypes.c_size_t(16 * MIB))
         had += 16 if result == 0 else 0
-    print(json.dumps({"had_mib": had, "result": result}), flush=True)
+    print(json.dumps({"total_mib": total.value // MIB, "had_mib": had, "result": result}), flush=True)
     if "stay" in sys.argv:
         signal.pause()
 

@@ -122,7 +122,7 @@ def test_memory_units_become_the_slots_limit(serving: Node) -> None:
     # What the pod says itself does not count: the kubelet puts its environment behind ours.
     grant.environment["NVSHARE_MEMORY_LIMIT"] = "3GiB"
     holder = node.run(grant, [sys.executable, HOLD, "640", "1024", "stay"])
-    assert first_line(holder) == {"had_mib": 640, "result": 0}
+    assert first_line(holder) == {"total_mib": 1024, "had_mib": 640, "result": 0}
     second = finish(node.run(grant, [sys.executable, HOLD, "4096", "1024"]))
     assert second["had_mib"] == 384
     assert second["result"] == 2  # out of memory, as CUDA says it
@@ -135,7 +135,7 @@ def test_an_idle_pod_is_parked(serving: Node) -> None:
     """Broken: pods are never parked, though the coordinator sees their processes."""
     node = serving
     running = node.run(node.kubelet.admit("idle", {GPU: 1}), [sys.executable, HOLD, "64", "4096", "stay"])
-    assert first_line(running) == {"had_mib": 64, "result": 0}
+    assert first_line(running) == {"total_mib": 4096, "had_mib": 64, "result": 0}
     for wanted in ("running", "parked"):
         (client,) = (each for each in node.status()["clients"] if each["process_id"] == running.pid)
         assert client["parking"] == wanted
