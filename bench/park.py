@@ -87,22 +87,19 @@ def one(stand: Fixture, mib: int, cycles: int, library: str) -> dict[str, Any]:
 def many(stand: Fixture, count: int, library: str) -> dict[str, Any]:
     """Programs with little memory, all parked, then all woken."""
     before = used_bytes(stand)
-    with contextlib.ExitStack() as stack:
-        members: list[Member] = []
-        for number in range(count):
-            member = program(stand, f"idle {number}", 16, library)
-            stack.enter_context(closing([member]))
+    members = [program(stand, f"idle {number}", 16, library) for number in range(count)]
+    with closing(members):
+        for number, member in enumerate(members):
             member.answer(WAIT_S)
             park(stand, f"idle {number}")
-            members.append(member)
         left = used_bytes(stand) - before
         told = [member.ask("step", WAIT_S) for member in members]
-        return {
-            "programs": count,
-            "left_mib": left / (1 << 20),
-            "mismatches": sum(not each["right"] for each in told),
-            "wake_s": {"p50": percentile([each["seconds"] for each in told], 0.5)},
-        }
+    return {
+        "programs": count,
+        "left_mib": left / (1 << 20),
+        "mismatches": sum(not each["right"] for each in told),
+        "wake_s": {"p50": percentile([each["seconds"] for each in told], 0.5)},
+    }
 
 
 def moved(stand: Fixture, mib: int, moves: int, library: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def describe(
     inside = {name: [told for _, told in record.done if told["end"] <= end] for name, record in records.items()}
     server, training = records["server"], records["training"]
     waits = [told["first"] - arrival for arrival, told in server.done] + server.missed
+    ends = {name: [told["end"] - arrival for arrival, told in records[name].done] for name in ("images", "notebook")}
     served = {"server": sum(told["count"] for told in inside["server"]) / plan.seconds}
     served |= {name: len(inside[name]) / plan.seconds for name in ("images", "notebook")}
     busy = {name: rate / alone[name]["rate"] for name, rate in served.items()}
@@ -34,7 +35,7 @@ def describe(
     return {
         "oom": [name for name, why in failed.items() if "memory" in why.lower()],
         "failed": failed,
-        "ttft_s": {f"p{rank}": round(percentile(waits, rank / 100), 3) for rank in (50, 99)} if waits else None,
+        "ttft_s": _ranks(waits), "image_s": _ranks(ends["images"]), "cell_s": _ranks(ends["notebook"]),
         "requests": len(waits), "unserved": missed,
         "tokens_per_s": round(served["server"], 2), "images_per_min": round(60 * served["images"], 2),
         "cells": len(records["notebook"].done), "training_share": round(rate / alone["training"]["rate"], 4),
@@ -64,6 +65,10 @@ def bars(ways: Mapping[str, Mapping[str, Any]], server_gib: float, link_gib_s: f
             )
         found[name] = judged
     return found
+
+
+def _ranks(seconds: list[float]) -> dict[str, float] | None:
+    return {f"p{rank}": round(percentile(seconds, rank / 100), 3) for rank in (50, 99)} if seconds else None
 
 
 def _bar(value: float | None, *, least: float | None = None, most: float | None = None) -> dict[str, Any]:
