@@ -145,7 +145,8 @@ def alone(plan: Plan) -> dict[str, dict[str, Any]]:
             stack.callback(member.close)
         about = {name: member.answer(READY_S) for name, member in members.items()}
         for name, member in members.items():
-            begin, count, firsts = time.monotonic(), 0, []
+            begin, count = time.monotonic(), 0
+            firsts: list[float] = []
             until = begin + min(4.0, plan.seconds / 4)
             if name == "training":  # a request for each step would cost it a quarter
                 count = member.ask(f"steps {until:.6f}", READY_S)["count"]

@@ -168,7 +168,9 @@ class Memory:
             return
         allocated, resident = side.memory.allocated, side.memory.resident
         self._process.tell(
-            messages.MemoryReport(side.ordinal, allocated, resident, self.pinned(side), allocated - resident)
+            messages.MemoryReport(
+                side.ordinal, allocated, resident, self.pinned(side), allocated - resident, prepared_bytes=resident
+            )
         )
 
     def pinned(self, side: Side) -> int:

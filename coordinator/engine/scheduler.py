@@ -377,7 +377,7 @@ def _request(node: Node, seat: Seat, now_ns: int) -> None:
 def _report_memory(node: Node, seat: Seat, message: MemoryReport, now_ns: int) -> None:
     allocated, resident, pinned = message.allocated_bytes, message.resident_bytes, message.pinned_bytes
     orders.set_usage(seat, allocated=allocated, resident=resident, pinned=pinned, host=message.host_bytes)
-    seat.memory.released_bytes = message.released_bytes
+    seat.memory.released_bytes, seat.memory.prepared_bytes = message.released_bytes, message.prepared_bytes
     checks.reported(node, seat, resident)
 
 

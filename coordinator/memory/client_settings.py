@@ -9,6 +9,7 @@ from typing import Final
 
 from nvshare.coordinator.memory import room
 from nvshare.coordinator.memory.quantum import idle_release_ns
+from nvshare.coordinator.model.client import ParkState
 from nvshare.coordinator.model.commands import Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
@@ -67,6 +68,7 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
         room_bytes=max(1, room.room_bytes(seat)) if swap else 0,
         ask_pins=swap,
         limit_of_slot=bool(seat.client.identity.group and seat.memory.limit_bytes),
+        prepare_now=seat.client.parking.state is ParkState.PREPARING,
     )
 
 
@@ -125,10 +127,19 @@ def _update_prepare(seat: Seat) -> bool:
     """Computes how much will probably be evicted from the client at a time.  Returns whether that has changed."""
     gpu = seat.gpu
     size = 0
-    if seat.client.memory_mode is MemoryMode.SWAP and gpu.leases.active_seats >= 2:
-        size = min(gpu.memory.overflow.bytes, max(0, seat.memory.allocated_bytes - seat.memory.pinned_bytes))
+    if seat.client.memory_mode is MemoryMode.SWAP:
+        size = max(0, seat.memory.allocated_bytes - seat.memory.pinned_bytes)
+        if seat.client.parking.state is not ParkState.PREPARING:
+            size = min(size, gpu.memory.overflow.bytes) if gpu.leases.active_seats >= 2 else 0
     before, seat.sent.prepare_bytes = seat.sent.prepare_bytes, _in_steps(seat.sent.prepare_bytes, size)
     return seat.sent.prepare_bytes != before
+
+
+def send_prepare(node: Node, seat: Seat) -> None:
+    """Tells the client how much host memory to have ready, and how soon, after a change of its parking state."""
+    _update_prepare(seat)
+    seat.sent.epoch = -1
+    send_settings(node, seat)
 
 
 def send_overflow(node: Node, gpu: Gpu) -> None:

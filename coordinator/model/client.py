@@ -79,6 +79,7 @@ class ParkState(enum.Enum):
     """How far a client is on its way out of the GPUs; see engine/parking/parking.py."""
 
     RUNNING = "running"
+    PREPARING = "preparing"
     LEAVING = "leaving"
     CLOSING = "closing"
     SAVING = "saving"

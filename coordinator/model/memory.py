@@ -24,6 +24,7 @@ class SeatMemory:
     pinned_bytes: int = 0
     host_bytes: int = 0
     released_bytes: int = 0
+    prepared_bytes: int = 0
     """What the program itself has freed under pressure, as it reports."""
     reserved_bytes: int = 0
     """The client may allocate up to this without asking again."""

@@ -196,7 +196,8 @@ class Seat:
     def schedulable(self) -> bool:
         """It may be in the wait queue."""
         client = self.client
-        return not client.facts.paused and not self.room.unschedulable and client.parking.state is ParkState.RUNNING
+        runs = client.parking.state in (ParkState.RUNNING, ParkState.PREPARING)
+        return runs and not client.facts.paused and not self.room.unschedulable
 
     @property
     def in_debt(self) -> bool:

@@ -136,11 +136,12 @@ class Release(Message):
     submissions: int
 
 
-@declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES, U64)
+@declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES, U64, BYTES)
 class MemoryReport(Message):
     """The client's memory on this GPU: allocated = resident + evicted; pinned is the immovable part of resident.
 
     `released_bytes`: what the program's callbacks of `on_pressure` have freed since its start.
+    `prepared_bytes`: pinned host memory that an eviction finds ready.
     """
 
     gpu: int
@@ -149,6 +150,7 @@ class MemoryReport(Message):
     pinned_bytes: int
     host_bytes: int
     released_bytes: int = 0
+    prepared_bytes: int = 0
 
 
 @declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES, BYTES)
@@ -269,7 +271,7 @@ class Welcome(Message):
     client_id: int
 
 
-@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, U64, BOOL, BOOL)
+@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, U64, BOOL, BOOL, BOOL)
 class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again after each change: one message, so that the values change together.
 
@@ -283,6 +285,7 @@ class GpuSettings(Message):
     - `room_bytes`: the largest resident memory possible beside the others' immovable memory (0: unknown).
     - `ask_pins`: memory becomes immovable only after `ReservePins`.
     - `limit_of_slot`: the memory limit belongs to the client's slot, and its programs share it.
+    - `prepare_now`: the hook prepares that memory without rests, and reports once it is ready.
     """
 
     gpu: int
@@ -298,6 +301,7 @@ class GpuSettings(Message):
     room_bytes: int = 0
     ask_pins: bool = False
     limit_of_slot: bool = False
+    prepare_now: bool = False
 
 
 @declare(TO_CLIENT, 66, U8, U64, U64, U32)

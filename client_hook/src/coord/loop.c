@@ -187,7 +187,7 @@ static void on_settings(const nvs_gpu_settings *settings)
     nvs_agent_answered(gpu);
     atomic_store_explicit(&nvs_ledgers[gpu].quota.limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see memory/quota.h */
     nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
-    nvs_memory_prepare_host(gpu, settings->prepare_host_bytes);
+    nvs_memory_prepare_host(gpu, settings->prepare_host_bytes, settings->prepare_now);
     nvs_pressure_expect(gpu, settings->prepare_host_bytes > 0);
     nvs_memory_set_room(gpu, settings->room_bytes);
     atomic_store_explicit(&nvs_mail[gpu].ask_pins, settings->ask_pins, memory_order_relaxed); /* see its declaration */

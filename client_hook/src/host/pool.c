@@ -199,6 +199,7 @@ NVS_FORK_STATE static uint64_t growing_grains; /* being made */
 NVS_FORK_STATE static uint64_t announced_grains; /* still needed by a running eviction */
 static uint32_t near_gpu;
 NVS_FORK_STATE static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* of probable evictions */
+NVS_FORK_STATE static uint32_t awaited; /* GPUs whose probable eviction is near, as bits */
 NVS_FORK_STATE static bool grow_failed, keeps;
 NVS_FORK_STATE static unsigned helpers; /* two, so that one registers while the other touches */
 NVS_FORK_STATE static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* one request for a larger share at a time; "host share" in that order */
@@ -405,11 +406,27 @@ static bool program_may_run(uint32_t gpu)
     return (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED) == 0;
 }
 
-/* Locked.  Makes one piece for probable evictions, and rests. */
+static void report(uint32_t gpus)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if ((gpus >> gpu) & 1)
+            nvs_coordinator.memory_changed(gpu);
+}
+
+/* Locked; unlocks meanwhile.  Makes one piece for probable evictions, and rests. */
 static void grow_ahead(void)
 {
     uint64_t began = nvs_now_ns();
-    const uint32_t gpu = near_gpu;
+    const uint32_t gpu = near_gpu, hurry = awaited;
+    if (hurry != 0) {
+        grow(target(), NVS_SLAB_GRAINS, false);
+        if (grow_failed || target() <= grown_grains) {
+            pthread_mutex_unlock(&lock);
+            report(hurry);
+            pthread_mutex_lock(&lock);
+        }
+        return;
+    }
     grow(target(), AHEAD_GRAINS, true);
     uint64_t end = nvs_now_ns() + REST_FACTOR * (nvs_now_ns() - began);
     for (uint64_t now = began; program_may_run(gpu) && (now = nvs_now_ns()) < end && demand() <= grown_grains;)
@@ -463,10 +480,13 @@ void nvs_host_prepare(uint32_t gpu, uint64_t grains)
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_host_ahead(uint32_t gpu, uint64_t bytes)
+void nvs_host_ahead(uint32_t gpu, uint64_t bytes, bool now)
 {
+    const uint32_t bit = UINT32_C(1) << gpu;
     pthread_mutex_lock(&lock);
-    if (ahead_bytes[gpu] != bytes) {
+    const bool hurries = now && (awaited & bit) == 0;
+    awaited = now ? awaited | bit : awaited & ~bit;
+    if (ahead_bytes[gpu] != bytes || hurries) {
         ahead_bytes[gpu] = bytes;
         near_gpu = gpu;
         grow_failed = false;
@@ -474,6 +494,16 @@ void nvs_host_ahead(uint32_t gpu, uint64_t bytes)
         pthread_cond_broadcast(&changed);
     }
     pthread_mutex_unlock(&lock);
+    if (hurries)
+        report(bit); /* perhaps it is there */
+}
+
+uint64_t nvs_host_ready_bytes(void)
+{
+    pthread_mutex_lock(&lock);
+    const uint64_t grains = grown_grains - taken_grains;
+    pthread_mutex_unlock(&lock);
+    return grains * NVS_HOST_GRAIN;
 }
 
 /* --- taking --- */
@@ -537,6 +567,7 @@ NVS_FORK_CODE void nvs_host_after_fork(void)
     reserved_bytes = grown_grains = taken_grains = announced_grains = 0;
     growing_grains = 0;
     memset(ahead_bytes, 0, sizeof ahead_bytes);
+    awaited = 0;
     share_known = keeps = grow_failed = false;
     asked_bytes = 0;
     share_bytes = 0;

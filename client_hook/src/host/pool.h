@@ -10,7 +10,7 @@
  *  - a forked child has none of it.
  *
  * One thread allocates for probable evictions, in pieces of 16 MiB, so that the program is not slowed.  While the program
- * may submit work, that thread rests nine times as long as a piece took.  Unused memory beyond that is freed after ten seconds.
+ * may submit work, that thread rests nine times as long as a piece took, unless the coordinator is about to move the program to another GPU.  Unused memory beyond that is freed after ten seconds.
  *
  * Helper threads block all signals.  The lock is never held during a driver call.
  *
@@ -37,8 +37,9 @@ void nvs_host_prepare(uint32_t gpu, uint64_t grains);
 bool nvs_host_take(uint32_t gpu, uint32_t grains, void **out);
 void nvs_host_give(uint32_t grains, void *const *taken);
 
-/* Prepares memory for a probable eviction of `bytes` from this GPU. */
-void nvs_host_ahead(uint32_t gpu, uint64_t bytes);
+/* Prepares memory for a probable eviction of `bytes` from this GPU.  `now`: without rests, and reports the GPU's memory when it is there. */
+void nvs_host_ahead(uint32_t gpu, uint64_t bytes, bool now);
+uint64_t nvs_host_ready_bytes(void); /* that an eviction finds */
 
 void nvs_host_context_gone(CUcontext context); /* its registrations have ended with it */
 void nvs_host_after_fork(void);

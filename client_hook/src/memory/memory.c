@@ -628,8 +628,8 @@ bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes)
     return true;
 }
 
-void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes)
+void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes, bool now)
 {
     if (nvs_config.memory_mode == NVS_MODE_SWAP)
-        nvs_host_ahead(gpu, bytes);
+        nvs_host_ahead(gpu, bytes, now);
 }

@@ -148,7 +148,7 @@ nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *wat
 
 /* Agent thread: opens the gate; false: so many bytes must be restored before. */
 bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes);
-/* Prepares host memory for evictions of this size in the background, or gives it back. */
-void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes);
+/* Prepares host memory for evictions of this size in the background, or gives it back; see nvs_host_ahead. */
+void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes, bool now);
 
 #endif

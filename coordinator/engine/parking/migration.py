@@ -92,6 +92,10 @@ def _begin(node: Node, client: Client, gpu: Gpu, why: str, now_ns: int) -> None:
     if client.parking.state is ParkState.PARKED:
         client.parking.began_ns = now_ns
         parking.wake(node, client)
+        return
+    (seat,) = client.used_seats
+    if seat.phase is HOLDING and seat.memory.prepared_bytes < seat.memory.resident_bytes - seat.memory.pinned_bytes:
+        parking.prepare(node, seat, now_ns)
     else:
         parking.begin(node, client, now_ns)
 

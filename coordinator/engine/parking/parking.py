@@ -1,9 +1,11 @@
 """Parking: an idle client leaves its GPUs altogether, and comes back at its next call.
 
     RUNNING ──> LEAVING ──> CLOSING ──> SAVING ──> PARKED ──> WAKING ──> RUNNING
-                   │            │          │                     │
-                   └────────────┴──────────┴──> RUNNING          └──> PARKED, and another try
+       │           │            │          │                     │
+    PREPARING      └────────────┴──────────┴──> RUNNING          └──> PARKED, and another try
 
+- PREPARING: a client that is to move runs on while its hook makes pinned host memory for all of its memory, which takes
+  longer than the eviction; then, or after a while, it leaves.
 - LEAVING: leases end, and memory goes to the host by ordinary evictions.
 - CLOSING: the hook closes the ways by which a call could reach the driver, or says why it cannot (`ParkAnswer`).
 - SAVING: the driver's checkpoint takes the rest, contexts included (`commands.Checkpoint`).
@@ -30,7 +32,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from nvshare.coordinator.engine import leases, reconcile
-from nvshare.coordinator.memory import checks, orders, room
+from nvshare.coordinator.memory import checks, client_settings, orders, room
 from nvshare.coordinator.memory.planner import Eviction
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, ParkState
@@ -45,7 +47,9 @@ RETRY_NS: Final = SECOND_NS
 """After a failed return, which may only have lacked memory for the contexts."""
 LEAST_IDLE_NS: Final = 2 * SECOND_NS
 """A client that was idle for less is not parked for others: it would come back at once."""
-RUNNING, LEAVING, CLOSING, SAVING, PARKED, WAKING = ParkState
+PREPARE_NS: Final = SECOND_NS
+"""Preparing lasts no longer than this time and a nanosecond for each byte."""
+RUNNING, PREPARING, LEAVING, CLOSING, SAVING, PARKED, WAKING = ParkState
 
 
 def obstacle(node: Node, client: Client) -> str:
@@ -75,7 +79,7 @@ def set_parked(node: Node, client: Client, parked: bool, uuid: str | None, now_n
     client.parking.move.target = ""
     if client.parking.state is PARKED:
         wake(node, client)
-    elif client.parking.state in (LEAVING, CLOSING):
+    elif client.parking.state in (PREPARING, LEAVING, CLOSING):
         _stay(node, client, "")
     else:
         client.parking.unwanted = client.parking.state is SAVING
@@ -183,7 +187,7 @@ def _leases(client: Client) -> int:
 def _enter(node: Node, client: Client, state: ParkState) -> None:
     parking = client.parking
     parking.state = state
-    if state in (LEAVING, CLOSING) or parking.retry_at_ns is not None:
+    if state in (PREPARING, LEAVING, CLOSING) or parking.retry_at_ns is not None:
         node.parking[client.client_id] = client
     else:
         node.parking.pop(client.client_id, None)
@@ -204,10 +208,23 @@ def refuse(node: Node, client: Client, why: str) -> None:
     _notify(node, client)
 
 
+def prepare(node: Node, seat: Seat, now_ns: int) -> None:
+    """The client leaves its GPU when its host memory is ready."""
+    seat.client.parking.began_ns = now_ns
+    _enter(node, seat.client, PREPARING)
+    client_settings.send_prepare(node, seat)
+
+
+def _is_prepared(seat: Seat, now_ns: int) -> bool:
+    movable = seat.memory.resident_bytes - seat.memory.pinned_bytes
+    ends_ns = seat.client.parking.began_ns + PREPARE_NS + movable
+    return seat.memory.prepared_bytes >= movable or now_ns >= ends_ns
+
+
 def begin(node: Node, client: Client, now_ns: int, why: str = "") -> None:
     """The client leaves its GPUs, unless it is on its way."""
     parking = client.parking
-    if parking.state is not RUNNING:
+    if parking.state not in (RUNNING, PREPARING):
         return
     against = obstacle(node, client)
     if against:
@@ -226,6 +243,10 @@ def advance(node: Node, now_ns: int) -> None:
     for client in list(node.parking.values()):
         if client.parking.state is PARKED:
             continue  # it waits for its next attempt to come back
+        if client.parking.state is PREPARING:
+            if all(_is_prepared(seat, now_ns) for seat in client.used_seats):
+                begin(node, client, now_ns)
+            continue
         if not client.parking.move.target and any(seat.phase is WAITING for seat in client.seats.values()):
             _stay(node, client, "it wants the GPU")
         elif client.parking.state is LEAVING and all(_has_left(node, seat, now_ns) for seat in client.seats.values()):
@@ -257,7 +278,7 @@ def _stay(node: Node, client: Client, why: str, *, lost: bool = False) -> None:
     parking = client.parking
     if parking.state is RUNNING:
         return
-    if parking.state is not LEAVING:
+    if parking.state not in (PREPARING, LEAVING):
         seats = client.used_seats
         moved = (seats[0].ordinal, seats[0].gpu.uuid) if len(seats) == 1 and parking.move.source else (0, "")
         node.out.append(Send(client.client_id, Park(False, *moved, lost)))
@@ -265,6 +286,7 @@ def _stay(node: Node, client: Client, why: str, *, lost: bool = False) -> None:
     parking.retry_at_ns, parking.unwanted, parking.move.target = None, False, ""
     _enter(node, client, RUNNING)
     for seat in client.seats.values():
+        client_settings.send_prepare(node, seat)
         if seat.phase is WAITING and seat.schedulable and seat not in seat.gpu.wait_queue:
             seat.gpu.wait_queue.join(seat)
 

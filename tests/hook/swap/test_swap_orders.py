@@ -290,6 +290,8 @@ def test_host_memory_is_made_ready(coordinator: ScriptedCoordinator, client: Cli
     assert resident_bytes(client) < before + HELD // 2, "nothing before it is asked for"
     coordinator.settings(capacity_bytes=256 * MIB, prepare_host_bytes=HELD)
     eventually(lambda: resident_bytes(client) >= before + HELD, "host memory is there")
-    coordinator.settings(capacity_bytes=256 * MIB, prepare_host_bytes=HELD * 1000)
+    coordinator.settings(capacity_bytes=256 * MIB, prepare_host_bytes=HELD * 1000, prepare_now=True)
+    while coordinator.expect(messages.MemoryReport).prepared_bytes < HELD:
+        pass
     assert client.ask("free", pointer) == 0
     assert resident_bytes(client) < before + 2 * HELD, "never more than could be needed"

@@ -68,8 +68,9 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             pinned_bytes=4096,
             host_bytes=268435456,
             released_bytes=1 << 63,
+            prepared_bytes=1 << 30,
         ),
-        "970500ce40000000ce20000000cd1000ce10000000cf8000000000000000",
+        "980500ce40000000ce20000000cd1000ce10000000cf8000000000000000ce40000000",
     ),
     (
         messages.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592, lacking_bytes=65536),
@@ -99,9 +100,10 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             room_bytes=536870912,
             ask_pins=True,
             limit_of_slot=True,
+            prepare_now=True,
         ),
-        "9e4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
-        "ce20000000c3c3",
+        "9f4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
+        "ce20000000c3c3c3",
     ),
     (messages.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2), "95420008ce05f5e10002"),
     (messages.Revoke(gpu=0, lease_id=8, drain_deadline_ns=10000000000), "94430008cf00000002540be400"),

@@ -165,6 +165,7 @@ typedef struct nvs_memory_report {
     uint64_t pinned_bytes;
     uint64_t host_bytes;
     uint64_t released_bytes;
+    uint64_t prepared_bytes;
 } nvs_memory_report;
 
 static const nvs_wire_field nvs_memory_report_fields[] = {
@@ -174,8 +175,9 @@ static const nvs_wire_field nvs_memory_report_fields[] = {
     NVS_WIRE_FIELD(memory_report, pinned_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(memory_report, host_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(memory_report, released_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(memory_report, prepared_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
 };
-NVS_WIRE_MESSAGE(memory_report, NVS_TYPE_MEMORY_REPORT, 5, 6)
+NVS_WIRE_MESSAGE(memory_report, NVS_TYPE_MEMORY_REPORT, 5, 7)
 
 typedef struct nvs_reserve_memory {
     uint8_t gpu;
@@ -329,6 +331,7 @@ typedef struct nvs_gpu_settings {
     uint64_t room_bytes;
     bool ask_pins;
     bool limit_of_slot;
+    bool prepare_now;
 } nvs_gpu_settings;
 
 static const nvs_wire_field nvs_gpu_settings_fields[] = {
@@ -345,8 +348,9 @@ static const nvs_wire_field nvs_gpu_settings_fields[] = {
     NVS_WIRE_FIELD(gpu_settings, room_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
     NVS_WIRE_FIELD(gpu_settings, ask_pins, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, limit_of_slot, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, prepare_now, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 13)
+NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 14)
 
 typedef struct nvs_grant {
     uint8_t gpu;

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.engine.snapshot import ClientSnapshot
+from nvshare.coordinator.memory.client_settings import PREPARE_STEP_BYTES
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
@@ -46,6 +47,11 @@ def taken(harness: Harness, kind: type[commands.Command]) -> list[commands.Comma
     found = [command for command in harness.commands if isinstance(command, kind)]
     harness.commands = [command for command in harness.commands if not isinstance(command, kind)]
     return found
+
+
+def prepared(client: ScriptedClient) -> None:
+    """Its hook has host memory for all that moves."""
+    client.say(messages.MemoryReport(0, SIZE, SIZE, 0, 0, prepared_bytes=SIZE))
 
 
 def evicted(client: ScriptedClient) -> None:
@@ -101,8 +107,13 @@ def test_a_holder_moves_and_goes_on_there() -> None:
     client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
     first = client.granted()
     assert first is not None
+    client.take(messages.GpuSettings)
     migrate(harness, client)
-    assert not client.take(messages.Evict)
+    (settings,) = client.take(messages.GpuSettings)
+    assert (settings.prepare_now, settings.prepare_host_bytes) == (True, PREPARE_STEP_BYTES)
+    assert (shown(harness, client).parking, client.take(messages.Revoke)) == ("preparing", [])
+    prepared(client)
+    assert (len(client.take(messages.Revoke)), client.take(messages.Evict)) == (1, [])
     client.release(wanted=True)
     assert client.granted() is None
     saved(harness, client)
@@ -112,6 +123,36 @@ def test_a_holder_moves_and_goes_on_there() -> None:
     assert again is not None
     assert again.lease_id > first.lease_id
     assert client.seat().uuid == OTHER
+    assert not client.take(messages.GpuSettings)[-1].prepare_now
+
+
+def test_host_memory_that_does_not_come_is_not_waited_for() -> None:
+    """Broken: a program on a machine with little memory never moves, though it would fit."""
+    harness = two_gpus()
+    client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    assert client.granted() is not None
+    migrate(harness, client)
+    harness.handle(events.Look())
+    assert (client.take(messages.Revoke), harness.scheduler.wants_looks) == ([], True)
+    harness.advance(2 * SECOND_NS)
+    harness.handle(events.Look())
+    assert len(client.take(messages.Revoke)) == 1
+
+
+def test_the_operator_ends_the_preparation() -> None:
+    """Broken: the hook goes on making memory without rests, or the program moves all the same."""
+    harness = two_gpus()
+    client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    assert client.granted() is not None
+    migrate(harness, client)
+    harness.handle(events.Set("parked", False, client=client.client))
+    settings = client.take(messages.GpuSettings)[-1]
+    assert (settings.prepare_now, settings.prepare_host_bytes) == (False, 0)
+    prepared(client)
+    harness.advance(3 * SECOND_NS)
+    harness.handle(events.Look())
+    assert (client.take(messages.Revoke), client.take(messages.Park)) == ([], [])
+    assert (shown(harness, client).parking, shown(harness, client).moves_to) == ("running", "")
 
 
 def test_the_others_run_on() -> None:
@@ -121,6 +162,7 @@ def test_the_others_run_on() -> None:
     other = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
     assert client.granted() is not None
     migrate(harness, client)
+    prepared(client)
     client.release(wanted=True)
     assert other.granted() is not None
     saved(harness, client)
