@@ -271,7 +271,7 @@ class Welcome(Message):
     client_id: int
 
 
-@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, U64, BOOL, BOOL, BOOL)
+@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, BOOL, BOOL, BOOL)
 class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again after each change: one message, so that the values change together.
 
@@ -280,7 +280,6 @@ class GpuSettings(Message):
     - `reserve`: growth beyond the reservation needs `ReserveMemory`.
     - `pacing_budget_ns`: limit of submitted, unfinished GPU time (0: none).
     - `idle_release_ns`: idle time after which the lease is released while another client waits (0: never).
-    - `resident_limit_bytes`: always 0.
     - `prepare_host_bytes`: expected size of an eviction, for which the hook prepares pinned memory.
     - `room_bytes`: the largest resident memory possible beside the others' immovable memory (0: unknown).
     - `ask_pins`: memory becomes immovable only after `ReservePins`.
@@ -296,7 +295,6 @@ class GpuSettings(Message):
     idle_release_ns: int
     drain_deadline_ns: int
     sharing: int
-    resident_limit_bytes: int = 0
     prepare_host_bytes: int = 0
     room_bytes: int = 0
     ask_pins: bool = False

@@ -95,14 +95,13 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             idle_release_ns=2000000,
             drain_deadline_ns=10000000000,
             sharing=0,
-            resident_limit_bytes=2147483648,
             prepare_host_bytes=1073741824,
             room_bytes=536870912,
             ask_pins=True,
             limit_of_slot=True,
             prepare_now=True,
         ),
-        "9f4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
+        "9e4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce40000000"
         "ce20000000c3c3c3",
     ),
     (messages.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2), "95420008ce05f5e10002"),

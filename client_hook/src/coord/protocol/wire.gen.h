@@ -326,7 +326,6 @@ typedef struct nvs_gpu_settings {
     uint64_t idle_release_ns;
     uint64_t drain_deadline_ns;
     uint8_t sharing;
-    uint64_t resident_limit_bytes;
     uint64_t prepare_host_bytes;
     uint64_t room_bytes;
     bool ask_pins;
@@ -343,14 +342,13 @@ static const nvs_wire_field nvs_gpu_settings_fields[] = {
     NVS_WIRE_FIELD(gpu_settings, idle_release_ns, UINT, 0, UINT64_MAX, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, drain_deadline_ns, UINT, 0, UINT64_MAX, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, sharing, UINT, 0, UINT8_MAX, 0, NULL),
-    NVS_WIRE_FIELD(gpu_settings, resident_limit_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
     NVS_WIRE_FIELD(gpu_settings, prepare_host_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
     NVS_WIRE_FIELD(gpu_settings, room_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
     NVS_WIRE_FIELD(gpu_settings, ask_pins, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, limit_of_slot, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, prepare_now, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 14)
+NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 13)
 
 typedef struct nvs_grant {
     uint8_t gpu;
