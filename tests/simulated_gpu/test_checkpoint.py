@@ -156,32 +156,6 @@ def test_a_parked_program_leaves_the_card_and_goes_on(start: Start, run: Run, as
     assert evaluate(worker, "d.cuMemFree_v2(first), d.cuMemFree_v2(second), d.used()") == (None, None, 100 << 20)
 
 
-def test_restored_on_another_gpu(start: Start, run: Run, ask: Ask, state: Path) -> None:
-    """Broken: a migrated program loses bytes, computes on its old card, or its charges stay there."""
-    worker = ready(start(WORKER))
-    zero, one = (card.uuid for card in read_cards(state))
-    assert evaluate(worker, "launch()") is True
-    assert {busy.gpu for busy in read_trace(state) if busy.kind == "graph"} == {0}
-    park(ask, worker.pid)
-    wake(ask, worker.pid, f"{zero}={one}", f"{one}={zero}")
-    assert nvml(run) == [(0, []), (BYTES, [worker.pid])]
-    before = len(read_trace(state))
-    assert evaluate(worker, "launch()") is True
-    assert {busy.gpu for busy in read_trace(state)[before:]} == {1}
-    assert evaluate(worker, "d.uuid(0), d.uuid(1)") == (one, zero)
-    address = "(lambda b: (d.cuDeviceGetPCIBusId(b, 32, 0), b.value))(ctypes.create_string_buffer(32))[1]"
-    assert evaluate(worker, address) == b"0000:01:00.0", "driver 580 keeps the address of the old GPU"
-    park(ask, worker.pid)
-    wake(ask, worker.pid)
-    assert nvml(run)[1] == (BYTES, [worker.pid]), "without a map it stays where it is"
-    park(ask, worker.pid)
-    wake(ask, worker.pid, f"{zero}={one}", f"{one}={zero}")
-    assert nvml(run) == [(BYTES, [worker.pid]), (0, [])]
-    assert evaluate(worker, "launch()") is True
-    worker.communicate()
-    assert nvml(run) == FREE
-
-
 def test_maps_that_are_refused(start: Start, run: Run, ask: Ask, state: Path) -> None:
     """Broken: a wrong map puts two GPUs on one, or loses the program."""
     worker = ready(start(WORKER, CUDA_VISIBLE_DEVICES="0"))
@@ -251,85 +225,6 @@ def test_steps_in_wrong_states(start: Start, ask: Ask) -> None:
         assert ask(step, worker.pid) == 0
         here = following[step]
     assert evaluate(worker, "launch()") is True
-
-
-@pytest.mark.parametrize("when", ["running", "locked", "checkpointed", "locking", "checkpointing", "restoring"])
-def test_a_program_is_killed(when: str, start: Start, run: Run, ask: Ask) -> None:
-    """Broken: memory of a program that is killed in some state stays taken, or its caller hangs."""
-    step = {"locking": "Lock", "checkpointing": "Checkpoint", "restoring": "Restore"}.get(when)
-    faults = f"slow:cuCheckpointProcess{step}=3600000000000" if step else ""
-    worker = ready(start(WORKER, NVSHARE_SIM_FAULTS=faults))
-    steps = {"running": 0, "locking": 0, "locked": 1, "checkpointing": 1, "checkpointed": 2, "restoring": 2}[when]
-    for earlier in ("Lock", "Checkpoint")[:steps]:
-        assert ask(earlier, worker.pid) == 0
-    caller = ready(start(CALLER))
-    if step:
-        send(caller, f"{step} {worker.pid}")
-        assert caller.stdout.readline() == "asking\n"
-        eventually(lambda: sleeps(caller), "the caller waits for the step")
-    worker.kill()
-    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # dead, and still a zombie
-    if step:
-        assert int(caller.stdout.readline()) == OPERATING_SYSTEM
-    assert nvml(run) == FREE
-    assert ask("Lock", worker.pid) == NOT_INITIALIZED
-    worker.wait()
-    assert ask("Lock", worker.pid) == INVALID_VALUE
-
-
-def test_a_caller_is_killed(start: Start, ask: Ask) -> None:
-    """Broken: a program whose caller died in a step can never be parked or unlocked again."""
-    worker = ready(start(WORKER))
-    evaluate(worker, "exec('block = d.held(stream); block.__enter__()')")
-    caller = ready(start(CALLER))
-    send(caller, f"Lock {worker.pid}")
-    assert caller.stdout.readline() == "asking\n"
-    eventually(lambda: sleeps(caller), "the caller waits for the lock")
-    caller.kill()
-    caller.wait()
-    evaluate(worker, "block.__exit__(None, None, None)")
-    eventually(lambda: ask("state", worker.pid) == LOCKED, "the lock without its caller")
-    assert ask("Unlock", worker.pid) == 0
-    assert evaluate(worker, "launch()") is True
-
-
-def test_faults_of_the_caller_refuse_a_step(start: Start) -> None:
-    """Broken: an injected fault changes the state of the program, so a test of recovery proves nothing."""
-    worker = ready(start(WORKER))
-    steps = ("Lock", "Checkpoint", "Restore", "Unlock")
-    faults = ",".join(f"cuCheckpointProcess{step}@1=999" for step in (*steps, "GetState", "GetRestoreThreadId"))
-    caller = CALLER.replace('d.state(int(pid)) if step == "state" else ', "")
-    ask = asking(ready(start(caller, NVSHARE_SIM_FAULTS=faults)))
-    assert ask("GetState", worker.pid) == ask("GetRestoreThreadId", worker.pid) == UNKNOWN
-    for step in steps:
-        assert ask(step, worker.pid) == UNKNOWN
-        assert ask(step, worker.pid) == 0
-    assert evaluate(worker, "launch()") is True
-
-
-@pytest.mark.parametrize("step", ["Lock", "Checkpoint", "Restore", "Unlock"])
-def test_faults_inside_a_step(step: str, start: Start, run: Run, ask: Ask) -> None:
-    """Broken: a step that fails in its middle leaves a state that no driver has, or a program that hangs."""
-    worker = ready(start(WORKER, NVSHARE_SIM_FAULTS=f"cuCheckpointProcess{step}@1=2"))
-    order = ("Lock", "Checkpoint", "Restore", "Unlock")
-    for earlier in order[: order.index(step)]:
-        assert ask(earlier, worker.pid) == 0
-    send(worker, "d.result('cuStreamQuery', stream)")
-    if step == "Lock":
-        assert worker.stdout.readline() == "0\n"
-    before = ask("state", worker.pid)
-    assert ask(step, worker.pid) == OUT_OF_MEMORY
-    if step in ("Lock", "Unlock"):
-        assert ask("state", worker.pid) == before
-        assert ask(step, worker.pid) == 0
-        return
-    assert ask("state", worker.pid) == FAILED
-    assert worker.stdout.readline() == f"{UNKNOWN}\n", "the call that waited"
-    assert evaluate(worker, "d.result('cuMemFree_v2', first)") == UNKNOWN
-    assert [ask(other, worker.pid) for other in order] == [ILLEGAL_STATE] * 4
-    worker.kill()
-    worker.wait()
-    assert nvml(run) == FREE
 
 
 UNSUPPORTED = {
@@ -457,18 +352,3 @@ def test_one_restore_thread(run: Run) -> None:
         while "simulated_ckpt" not in names(): pass  # it names itself
         assert list(names()).count("simulated_ckpt") == 1
     """)
-
-
-def test_callers_take_turns(start: Start, ask: Ask) -> None:
-    """Broken: the request of one caller overwrites that of another, or one gets the other's result."""
-    worker = ready(start(WORKER))
-    callers = [ready(start(CALLER)) for _ in range(3)]
-    for _ in range(20):
-        for caller in callers:
-            send(caller, f"Lock {worker.pid}")
-        results = []
-        for caller in callers:
-            assert caller.stdout.readline() == "asking\n"
-            results.append(int(caller.stdout.readline()))
-        assert sorted(results) == [0, ILLEGAL_STATE, ILLEGAL_STATE]
-        assert ask("Unlock", worker.pid) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -38,23 +37,6 @@ def test_compute_capability_by_the_old_call(run: Run) -> None:
     """)
 
 
-def test_contents_survive_copies(run: Run) -> None:
-    """Tests of eviction compare contents."""
-    run("""
-        d = Driver()
-        data = os.urandom(1 << 20)
-        a, b = d.allocate(1 << 20), d.allocate(1 << 20)
-        d.write(a, data)
-        d.cuMemcpyDtoD_v2(b, a, c_size_t(1 << 20))
-        assert d.read(b, 1 << 20) == data
-        d.cuMemsetD32_v2(b, 0x01020304, c_size_t(16))
-        assert d.read(b, 64) == bytes([4, 3, 2, 1]) * 16
-        assert d.read(b, 64, 64) == data[64:128]
-        d.cuMemsetD2D8_v2(b, c_size_t(100), 9, c_size_t(10), c_size_t(3))
-        assert d.read(b, 12, 100) == b"\\x09" * 10 + data[110:112]
-    """)
-
-
 def test_bad_arguments_are_refused(run: Run) -> None:
     """Applications and hooks rely on an error instead of a crash."""
     run("""
@@ -74,25 +56,6 @@ def test_bad_arguments_are_refused(run: Run) -> None:
         d.cuStreamDestroy_v2(s)
         assert d.result("cuStreamQuery", s) == 400
         assert d.result("cuModuleGetFunction", byref(c_void_p()), c_void_p(0), b"x") == 400
-    """)
-
-
-def test_a_context_ends_with_its_last_user(run: Run) -> None:
-    """cuCtxDetach must not end a context that another part of an old program still uses."""
-    run("""
-        d = Driver()
-        own, again = c_void_p(), c_void_p()
-        d.cuCtxCreate_v2(byref(own), 0, 0)
-        d.cuCtxAttach(byref(again), 0)
-        assert again.value == own.value
-        assert d.result("cuCtxAttach", byref(again), 1) == 1
-        d.cuCtxDetach(own)
-        p = c_uint64()
-        d.cuMemAlloc_v2(byref(p), c_size_t(64))
-        d.cuCtxDetach(own)
-        assert d.result("cuCtxDetach", own) == 201
-        assert d.result("cuCtxDestroy_v2", own) == 201
-        assert d.result("cuCtxGetApiVersion", own, byref(c_uint())) == 201
     """)
 
 
@@ -252,21 +215,6 @@ def test_per_thread_default_streams_are_separate(run: Run, state: Path) -> None:
     assert len({busy.stream for busy in read_trace(state)}) == 3
 
 
-def test_a_queue_of_kernels_takes_the_sum_of_their_times(run: Run, state: Path) -> None:
-    """Late wake-ups must not add up: queued work starts when its predecessor ended."""
-    run("""
-        d = Driver()
-        f, s = d.kernel(), d.stream()
-        with d.held(s):
-            for _ in range(200):
-                d.busy(f, s, 10_000)
-        d.cuStreamSynchronize(s)
-    """)
-    trace = read_trace(state)
-    assert len(trace) == 200
-    assert all(after.start_ns == before.end_ns for before, after in itertools.pairwise(trace))
-
-
 def test_a_full_launch_queue_blocks_the_launch(run: Run) -> None:
     """A driver with an unbounded queue would hide that pacing is missing."""
     run(
@@ -296,59 +244,6 @@ def test_a_full_launch_queue_blocks_the_launch(run: Run) -> None:
         """,
         NVSHARE_SIM_LAUNCH_QUEUE="4",
     )
-
-
-def test_fork_leaves_no_driver_in_the_child(run: Run) -> None:
-    """A child must get NOT_INITIALIZED; a hook that goes on as before would hang."""
-    run("""
-        d = Driver()
-        pid = os.fork()
-        if pid == 0:
-            os._exit(10 if d.result("cuCtxSynchronize") == 3 and d.result("cuInit", 0) == 3 else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 10
-        d.cuCtxSynchronize()
-    """)
-
-
-def test_primary_context_reset_frees_and_revives(run: Run) -> None:
-    """After cudaDeviceReset the same handle works again, and all memory is free."""
-    run("""
-        d = Driver()
-        d.allocate(1 << 20)
-        d.cuDevicePrimaryCtxReset_v2(0)
-        d.cuCtxSetCurrent(d.context)
-        assert d.used() == 0
-        d.allocate(64)
-    """)
-
-
-def test_addresses_by_name_and_version(run: Run) -> None:
-    """libcudart looks up every function this way; an absent entry point crashes programs."""
-    run("""
-        d = Driver()
-        def ask(name, version, flags=0):
-            pointer, status = c_void_p(), c_int()
-            assert d.result("cuGetProcAddress_v2", name, byref(pointer), version, c_uint64(flags), byref(status)) == 0
-            return pointer.value, status.value
-        def exported(name):
-            return ctypes.cast(d.library[name], c_void_p).value
-        assert ask(b"cuMemAlloc", 12000) == (exported("cuMemAlloc_v2"), 0)
-        assert ask(b"cuMemAlloc", 3010) == (exported("cuMemAlloc"), 0)
-        assert ask(b"cuCtxCreate", 3020)[0] == exported("cuCtxCreate_v2")
-        assert ask(b"cuCtxCreate", 13000)[0] == exported("cuCtxCreate_v4")
-        assert ask(b"cuMemcpyHtoDAsync", 13000, 2)[0] == exported("cuMemcpyHtoDAsync_v2_ptsz")
-        assert ask(b"cuMemcpyHtoDAsync", 13000, 1)[0] == exported("cuMemcpyHtoDAsync_v2")
-        assert ask(b"cuMemAlloc", 13000, 2)[0] == exported("cuMemAlloc_v2")
-        assert ask(b"cuGetProcAddress", 11030)[0] == exported("cuGetProcAddress")
-        assert ask(b"cuNoSuchThing", 13000) == (None, 1)
-        assert ask(b"cuMemAllocAsync", 10000) == (None, 2)
-        for name in ("cuIpcGetEventHandle", "cuGLInit", "cuMulticastCreate", "cuCheckpointOperationComplete"):
-            assert d.result(name, None, None, None, None) == 801, name
-        text = ctypes.c_char_p()
-        d.cuGetErrorName(801, byref(text))
-        assert text.value == b"CUDA_ERROR_NOT_SUPPORTED"
-        assert d.result("cuGetErrorName", 12345, byref(text)) == 1
-    """)
 
 
 def test_faults_and_an_older_driver(run: Run) -> None:

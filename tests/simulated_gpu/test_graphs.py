@@ -2,34 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from nvshare.simulated_gpu.trace import read_trace
 from tests.simulated_gpu.conftest import Run
-
-
-def test_capture_records_and_launch_replays(run: Run, state: Path) -> None:
-    """Captured work runs at each launch, and not before."""
-    run("""
-        d = Driver()
-        f, s, p, graph = d.kernel(), d.stream(), d.allocate(64), c_void_p()
-        d.cuMemsetD8_v2(p, 0, c_size_t(64))
-        d.cuCtxSynchronize()
-        d.cuStreamBeginCapture_v2(s, 0)
-        d.busy(f, s, 1_000_000)
-        d.cuMemsetD8Async(p, 7, c_size_t(64), s)
-        d.cuStreamEndCapture(s, byref(graph))
-        assert ctypes.string_at(p.value, 1) == b"\\0"
-        executable = d.instantiate(graph)
-        for _ in range(2):
-            d.cuMemsetD8Async(p, 0, c_size_t(64), s)
-            d.cuGraphLaunch(executable, s)
-            d.cuStreamSynchronize(s)
-            assert d.read(p, 64) == b"\\7" * 64
-    """)
-    kinds = [busy.kind for busy in read_trace(state)]
-    assert kinds.count("graph") == 4
-    assert "kernel" not in kinds
 
 
 def test_capture_joins_streams_by_events(run: Run) -> None:
@@ -147,39 +120,3 @@ def test_a_context_ends_with_its_captures(run: Run) -> None:
             d.cuStreamSynchronize(kept)
             d.cuCtxSynchronize()
         """)
-
-
-def test_graphs_by_hand_and_update(run: Run) -> None:
-    """Programs build graphs node by node and change executables in place."""
-    run(
-        """
-        d = Driver()
-        class Memset(ctypes.Structure):
-            _fields_ = [("dst", c_uint64), ("pitch", c_size_t), ("value", c_uint), ("element", c_uint),
-                        ("width", c_size_t), ("height", c_size_t)]
-        s, p, graph = d.stream(), d.allocate(64), c_void_p()
-        d.cuGraphCreate(byref(graph), 0)
-        a, b = c_void_p(), c_void_p()
-        d.cuGraphAddMemsetNode(byref(a), graph, None, c_size_t(0), byref(Memset(p.value, 0, 3, 1, 64, 1)), d.context)
-        after = (c_void_p * 1)(a)
-        d.cuGraphAddMemsetNode(byref(b), graph, after, c_size_t(1), byref(Memset(p.value, 0, 4, 1, 8, 1)), d.context)
-        executable = d.instantiate(graph)
-        d.cuGraphLaunch(executable, s)
-        d.cuStreamSynchronize(s)
-        assert d.read(p, 16) == b"\\4" * 8 + b"\\3" * 8
-        d.cuGraphExecMemsetNodeSetParams(executable, b, byref(Memset(p.value, 0, 5, 1, 4, 1)), d.context)
-        d.cuGraphNodeSetEnabled(executable, a, 0)
-        d.cuGraphLaunch(executable, s)
-        d.cuStreamSynchronize(s)
-        assert d.read(p, 16) == b"\\5" * 4 + b"\\4" * 4 + b"\\3" * 8
-        clone, extra = c_void_p(), c_void_p()
-        d.cuGraphClone(byref(clone), graph)
-        assert d.result("cuGraphExecUpdate_v2", executable, clone, None) == 0
-        d.cuGraphAddEmptyNode(byref(extra), clone, None, c_size_t(0))
-        assert d.result("cuGraphExecUpdate_v2", executable, clone, None) == 910
-        d.cuGraphDestroy(graph)
-        d.cuGraphLaunch(executable, s)
-        d.cuStreamSynchronize(s)
-        d.cuGraphExecDestroy(executable)
-    """
-    )

@@ -96,31 +96,6 @@ def test_an_error_that_stays(run: Run) -> None:
     """)
 
 
-def test_physical_memory_is_shared_by_descriptor(run: Run) -> None:
-    """Libraries export memory to other processes by file descriptor; one process pays for it."""
-    run("""
-        d, size = Driver(), 2 << 20
-        handle, descriptor, again = d.physical(size), c_int(), c_uint64()
-        d.cuMemExportToShareableHandle(byref(descriptor), handle, 1, c_uint64(0))
-        d.cuMemImportFromShareableHandle(byref(again), c_void_p(descriptor.value), 1)
-        one, two = d.reserve(size), d.reserve(size)
-        d.map(one, size, handle)
-        d.map(two, size, again)
-        d.write(one, b"shared")
-        assert d.read(two, 6) == b"shared"
-        assert d.used() == size, "charged once"
-        assert d.result("cuMemExportToShareableHandle", byref(c_int()), again, 1, c_uint64(0)) == 1, "not the creator"
-        last = d.physical(size)
-        d.cuMemExportToShareableHandle(byref(descriptor), last, 1, c_uint64(0))
-        d.cuMemRelease(last)
-        assert d.used() == size
-        d.cuMemImportFromShareableHandle(byref(again), c_void_p(descriptor.value), 1)
-        assert d.used() == 2 * size, "the importer pays when the creator has released it"
-        d.cuMemRelease(again)
-        assert d.used() == size
-    """)
-
-
 def test_managed_memory_is_charged_where_it_is_resident(run: Run) -> None:
     """The managed mode plans by residency: an allocation is free; prefetch and kernels make it resident."""
     run(
@@ -176,87 +151,6 @@ def test_other_processes_page_out_managed_memory(start: Start, run: Run) -> None
     assert holder.stdout.readline() == "200\n"
     run("d = Driver(); d.allocate(156 << 20); assert d.used() == 256 << 20")
     assert holder.communicate("go\n")[0].split() == ["200", "0"]
-
-
-def test_stream_ordered_memory(run: Run) -> None:
-    """Memory is charged until the stream reaches its free."""
-    run("""
-        d, size = Driver(), 1 << 20
-        s, p, pool, used = d.stream(), c_uint64(), c_void_p(), c_uint64()
-        d.cuMemAllocAsync(byref(p), c_size_t(size), s)
-        d.cuMemsetD8Async(p, 5, c_size_t(size), s)
-        d.cuDeviceGetDefaultMemPool(byref(pool), 0)
-        d.cuMemPoolGetAttribute(pool, 7, byref(used))
-        assert used.value == size
-        with d.held(s):
-            d.cuMemFreeAsync(p, s)
-            assert d.used() == size
-        d.cuStreamSynchronize(s)
-        assert d.used() == 0
-        assert d.result("cuMemFreeAsync", c_uint64(12345), s) == 1
-    """)
-
-
-def test_attributes_of_pointers(run: Run) -> None:
-    """Frameworks decide by these attributes where memory is."""
-    run("""
-        d = Driver()
-        p, host = d.allocate(1000), c_void_p()
-        d.cuMemAllocHost_v2(byref(host), c_size_t(64))
-        kind, base, size = c_int(), c_uint64(), c_size_t()
-        d.cuPointerGetAttribute(byref(kind), 2, c_uint64(p.value + 10))
-        assert kind.value == 2
-        d.cuPointerGetAttribute(byref(kind), 2, c_uint64(host.value))
-        assert kind.value == 1
-        assert d.result("cuPointerGetAttribute", byref(kind), 2, c_uint64(ctypes.addressof(kind))) == 1
-        d.cuMemGetAddressRange_v2(byref(base), byref(size), c_uint64(p.value + 10))
-        assert (base.value, size.value) == (p.value, 1000)
-        assert d.result("cuMemFreeHost", c_void_p(p.value)) == 1
-        d.cuMemFreeHost(host)
-        block = ctypes.create_string_buffer(4096)
-        d.cuMemHostRegister_v2(block, c_size_t(4096), 0)
-        assert d.result("cuMemHostRegister_v2", block, c_size_t(4096), 0) == 712
-        d.cuMemHostUnregister(block)
-        assert d.result("cuMemHostUnregister", block) == 713
-    """)
-
-
-def test_batched_copies(run: Run) -> None:
-    """A batch that copied nothing, or ignored rows and layers, would go unnoticed."""
-    run("""
-        d = Driver()
-        s, a, b = d.stream(), d.allocate(64), d.allocate(64)
-        d.write(a, bytes(range(64)))
-        def clear():
-            d.cuMemsetD8_v2(b, 0, c_size_t(64))
-            d.cuCtxSynchronize()
-        clear()
-        two, sizes = c_uint64 * 2, (c_size_t * 2)(8, 8)
-        flat = (two(b.value, b.value + 8), two(a.value + 32, a.value), sizes, c_size_t(2), None, None, c_size_t(0))
-        d.cuMemcpyBatchAsync_v2(*flat, s)
-        d.cuStreamSynchronize(s)
-        assert d.read(b, 17) == bytes([*range(32, 40), *range(8), 0])
-        assert d.result("cuMemcpyBatchAsync_v2", *flat, None) == 1, "the legacy stream is not allowed"
-
-        class Operand(ctypes.Structure):
-            _fields_ = [
-                ("kind", c_int), ("pointer", c_uint64), ("row", c_size_t), ("layer", c_size_t), ("hint", c_int * 2)
-            ]
-        class Operation(ctypes.Structure):
-            _fields_ = [
-                ("source", Operand), ("to", Operand), ("extent", c_size_t * 3), ("order", c_int), ("flags", c_uint)
-            ]
-        clear()
-        shapes = (Operation * 2)(
-            Operation(Operand(1, a.value, 8, 2), Operand(1, b.value, 3, 2), (c_size_t * 3)(3, 2, 2), 1),
-            Operation(Operand(1, a.value + 60), Operand(1, b.value + 32), (c_size_t * 3)(4, 1, 1), 1),
-        )
-        d.cuMemcpy3DBatchAsync_v2(c_size_t(2), shapes, c_uint64(0), s)
-        d.cuStreamSynchronize(s)
-        assert d.read(b, 12) == bytes([0, 1, 2, 8, 9, 10, 16, 17, 18, 24, 25, 26])
-        assert d.read(b, 5, 32) == bytes([60, 61, 62, 63, 0])
-        assert d.result("cuMemcpy3DBatchAsync_v2", c_size_t(2), shapes, c_uint64(0), None) == 1
-    """)
 
 
 def test_two_dimensional_copies_and_arrays(run: Run) -> None:
@@ -331,49 +225,6 @@ def test_a_graph_keeps_the_gpu_that_its_nodes_were_captured_on(run: Run) -> None
     assert allow(1, 0) == 0
     other.cuGraphLaunch(ready, s)
     assert other.result("cuStreamSynchronize", s) == 700
-    """,
-        **TWO,
-    )
-
-
-def test_impossible_access_cannot_be_given(run: Run) -> None:
-    """A hook that sets access without asking would fail on most machines."""
-    run(
-        ON_GPU_0
-        + """
-    can, pool, flags = c_int(-1), c_void_p(), c_int(-1)
-    d.cuDeviceCanAccessPeer(byref(can), 1, 0)
-    assert can.value == 0
-    d.cuDeviceGetP2PAttribute(byref(can), 3, 1, 0)
-    assert can.value == 0
-    assert d.result("cuCtxEnablePeerAccess", d.context, 0) == 217
-    assert allow(1, 3) == 101
-    assert allow(0, 3) == 0
-    d.cuDeviceGetDefaultMemPool(byref(pool), 0)
-    assert d.result("cuMemPoolSetAccess", pool, byref(AccessDesc(Location(1, 1), 3)), c_size_t(1)) == 101
-    d.cuMemPoolGetAccess(byref(flags), pool, byref(Location(1, 1)))
-    assert flags.value == 0
-    """,
-        **TWO,
-        NVSHARE_SIM_PEERS="0",
-    )
-
-
-def test_access_to_a_pool(run: Run) -> None:
-    """Allocators set, read and remove the access to a pool."""
-    run(
-        """
-    d = Driver()
-    pool, flags, pointer = c_void_p(), c_int(-1), c_uint64()
-    d.cuDeviceGetDefaultMemPool(byref(pool), 0)
-    d.cuMemAllocAsync(byref(pointer), c_size_t(4096), None)
-    other = Driver(device=1)
-    for given, result in ((0, 1), (3, 0), (0, 1)):
-        d.cuMemPoolSetAccess(pool, byref(AccessDesc(Location(1, 1), given)), c_size_t(1))
-        d.cuMemPoolGetAccess(byref(flags), pool, byref(Location(1, 1)))
-        assert flags.value == given
-        assert other.result("cuMemsetD8_v2", pointer, 1, c_size_t(16)) == result
-    assert d.result("cuMemPoolSetAccess", pool, byref(AccessDesc(Location(1, 0), 0)), c_size_t(1)) == 101, "its own"
     """,
         **TWO,
     )

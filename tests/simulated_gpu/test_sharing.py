@@ -22,23 +22,6 @@ HOLD = """
 ONE_GIB = {"NVSHARE_SIMULATE": "1x1GiB"}
 
 
-def test_capacity_is_one_for_all_processes(start: Start, run: Run) -> None:
-    """Two processes with a whole card each would hide mistakes in the memory plan."""
-    holder = start(HOLD, HOLD=str(768 << 20), **ONE_GIB)
-    assert holder.stdout.readline() == "holding\n"
-    run(
-        """
-        d = Driver()
-        assert d.used() == 768 << 20, d.used()
-        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(512 << 20)) == 2
-        p = d.allocate(256 << 20)
-        assert d.used() == 1 << 30
-        d.cuMemFree_v2(p)
-        """
-    )
-    holder.communicate("go\n")
-
-
 def test_memory_of_a_killed_process_is_free_again(start: Start, run: Run) -> None:
     """SIGKILL runs no handler, and may hit the holder of the shared lock; a zombie holds no memory either."""
     loop = """
@@ -96,23 +79,6 @@ def test_programs_in_containers_are_told_apart(start: Start, run: Run, state: Pa
         while d.used():
             threading.Event().wait(0.01)
     """)
-
-
-def test_contexts_may_cost_memory(run: Run) -> None:
-    """On a card, contexts use memory that the memory plan must include."""
-    run(
-        """
-        d = Driver()
-        assert d.used() == 100 << 20
-        d.cuDevicePrimaryCtxRelease_v2(0)
-        other = c_void_p()
-        d.cuCtxCreate_v2(byref(other), 0, 0)
-        assert d.used() == 100 << 20
-        assert d.result("cuCtxCreate_v2", byref(c_void_p()), 0, 0) == 0
-        assert d.used() == 200 << 20
-        """,
-        NVSHARE_SIM_CONTEXT_BYTES=str(100 << 20),
-    )
 
 
 def test_many_processes_make_one_state_file(start: Start, state: Path) -> None:
