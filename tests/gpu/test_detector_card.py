@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from tests.conftest import ROOT, Built
+from tests.conftest import Built
+from tests.gpu.conftest import Run
 from tests.gpu.detector import reports
 from tests.gpu.detector.reports import Report, find_cupti
 from tests.hook.compiled import compile_c
 from tests.hook.interception.test_nvml import PROGRAMS
-from tests.launch.conftest import runtime
-from tests.waiting import BOUND_S
-
-__all__ = ["runtime"]  # the fixture
 
 pytestmark = pytest.mark.gpu
 
@@ -36,25 +30,7 @@ GIB = 1 << 30
 
 needs_cupti = pytest.mark.skipif(find_cupti() is None, reason="no CUPTI here: pip install nvidia-cuda-cupti")
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Watched = Callable[..., tuple[list[Report], str]]
-
-
-@pytest.fixture
-def hooked(runtime: RuntimeDir, built: Built) -> Command:
-    """nvshare-run with these arguments on the card, to its end."""
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    environment |= {"NVSHARE_RUNTIME_DIR": str(runtime.path), "NVSHARE_MEMORY": "device"}
-    before = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = str(ROOT) + (os.pathsep + before if before else "")
-
-    def run(*arguments: str, data: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "nvshare.coordinator.cli.run", *arguments],
-            env=environment | more, input=data, capture_output=True, text=True, timeout=BOUND_S * 1.5, check=False,
-        )  # fmt: skip
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +41,15 @@ def program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> str:
 
 
 @pytest.fixture
-def watched(hooked: Command, tmp_path: Path) -> Watched:
+def watched(hooked: Run, tmp_path: Path) -> Watched:
     """Reports and output of a command under the detector."""
 
     def run(*command: str) -> tuple[list[Report], str]:
         cupti, directory = find_cupti(), tmp_path / "reports"
         assert cupti is not None
         directory.mkdir()
-        done = hooked("--", *command, **reports.environment(reports.build(tmp_path), cupti, directory))
-        assert done.returncode == 0, done.stdout + done.stderr
+        variables = reports.environment(reports.build(tmp_path), cupti, directory)
+        done = hooked("--memory=device", "--", *command, **variables)
         return reports.read(directory), done.stdout + done.stderr
 
     return run
@@ -120,20 +96,18 @@ def test_pytorch_passes_whole(watched: Watched) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no nvidia-smi here")
-def test_nvidia_smi_shows_the_virtual_card(hooked: Command) -> None:
+def test_nvidia_smi_shows_the_virtual_card(hooked: Run) -> None:
     """Its own way to NVML must lead through the hook, whatever it is."""
     query = ("nvidia-smi", "--query-gpu=memory.total,memory.used,memory.free", "--format=csv,noheader,nounits")
-    limited = hooked("--gpu-memory-limit", "4GiB", "--", *query)
-    assert limited.returncode == 0, limited.stderr
+    limited = hooked("--memory=device", "--gpu-memory-limit=4GiB", "--", *query)
     assert {line.replace(" ", "") for line in limited.stdout.splitlines()} == {"4096,0,4096"}
 
 
-def test_figures_agree_on_the_card(hooked: Command) -> None:
+def test_figures_agree_on_the_card(hooked: Run) -> None:
     """NVML counts what the driver keeps, CUDA does not: under a quota both must say the same."""
     asked = "start 0\nalloc 67108864\ninfo\nnvml 0\npid\nprocesses 0 3\n"
-    limit = ("--gpu-memory-limit", str(4 * GIB))
+    limit = ("--memory=device", f"--gpu-memory-limit={4 * GIB}")
     done = hooked(*limit, "--", sys.executable, str(PROGRAMS / "nvml_program.py"), data=asked)
-    assert done.returncode == 0, done.stderr
     _, started, allocated, figures, nvml, process, listed = done.stdout.splitlines()
     assert (started, allocated) == ("0", "0")
     free, total, of_device = json.loads(figures)

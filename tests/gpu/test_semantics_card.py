@@ -11,19 +11,17 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from tests.conftest import ROOT
 from tests.end_to_end.test_semantics import ATTEMPTS, LIMIT, MODES, cases, compiled
-from tests.launch.conftest import runtime
+from tests.gpu.conftest import RUN, environment
 from tests.waiting import BOUND_S
 
-__all__ = ["compiled", "runtime"]  # fixtures
+__all__ = ["compiled"]  # fixture
 
 pytestmark = pytest.mark.gpu
 
@@ -44,13 +42,10 @@ CASES = [
 def start(runtime_dir: Path, mode: str, program: Path, case: str) -> subprocess.Popen[str]:
     """One case under the hook, with a coordinator that the first one starts; without either where mode is empty."""
     options = (f"--memory={mode}", f"--gpu-memory-limit={LIMIT}", "--name=case")
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment |= {"NVSHARE_RUNTIME_DIR": str(runtime_dir), "PYTHONPATH": path}
-    command = [sys.executable, "-m", "nvshare.coordinator.cli.run", *options, "--"] if mode else []
+    command = [*RUN, *options, "--"] if mode else []
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [*command, str(program), case], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        [*command, str(program), case], env=environment(runtime_dir), stdin=pipe, stdout=pipe, stderr=pipe, text=True
     )
 
 

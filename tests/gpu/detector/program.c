@@ -2,27 +2,16 @@
  *
  *   gated      100 launches, a copy, a memset, and a graph of 3 kernels twice: all through the functions that it is linked with
  *   raw        the same, and beside the gate: 3 launches, 2 copies, 1 graph of 3 kernels
- *   raw-fails  1 launch beside the gate, then exit code 7
- *   threads    4 threads of 50 launches; beside each, 1 raw launch in a fifth thread
- *   quick      1 launch, then _exit(0)
- *   killed     1 launch, then dies by SIGTERM, so that no report is complete
- *   nothing    no CUDA at all
- *   two        a child, forked before CUDA is used, does `gated`, and so does the parent
  *
  * The way around the hook: libc's own dlsym, asked of libc, gives the driver's own functions.
  */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define MUST(call)                                                   \
     do {                                                             \
@@ -115,59 +104,11 @@ static void raw(void)
     MUST(cuCtxSynchronize());
 }
 
-static void *launch_in_thread(void *function)
-{
-    MUST(cuCtxSetCurrent(context));
-    __typeof__(&cuLaunchKernel) called;
-    memcpy(&called, &function, sizeof called);
-    launch(called, called == raw_launch ? 4 : 50);
-    return NULL;
-}
-
-static void threads(void)
-{
-    pthread_t running[5];
-    __typeof__(&cuLaunchKernel) ours = cuLaunchKernel;
-    void *functions[2];
-    find_raw();
-    memcpy(&functions[0], &ours, sizeof ours);
-    memcpy(&functions[1], &raw_launch, sizeof raw_launch);
-    for (int i = 0; i < 5; i++)
-        MUST(pthread_create(&running[i], NULL, launch_in_thread, functions[i == 4]));
-    for (int i = 0; i < 5; i++)
-        MUST(pthread_join(running[i], NULL));
-    MUST(cuCtxSynchronize());
-}
-
 int main(int count, char **words)
 {
-    const char *mode = count == 2 ? words[1] : "";
-    int status = 0;
-    pid_t child = -1;
-    if (strcmp(mode, "nothing") == 0)
-        return 0;
-    if (strcmp(mode, "two") == 0)
-        child = fork();
     begin();
-    if (strcmp(mode, "threads") == 0) {
-        threads();
-    } else if (strcmp(mode, "raw-fails") == 0) {
-        find_raw();
-        launch(raw_launch, 1);
-        MUST(cuCtxSynchronize());
-        return 7;
-    } else if (strcmp(mode, "quick") == 0 || strcmp(mode, "killed") == 0) {
-        launch(cuLaunchKernel, 1);
-        MUST(cuCtxSynchronize());
-        if (mode[0] == 'q')
-            _exit(0);
-        raise(SIGTERM);
-    } else {
-        gated();
-        if (strcmp(mode, "raw") == 0)
-            raw();
-    }
-    if (child > 0 && (waitpid(child, &status, 0) != child || status != 0))
-        return 9;
+    gated();
+    if (count == 2 && strcmp(words[1], "raw") == 0)
+        raw();
     return 0;
 }

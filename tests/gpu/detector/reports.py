@@ -1,17 +1,10 @@
-"""Runs a command under the bypass detector of this folder, and reads what each of its processes reports.
-
-The driver loads the detector (CUDA_INJECTION64_PATH) when a process initialises CUDA.  It compares CUPTI's records with
-the hook's gate, and writes a report of each process.
-"""
+"""Runs a command under the bypass detector (detector.c), and reads what each of its processes reports."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.hook.compiled import compile_c
 
@@ -41,9 +34,8 @@ def find_cupti() -> Path | None:
 
 def build(directory: Path) -> Path:
     """Compiles the detector."""
-    sources = [HERE / f"{name}.c" for name in ("cupti", "report", "tally")]
-    flags = ("-shared", "-fPIC", "-fvisibility=hidden", "-I", str(HERE))
-    return compile_c(directory / "libdetector.so", *sources, flags=flags)
+    flags = ("-shared", "-fPIC", "-fvisibility=hidden")
+    return compile_c(directory / "libdetector.so", HERE / "detector.c", flags=flags)
 
 
 def environment(detector: Path, cupti: Path, reports: Path) -> dict[str, str]:
@@ -51,26 +43,18 @@ def environment(detector: Path, cupti: Path, reports: Path) -> dict[str, str]:
     return {
         "CUDA_INJECTION64_PATH": str(detector),
         "NVSHARE_CUPTI_LIBRARY": str(cupti),
-        "NVSHARE_VERIFY_REPORT": str(reports),
+        "NVSHARE_REPORTS": str(reports),
     }
 
 
 def read(directory: Path) -> list[Report]:
-    """Reports of all processes that initialised CUDA, in that order."""
-    return list(_read(directory))
+    """Reports of all processes that initialised CUDA."""
+    return [_read(path) for path in sorted(directory.iterdir())]
 
 
-def _read(directory: Path) -> Iterator[Report]:
-    for path in sorted(directory.glob("*.json"), key=lambda path: int(path.stem.split("-")[-1])):
-        told: dict[str, Any] = json.loads(path.read_text(encoding="ascii"))
-        problem = told["error"]
-        if problem is None and not told["complete"]:
-            problem = "it ended without a report"
-        elif problem is None and not told["matched"]:
-            problem = f"this CUPTI (API {told['cupti']}) is newer than the detector"
-        elif problem is None and not (told["hooked"] and told["active"]):
-            problem = "its gate was open"
-        elif problem is None and told["lost_records"]:
-            problem = f"CUPTI lost {told['lost_records']} records"
-        escapes = tuple((one["function"], one["symbol"], one["ran"]) for one in told["escaped"])
-        yield Report(told["kernels"]["ran"], told["kernels"]["gated"], escapes, problem)
+def _read(path: Path) -> Report:
+    head, *lines = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()] or [[]]
+    if not head:
+        return Report(0, 0, (), "it ended without a report")
+    escapes = tuple((function, symbol, int(ran)) for function, symbol, ran in lines)
+    return Report(int(head[0]), int(head[1]), escapes, head[2] or None)

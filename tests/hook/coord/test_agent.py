@@ -135,15 +135,6 @@ def test_inert(start: StartClient, changes: dict[str, str | None]) -> None:
     assert client.do("state").startswith("state 0 0 0 0")
 
 
-def test_idle_holder_keeps_the_lease_alone(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
-    """Broken: a program that is alone pays for leases."""
-    hold(coordinator, client, idle_release_ns=2 * MS)
-    assert client.answer(SHORT_S) == ""
-    coordinator.nothing(messages.Release)
-    coordinator.send(messages.Waiters(0, 7, 1))
-    assert coordinator.expect(messages.Release).reason == messages.ReleaseReason.IDLE
-
-
 def test_long_kernel_is_not_idle(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a lease is given back while the GPU computes."""
     hold(coordinator, client, idle_release_ns=2 * MS)
@@ -176,21 +167,6 @@ def test_drain_passes_its_deadline(coordinator: ScriptedCoordinator, client: Scr
     release = coordinator.revoke(7, deadline_ns=20 * MS)
     assert not release.drained
     assert release.drain_ns >= 20 * MS
-
-
-def test_many_threads_wait(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
-    """Broken: some of the threads that wait are not woken."""
-    for _ in range(20):
-        assert client.do("background 1000") == "begun"
-    coordinator.welcome()
-    coordinator.asked()
-    coordinator.grant(3)
-    assert [client.answer() for _ in range(20)] == ["background launched"] * 20
-    coordinator.revoke(3)
-    assert client.do("background 1000") == "begun"
-    coordinator.expect(messages.Request)
-    coordinator.grant(4)
-    assert client.answer() == "background launched"
 
 
 def test_waiting_thread_makes_the_release_a_request(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:

@@ -43,19 +43,6 @@ def test_waiter_waits_and_asks_again(coordinator: ScriptedCoordinator, client: S
     assert client.answer() == "launched"
 
 
-def test_coordinator_comes_late(start: StartClient, coordinator: ScriptedCoordinator) -> None:
-    """Broken: a program that was started first never finds the coordinator."""
-    coordinator.stop()
-    client = start()
-    client.tell("launch 1000")
-    assert client.answer(SHORT_S) == ""
-    coordinator.restart()
-    coordinator.welcome()
-    coordinator.asked()
-    coordinator.grant(1)
-    assert client.answer() == "launched"
-
-
 def test_runs_on_loss_if_asked_to(start: StartClient, coordinator: ScriptedCoordinator) -> None:
     """Broken: NVSHARE_ON_LOSS=run waits, or goes on without a lease when the coordinator is back."""
     client = start(NVSHARE_ON_LOSS="run", NVSHARE_LOSS_TIMEOUT="50ms")
@@ -72,16 +59,6 @@ def test_runs_on_loss_if_asked_to(start: StartClient, coordinator: ScriptedCoord
     assert client.answer() == "background launched"
     client.tell("exit")
     assert "running without a lease" in client.ended()[1]
-
-
-def test_stale_messages_change_nothing(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
-    """Broken: a message about an older lease takes the present one away."""
-    hold(coordinator, client)
-    coordinator.send(messages.Revoke(0, 6, 0))
-    coordinator.grant(6)
-    assert client.do("launch 1000") == "launched"
-    coordinator.nothing(messages.Release)
-    assert coordinator.revoke(7).submissions == 2
 
 
 @pytest.mark.parametrize(

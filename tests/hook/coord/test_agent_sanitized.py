@@ -15,7 +15,6 @@ from tests.hook.coord.test_agent import (  # noqa: F401 - the tests
     test_all_work_lies_within_leases,
     test_bursts_lie_within_leases,
     test_exit_while_threads_wait,
-    test_many_threads_wait,
     test_paced_work_and_captures,
     test_two_gpus,
 )

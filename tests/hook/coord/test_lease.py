@@ -106,14 +106,6 @@ def held(library: ctypes.CDLL) -> Lease:
     return lease
 
 
-def test_attach_carries_the_wish(library: ctypes.CDLL) -> None:
-    """Broken: who waited before the connection came is never asked for."""
-    lease = Lease(library)
-    assert lease.on(On.WANTED) == Do.NOTHING
-    assert lease.on(On.CONNECTED) == Do.ATTACH
-    assert (lease.get("state"), lease.get("wanted")) == (ASKED, 1)
-
-
 def test_revoked(held: Lease) -> None:
     """Broken: a revoked lease is not released exactly once, with the wish of those who wait."""
     assert held.on(On.REVOKE, lease_id=5, number=10 * MS) == Do.CLOSE
@@ -125,14 +117,6 @@ def test_revoked(held: Lease) -> None:
     assert held.on(On.DRAINED) == Do.NOTHING
     assert held.on(On.WANTED) == Do.NOTHING, "the release asked already"
     assert held.on(On.GRANT, lease_id=6) == Do.OPEN
-
-
-def test_a_released_lease_is_not_taken_up_again(held: Lease) -> None:
-    """Broken: a grant that is repeated after the release opens the gate beside the next holder."""
-    held.on(On.REVOKE, lease_id=5)
-    held.on(On.DRAINED)
-    assert held.on(On.GRANT, lease_id=5) == Do.NOTHING
-    assert held.get("open") == 0
 
 
 def test_idle_release(held: Lease) -> None:
@@ -205,15 +189,6 @@ def test_holder_survives_the_loss_and_claims(held: Lease) -> None:
     assert held.get("lease_id") == 5
     assert held.on(On.GRANT, lease_id=5, number=1) == Do.OPEN
     assert held.get("waiters") == 1
-
-
-def test_loss_while_draining(held: Lease) -> None:
-    """Broken: a lease that was drained without a connection is claimed or released later."""
-    held.on(On.REVOKE, lease_id=5, number=MS)
-    held.on(On.DISCONNECTED)
-    assert held.on(On.DRAINED, flag=True) == Do.NOTHING
-    assert held.on(On.CONNECTED) == Do.ATTACH
-    assert (held.get("lease_id"), held.get("wanted"), held.get("state")) == (0, 1, ASKED)
 
 
 def test_claim_while_draining(held: Lease) -> None:

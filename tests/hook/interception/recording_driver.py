@@ -26,14 +26,12 @@ class Programs:
 
     directory: Path
     look: Path
-    linked: Path
     hook: Path
 
     def run(
         self,
         program: Path,
         *arguments: str,
-        preload: bool = True,
         gpus: int = 1,
         driver: Path | None = None,
         **more: str,
@@ -41,8 +39,7 @@ class Programs:
         """Output of a program under the hook; `more` are variables of its environment."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("NVSHARE_")}
         environment |= {"LD_LIBRARY_PATH": str(driver or self.directory), "INTERCEPT_GPUS": str(gpus)} | more
-        if preload:
-            environment["LD_PRELOAD"] = str(self.hook)
+        environment["LD_PRELOAD"] = str(self.hook)
         done = subprocess.run([str(program), *arguments], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
         assert done.stderr == ""
@@ -61,10 +58,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Programs
     directory = tmp_path_factory.mktemp("interception")
     header = next(d for d in candidates() if (d / "cuda.h").is_file()) / "cuda.h"
     version = re.findall(r"#define CUDA_VERSION (\d+)", header.read_text(encoding="utf-8"))[0]
-    driver = compile_driver(directory)
+    compile_driver(directory)
     return Programs(
         directory,
         compile_c(directory / "look", PROGRAMS / "intercept_program.c", flags=(f"-DCUDA_VERSION={version}",)),
-        compile_c(directory / "linked", PROGRAMS / "intercept_linked.c", driver),
         built.hook,
     )

@@ -68,13 +68,6 @@ def test_a_driver_that_is_older_than_the_table(programs: Programs, tmp_path: Pat
     assert checks > 5000
 
 
-def test_every_error_of_every_wrapped_function_is_passed_on(programs: Programs) -> None:
-    """An application would not hear of a failure, or of another one than happened."""
-    wrong, checks = complaints(programs.run(programs.look, "errors"))
-    assert wrong == []
-    assert checks > 6 * 290
-
-
 @pytest.mark.parametrize("part", ["context", "captures"])
 def test_contexts_streams_and_captures(tmp_path: Path, part: str) -> None:
     """A drain would miss a context or stream, ask the driver about one that is gone, or spoil a capture."""
@@ -96,41 +89,9 @@ def test_without_a_driver(programs: Programs) -> None:
     assert checks > 10
 
 
-def test_calls_of_a_linked_program(programs: Programs) -> None:
-    """A program linked with libcuda calls through the PLT: our symbol must come first, and lead to the driver's."""
-    wrong, checks = complaints(programs.run(programs.linked))
-    assert wrong == []
-    assert checks > 5
-
-
-def test_the_linked_program_notices_a_missing_hook(programs: Programs) -> None:
-    """The test above would pass without any hook."""
-    wrong, _ = complaints(programs.run(programs.linked, preload=False))
-    assert "the hook is not there" in wrong
-
-
 def test_a_python_process_without_cuda(programs: Programs) -> None:
     """ctypes goes through dlsym for everything: Python must start, load libraries and end as without the hook."""
     script = (
         "import ctypes, ssl, sqlite3; print(ctypes.CDLL(None).strlen(b'abc'), hasattr(ctypes.CDLL(None), 'cuInit'))"
     )
     assert programs.run(Path(sys.executable), "-c", script) == "3 False\n"
-
-
-def test_ctypes_gets_the_wrappers(programs: Programs) -> None:
-    """CuPy, Numba and JAX's plugins load the driver at run time and look its functions up by name."""
-    script = """
-import ctypes
-cuda = ctypes.CDLL("libcuda.so.1")
-name = ctypes.c_char_p.in_dll(cuda, "intercept_name")
-class State(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_uint32), ("lease", ctypes.c_uint32), ("lease_id", ctypes.c_uint64),
-                ("waiters", ctypes.c_uint32), ("waiting", ctypes.c_uint32), ("calls", ctypes.c_uint64),
-                ("allocated", ctypes.c_uint64), ("resident", ctypes.c_uint64)]
-state = State(ctypes.sizeof(State))
-assert cuda.cuInit(0) == 0
-assert cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(1), b"x", ctypes.c_size_t(1)) == 0
-assert ctypes.CDLL(None).nvshare_gpu_state(0, ctypes.byref(state)) == 0
-print(name.value.decode(), state.calls)
-"""
-    assert programs.run(Path(sys.executable), "-c", script) == "cuMemcpyHtoD_v2 1\n"

@@ -149,7 +149,7 @@ def test_a_limit_above_the_card_shows_the_card(start_nvml: Start) -> None:
 @pytest.mark.parametrize("changes", [{"NVSHARE_SOCKET": None}, {"NVSHARE_DISABLE": "1"}])
 def test_inert(start_nvml: Start, changes: dict[str, str | None]) -> None:
     """A hook that is switched off must not be noticed."""
-    client = start_nvml(NVSHARE_MEMORY_LIMIT="4GiB", **changes)
+    client = start_nvml(NVSHARE_MEMORY="managed", NVSHARE_MEMORY_LIMIT="4GiB", **changes)
     assert client.card() == (CARD, CARD, 0)
     assert client.ask("start", 0) == 0
     assert client.ask("alloc", MIB) == 0

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import MIB, Client, attached, reported, simulated, start
+from tests.hook.memory.test_memory_process import MIB, Client, attached, order, reported, simulated, start
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.swap.test_swap_process import order
 
 __all__ = ["simulated"]  # fixture
 

@@ -19,12 +19,13 @@ from tests.hook.memory.test_memory_process import (
     GIB,
     INVALID_VALUE,
     MIB,
+    MODES,
     OUT_OF_MEMORY,
     Client,
     attached,
-    finished,
+    last_report,
+    order,
     reported,
-    reported_last,
     simulated,
     start,
     until,
@@ -35,13 +36,6 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 __all__ = ["simulated"]  # fixture
 UNKNOWN = 999
-MODES = pytest.mark.parametrize("mode", ["device", "managed", "swap"])
-
-
-def moved(coordinator: ScriptedCoordinator, order: messages.Evict | messages.Restore) -> tuple[int, int]:
-    """(bytes moved, CUresult) of an order."""
-    coordinator.send(order)
-    return finished(coordinator, order.order_id)
 
 
 @MODES
@@ -162,14 +156,14 @@ def test_no_more_is_moved_than_asked(
     """Broken: a small overflow moves a whole working set, or bytes of freed memory stay in the figures."""
     with start({**simulated, "NVSHARE_MEMORY": "managed"}, tmp_path) as client:
         big, _ = filled(client, coordinator, 200 * MIB, 10 * MIB)
-        assert moved(coordinator, messages.Evict(gpu=0, order_id=2, bytes=30 * MIB)) == (30 * MIB, 0)
-        assert moved(coordinator, messages.Evict(gpu=0, order_id=3, bytes=171 * MIB)) == (172 * MIB, 0), "whole pages"
-        assert reported_last(coordinator).host_bytes == 202 * MIB
+        assert order(coordinator, messages.Evict, 2, 30 * MIB) == (30 * MIB, 0)
+        assert order(coordinator, messages.Evict, 3, 171 * MIB) == (172 * MIB, 0), "whole pages"
+        assert last_report(coordinator).host_bytes == 202 * MIB
         part = 50 * MIB + 1
-        assert moved(coordinator, messages.Restore(gpu=0, order_id=4, bytes=part)) == (part, 0)
+        assert order(coordinator, messages.Restore, 4, part) == (part, 0)
         assert client.ask("free", big) == 0
         assert reported(coordinator, resident=8 * MIB).allocated_bytes == 10 * MIB
-        assert moved(coordinator, messages.Restore(gpu=0, order_id=5, bytes=GIB)) == (2 * MIB, 0)
+        assert order(coordinator, messages.Restore, 5, GIB) == (2 * MIB, 0)
 
 
 def test_a_refusing_driver_is_reported(
@@ -179,9 +173,9 @@ def test_a_refusing_driver_is_reported(
     faults = {"NVSHARE_SIM_FAULTS": "cuMemPrefetchAsync@1=719", "NVSHARE_MEMORY": "managed"}
     with start({**simulated, **faults}, tmp_path) as client:
         filled(client, coordinator, 10 * MIB)
-        assert moved(coordinator, messages.Evict(gpu=0, order_id=2, bytes=GIB)) == (0, UNKNOWN)
-        assert reported_last(coordinator).host_bytes == 0
-        assert moved(coordinator, messages.Evict(gpu=0, order_id=3, bytes=GIB)) == (10 * MIB, 0)
+        assert order(coordinator, messages.Evict, 2, GIB) == (0, UNKNOWN)
+        assert last_report(coordinator).host_bytes == 0
+        assert order(coordinator, messages.Evict, 3, GIB) == (10 * MIB, 0)
 
 
 def test_a_driver_before_cuda_12_2_moves_memory(
@@ -195,8 +189,8 @@ def test_a_driver_before_cuda_12_2_moves_memory(
     with start({**simulated, "NVSHARE_MEMORY": "managed", "LD_LIBRARY_PATH": str(older)}, tmp_path) as client:
         (pointer,) = filled(client, coordinator, 10 * MIB)
         assert pointer != 0
-        assert moved(coordinator, messages.Evict(gpu=0, order_id=2, bytes=GIB)) == (10 * MIB, 0)
-        assert moved(coordinator, messages.Restore(gpu=0, order_id=3, bytes=GIB)) == (10 * MIB, 0)
+        assert order(coordinator, messages.Evict, 2, GIB) == (10 * MIB, 0)
+        assert order(coordinator, messages.Restore, 3, GIB) == (10 * MIB, 0)
 
 
 @pytest.mark.sanitizer

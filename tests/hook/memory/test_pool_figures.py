@@ -10,14 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.memory.test_memory_process import MIB, OUT_OF_MEMORY, Client, attached, environment, simulated, start
+from tests.hook.memory.test_memory_process import (
+    MIB,
+    MODES,
+    OUT_OF_MEMORY,
+    Client,
+    attached,
+    environment,
+    simulated,
+    start,
+)
 from tests.hook.scripted import ScriptedCoordinator
 
 __all__ = ["environment", "simulated"]  # fixtures
 
 UNBOUNDED = 2**64 - 1
 THRESHOLD, RESERVED_HIGH, USED_HIGH = 4, 6, 8
-MODES = pytest.mark.parametrize("mode", ["device", "managed", "swap"])
 STEPS = [
     "figures",
     "alloc a 1000",

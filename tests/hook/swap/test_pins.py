@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import Client, start
+from tests.hook.memory.test_memory_process import Client, last_report, start
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.swap.test_swap_process import CAPACITY, MIB, hold, last_report
+from tests.hook.swap.test_swap_process import CAPACITY, MIB, hold
 
 OUT_OF_MEMORY = 2
 

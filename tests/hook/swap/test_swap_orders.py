@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import Client, finished, start, until
+from tests.hook.memory.test_memory_process import Client, finished, last_report, order, start, until
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.swap.test_swap_process import MIB, OUT_OF_MEMORY, attached, hold, last_report, order, settings
+from tests.hook.swap.test_swap_process import MIB, OUT_OF_MEMORY, attached, hold, settings
 from tests.waiting import eventually
 
 HELD = 48 * MIB

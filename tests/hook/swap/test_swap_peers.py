@@ -12,9 +12,8 @@ import pytest
 
 from nvshare.coordinator.protocol import messages
 from tests.end_to_end.two_gpus import COPIES
-from tests.hook.memory.test_memory_process import Client, finished, start
+from tests.hook.memory.test_memory_process import Client, finished, last_report, start
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.swap.test_swap_process import last_report
 
 MIB = 1 << 20
 SIZE = 8 * MIB

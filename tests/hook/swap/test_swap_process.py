@@ -5,7 +5,6 @@ The simulated GPU keeps what is in a chunk with the chunk: what was not copied b
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import Client, finished, reported, start, until
+from tests.hook.memory.test_memory_process import Client, last_report, order, reported, start
 from tests.hook.scripted import ScriptedCoordinator
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -45,41 +44,6 @@ def hold(client: Client, coordinator: ScriptedCoordinator) -> None:
     """The first lease; returns when the program knows of it, for an allocation without a lease goes another way."""
     coordinator.grant(1)
     assert client.ask("held") == 0
-
-
-def order(
-    coordinator: ScriptedCoordinator, kind: type[messages.Evict] | type[messages.Restore], number: int, size: int
-) -> tuple[int, int]:
-    """(bytes moved, CUresult) of an order."""
-    coordinator.send(kind(gpu=0, order_id=number, bytes=size))
-    return finished(coordinator, number)
-
-
-def last_report(coordinator: ScriptedCoordinator) -> messages.MemoryReport:
-    """The newest report that was read."""
-    return [m for m in coordinator.received if isinstance(m, messages.MemoryReport)][-1]
-
-
-def test_data_survives_eviction(coordinator: ScriptedCoordinator, holder: Client) -> None:
-    """Broken: a client's bytes differ after a switch, or it claims to have made room that it did not make."""
-    sizes = {1: 3 * MIB, 2: 96 * MIB, 3: 4097, 4: 1}
-    pointers = {}
-    for seed, size in sizes.items():
-        result, pointers[seed] = holder.ask("alloc", size)
-        assert result == 0
-        assert holder.ask("write", pointers[seed], size, seed) == 0
-    coordinator.revoke(1)
-    held = 4 * MIB + 96 * MIB + 2 * MIB
-    report = last_report(coordinator)
-    assert (report.allocated_bytes, report.resident_bytes, report.pinned_bytes) == (held, held, 0)
-    assert order(coordinator, messages.Evict, 5, held) == (held, 0)
-    assert reported(coordinator, resident=0).host_bytes == held
-    assert order(coordinator, messages.Restore, 6, held) == (held, 0)
-    coordinator.grant(2)
-    for seed, size in sizes.items():
-        assert holder.ask("same", pointers[seed], size, seed) is True
-        assert holder.ask("free", pointers[seed]) == 0
-    assert holder.ask("info")[1] == CAPACITY
 
 
 def test_an_allocation_without_a_lease_takes_no_memory_of_the_card(
@@ -223,94 +187,6 @@ def test_pointers_look_like_plain_device_memory(coordinator: ScriptedCoordinator
         if turn == 0:
             coordinator.revoke(1)
             assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
-
-
-def test_a_reset_gives_everything_back(holder: Client) -> None:
-    """Broken: memory that the driver would have freed with its context is lost until the program ends."""
-    for size in (100 * MIB, 1000, 3 * MIB):
-        assert holder.ask("alloc", size)[0] == 0
-    assert holder.ask("async", 5 * MIB)[0] == 0
-    assert holder.ask("reset") == 0
-    assert holder.ask("info")[1] == CAPACITY
-    assert holder.ask("alloc", CAPACITY)[0] == 0
-
-
-def test_stream_ordered_memory(coordinator: ScriptedCoordinator, holder: Client) -> None:
-    """Broken: stream-ordered memory is lost in an eviction, freed twice, or spoils a capture."""
-    result, pointer = holder.ask("async", 2 * MIB)
-    assert result == 0
-    assert holder.ask("write", pointer, 2 * MIB, 9) == 0
-    coordinator.revoke(1)
-    assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
-    coordinator.grant(2)
-    assert holder.ask("same", pointer, 2 * MIB, 9) is True
-    assert holder.ask("free_async", pointer) == 0
-    assert holder.ask("async", 2 * MIB) == [0, pointer], "its own stream has it again at once"
-    assert holder.ask("free_async", pointer) == 0
-    assert holder.ask("synchronize") == 0
-    assert holder.ask("capture", 1) == 0
-    result, pointer = holder.ask("async", MIB)
-    assert result == 0
-    assert holder.ask("free_async", pointer) == 0
-    assert holder.ask("capture", 0) == 0, "the capture is still valid"
-    until(holder, "info", [0, CAPACITY, CAPACITY, CAPACITY])
-
-
-def test_threads_and_forks(holder: Client) -> None:
-    """Broken: concurrent allocation loses bytes, or a forked child hangs in the hook."""
-    assert holder.ask("storm", 4, 200) == 0
-    assert holder.ask("info")[1] == CAPACITY
-    assert holder.ask("alloc", MIB)[0] == 0
-    assert holder.ask("fork") == 0
-    assert holder.ask("info")[1] == CAPACITY - MIB
-
-
-def test_data_survives_many_partial_moves(coordinator: ScriptedCoordinator, client: Client) -> None:
-    """Broken: some order of evictions, restorations, allocations and frees loses bytes or miscounts them."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")  # pytest shows it when the test fails
-    dice = random.Random(seed)
-    held: dict[int, tuple[int, int]] = {}
-    for turn in range(1, 41):
-        coordinator.grant(turn)
-        assert turn > 1 or client.ask("held") == 0
-        for number, (pointer, size) in list(held.items()):
-            assert client.ask("same", pointer, size, number) is True, f"seed {seed}, turn {turn}"
-            if dice.random() < 0.3:
-                assert client.ask(dice.choice(["free", "free_async"]), pointer) == 0
-                del held[number]
-        for number in range(turn * 10, turn * 10 + 3):
-            size = dice.choice([1, 700, 70_000, 1_900_000, 3 * MIB + 1, 9 * MIB])
-            result, pointer = client.ask(dice.choice(["alloc", "async"]), size)
-            assert result == 0
-            assert client.ask("write", pointer, size, number) == 0
-            held[number] = pointer, size
-        assert client.ask("synchronize") == 0
-        coordinator.revoke(turn)
-        partial_moves(coordinator, dice, turn)
-        for number in [n for n in held if dice.random() < 0.1]:  # without a lease, wherever it is
-            assert client.ask("free", held.pop(number)[0]) == 0
-    coordinator.grant(1000)
-    for pointer, _ in held.values():
-        assert client.ask("free", pointer) == 0
-    until(client, "info", [0, CAPACITY, CAPACITY, CAPACITY])
-
-
-def partial_moves(coordinator: ScriptedCoordinator, dice: random.Random, turn: int) -> None:
-    """An eviction and a restoration of anything up to everything; what is told agrees."""
-    before = last_report(coordinator)
-    wanted = dice.randrange(1, 2 * before.allocated_bytes)
-    out, error = order(coordinator, messages.Evict, 2 * turn, wanted)
-    after = last_report(coordinator)
-    assert error == 0
-    assert out >= min(wanted, before.resident_bytes - before.pinned_bytes)
-    assert out < wanted + 32 * MIB
-    assert after.resident_bytes == before.resident_bytes - out
-    wanted = dice.randrange(1, 2 * before.allocated_bytes)
-    back, error = order(coordinator, messages.Restore, 2 * turn + 1, wanted)
-    assert error == 0
-    assert back <= wanted
-    assert last_report(coordinator).resident_bytes == after.resident_bytes + back
 
 
 CALLS = (

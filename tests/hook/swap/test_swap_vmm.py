@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import Client, start, until
+from tests.hook.memory.test_memory_process import Client, last_report, order, start, until
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.swap.test_swap_process import CAPACITY, GIB, MIB, attached, hold, last_report, order, settle
+from tests.hook.swap.test_swap_process import CAPACITY, GIB, MIB, attached, hold, settle
 
 INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED = 1, 2, 801
 DESCRIPTOR = 1

@@ -333,23 +333,6 @@ static void older(void)
     check_launch_is_gated();
 }
 
-/* Whatever a wrapped function of the driver says is what the application hears. */
-static void errors(void)
-{
-    static const int codes[] = {1, 2, 201, 719, 801, 999};
-    int *result = dlsym(driver, "intercept_result");
-    for (unsigned i = 0; i < ROWS; i++)
-        for (unsigned k = 0; rows[i].kind != PASS && k < sizeof codes / sizeof codes[0]; k++) {
-            if (strncmp(rows[i].name, "cuGetProcAddress", 16) == 0)
-                continue; /* it has a body of its own here */
-            *result = codes[k];
-            const int said = call_with_nothing(dlsym(driver, rows[i].name));
-            *result = 0;
-            CHECK(said == codes[k], "%s: %d became %d", rows[i].name, codes[k], said);
-        }
-    check_launch_is_gated();
-}
-
 static void *resolve_all(void *argument)
 {
     pthread_barrier_wait(argument);
@@ -379,7 +362,7 @@ static const struct mode {
     const char *name;
     void (*run)(void);
 } modes[] = {
-    {"look_up", look_up}, {"by_proc_address", by_proc_address}, {"in_threads", in_threads}, {"older", older}, {"errors", errors},
+    {"look_up", look_up}, {"by_proc_address", by_proc_address}, {"in_threads", in_threads}, {"older", older},
     {"through_the_gate", through_the_gate}, {"several_gpus", several_gpus}, {"unexported", unexported}, {"without_driver", without_driver},
 };
 

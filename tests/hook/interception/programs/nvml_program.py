@@ -137,7 +137,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "absent": absent,
     "failing": failing,
     "pid": os.getpid,
-    "bar": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle(0)).memory,
 }
 
 
