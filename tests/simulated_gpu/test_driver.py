@@ -131,23 +131,6 @@ def test_a_pageable_source_may_be_reused_at_once(run: Run) -> None:
     """)
 
 
-def test_host_functions_run_in_order(run: Run) -> None:
-    """Applications free buffers in host functions; a call from one must fail instead of hanging."""
-    run("""
-        d = Driver()
-        f, s, seen = d.kernel(), d.stream(), []
-        Host = ctypes.CFUNCTYPE(None, c_void_p)
-        Callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_void_p)
-        one = Host(lambda data: seen.append(d.result("cuCtxSynchronize")))
-        two = Callback(lambda stream, status, data: seen.append(status))
-        d.busy(f, s, 1_000_000)
-        d.cuLaunchHostFunc(s, one, None)
-        d.cuStreamAddCallback(s, two, None, 0)
-        d.cuStreamSynchronize(s)
-        assert seen == [800, 0], seen
-    """)
-
-
 def test_events_order_and_time_streams(run: Run, state: Path) -> None:
     """An ignored wait would let dependent kernels overlap; applications time kernels by events."""
     run("""
@@ -193,26 +176,6 @@ def test_streams_overlap_and_the_legacy_stream_does_not(run: Run, state: Path) -
     assert free.start_ns == blocking.start_ns, "two streams of a process must be able to overlap"
     assert legacy.start_ns >= blocking.end_ns
     assert later.start_ns >= legacy.end_ns
-
-
-def test_per_thread_default_streams_are_separate(run: Run, state: Path) -> None:
-    """A _ptsz entry point that used the legacy stream would serialise threads."""
-    run("""
-        d = Driver()
-        f = d.kernel()
-        def work():
-            d.cuCtxSetCurrent(d.context)
-            value = c_uint64(1_000_000)
-            parameters = (c_void_p * 1)(ctypes.cast(byref(value), c_void_p))
-            d.cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, None, parameters, None)
-            d.cuStreamSynchronize_ptsz(None)
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        [t.start() for t in threads]
-        [t.join() for t in threads]
-        d.busy(f, None, 1_000_000)
-        d.cuCtxSynchronize()
-    """)
-    assert len({busy.stream for busy in read_trace(state)}) == 3
 
 
 def test_a_full_launch_queue_blocks_the_launch(run: Run) -> None:

@@ -5,7 +5,7 @@ tests/end_to_end/two_gpus.py has the table of calls and rights, which is checked
 
 from __future__ import annotations
 
-from tests.simulated_gpu.conftest import Run, Start
+from tests.simulated_gpu.conftest import Run
 
 
 def test_unmap_removes_the_bytes_and_map_restores_them(run: Run) -> None:
@@ -127,30 +127,6 @@ def test_managed_memory_is_charged_where_it_is_resident(run: Run) -> None:
         """,
         NVSHARE_SIMULATE="1x256MiB",
     )
-
-
-def test_other_processes_page_out_managed_memory(start: Start, run: Run) -> None:
-    """The sums of both processes stay right when one pages out memory of the other."""
-    holder = start(
-        """
-        d, mib = Driver(), 1 << 20
-        p, s = d.managed(200 * mib), d.stream()
-        def bring_in():
-            d.cuMemPrefetchAsync(p, c_size_t(200 * mib), 0, s)
-            d.cuStreamSynchronize(s)
-        bring_in()
-        print(d.used() // mib, flush=True)
-        wait_for_line()
-        bring_in()
-        print(d.used() // mib, flush=True)
-        d.cuMemFree_v2(p)
-        print(d.used() // mib, flush=True)
-        """,
-        NVSHARE_SIMULATE="1x256MiB",
-    )
-    assert holder.stdout.readline() == "200\n"
-    run("d = Driver(); d.allocate(156 << 20); assert d.used() == 256 << 20")
-    assert holder.communicate("go\n")[0].split() == ["200", "0"]
 
 
 def test_two_dimensional_copies_and_arrays(run: Run) -> None:

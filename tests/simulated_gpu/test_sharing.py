@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from pathlib import Path
 
@@ -20,28 +18,6 @@ HOLD = """
     wait_for_line()
 """
 ONE_GIB = {"NVSHARE_SIMULATE": "1x1GiB"}
-
-
-def test_memory_of_a_killed_process_is_free_again(start: Start, run: Run) -> None:
-    """SIGKILL runs no handler, and may hit the holder of the shared lock; a zombie holds no memory either."""
-    loop = """
-        d = Driver()
-        print("going", flush=True)
-        while True:
-            d.cuMemFree_v2(d.allocate(4096))
-    """
-    for _ in range(5):
-        victim = start(loop, **ONE_GIB)
-        assert victim.stdout.readline() == "going\n"
-        victim.kill()
-    holder = start(HOLD, HOLD=str(1 << 30), **ONE_GIB)
-    assert holder.stdout.readline() == "holding\n"
-    holder.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # dead, and still a zombie
-    run("""
-        d = Driver()
-        d.allocate(1 << 30)
-    """)
 
 
 NEW_PID_NAMESPACE = ("unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "--")

@@ -18,8 +18,10 @@ from tests.hook.faults.test_fault_sweep import serve
 from tests.hook.scripted import BOUND_S, ScriptedClient, ScriptedCoordinator
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-DEINITIALIZED, OUT_OF_MEMORY = 4, 2
+
+
 NONBLOCKING = os.O_WRONLY | os.O_NONBLOCK
+OUT_OF_MEMORY = 2
 MIB = 1 << 20
 
 

@@ -28,30 +28,6 @@ def mapped(client: Client, handle: int, size: int) -> int:
     return int(address)
 
 
-def test_a_handle_moves_with_all_its_mappings(coordinator: ScriptedCoordinator, holder: Client) -> None:
-    """Broken: memory that a framework mapped itself is pinned, or its data is gone or stale after a switch."""
-    size = 90 * MIB
-    result, handle = holder.ask("create", size)
-    assert result == 0
-    first, second = mapped(holder, handle, size), mapped(holder, handle, size)
-    assert holder.ask("release", handle) == 0, "the mappings keep it"
-    assert holder.ask("write", first, size, 3) == 0
-    coordinator.revoke(1)
-    report = last_report(coordinator)
-    assert (report.resident_bytes, report.pinned_bytes) == (size, 0)
-    assert order(coordinator, messages.Evict, 1, 50 * MIB)[1] == 0
-    assert order(coordinator, messages.Evict, 2, GIB)[1] == 0
-    assert last_report(coordinator).resident_bytes == 0
-    assert order(coordinator, messages.Restore, 3, size) == (size, 0)
-    coordinator.grant(2)
-    assert holder.ask("same", second, size, 3) is True
-    assert holder.ask("write", second, size, 4) == 0
-    assert holder.ask("same", first, size, 4) is True
-    for address in (first, second):
-        assert holder.ask("unmap", address, size) == 0
-    assert holder.ask("info")[1] == CAPACITY
-
-
 def test_without_a_lease_a_handle_takes_no_memory_of_the_card(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: a program that waits takes the card from the one that runs, or gets memory with the wrong contents."""
     size = 40 * MIB
