@@ -49,7 +49,7 @@ def programs(node: Node, built: Built, tmp_path: Path, mode: str, **variables: s
     base = simulated_environment(node.state, node.simulate, node.environment())
     options = ClientOptions(memory=mode)
     environment = client_environment(base, hook=built.hook, runtime_dir=node.directory, options=options)
-    return lambda: start(environment | variables, tmp_path)
+    return lambda: start(environment | variables)
 
 
 @pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)

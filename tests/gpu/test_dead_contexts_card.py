@@ -50,7 +50,7 @@ def test_a_rival_of_a_faulted_program(built: Built, tmp_path: Path, mode: str) -
 
         size = 16 * MIB if mode == "device" else SIZE
         try:
-            told = fault_beside(lambda: start(environment, tmp_path), size, occupy)
+            told = fault_beside(lambda: start(environment), size, occupy)
             assert running[0].poll() is None, "the calls did not wait for the end of the third program"
         finally:
             for process in running:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -177,28 +177,23 @@ class ScriptedCoordinator:
 
 
 class ScriptedClient:
-    """tests/hook/coord/programs/agent_client.c under the hook."""
+    """A program that says "ready" and answers lines, as tests/hook/coord/programs/agent_client.c does."""
 
-    def __init__(self, program: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        program: Path | Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        greets: bool = True,
+        preexec_fn: Callable[[], None] | None = None,
+    ) -> None:
+        pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            [program],
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-        )
+            [program] if isinstance(program, Path) else program,
+            env=dict(environment), stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, preexec_fn=preexec_fn,
+        )  # fmt: skip
         self._pending = b""
-        assert self.answer() == "ready"
-
-    @classmethod
-    def of(cls, process: subprocess.Popen[bytes]) -> Self:
-        """Another program that says "ready" and answers lines."""
-        made = cls.__new__(cls)
-        made.process = process
-        made._pending = b""
-        assert made.answer() == "ready"
-        return made
+        assert not greets or self.answer() == "ready"
 
     def __enter__(self) -> Self:
         return self

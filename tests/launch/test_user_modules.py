@@ -29,9 +29,9 @@ def users(tmp_path: Path, environ: dict[str, str]) -> dict[str, str]:
     [
         (run_command("--", sys.executable, "-c", HOOKED), {}, "True True"),
         ([sys.executable, "-c", HOOKED], {"NVSHARE_ENABLE": "1"}, "True True"),
-        ([sys.executable, "-m", "nvshare.coordinator.cli.demo", "--simulate", "--seconds=1"], {}, "No overlap"),
+        ([sys.executable, "-m", "nvshare.coordinator.cli.ctl", "--help"], {}, "Usage: nvshare-ctl"),
     ],
-    ids=["nvshare-run", "NVSHARE_ENABLE", "demo"],
+    ids=["nvshare-run", "NVSHARE_ENABLE", "nvshare-ctl"],
 )
 def test_a_users_modules_hide_none_of_ours(
     users: dict[str, str], command: list[str], changes: dict[str, str], expected: str

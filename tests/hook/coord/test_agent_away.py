@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import socket
 import struct
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,12 +122,7 @@ def test_a_coordinator_that_is_not_for_this_user(
 ) -> None:
     """Broken: a program hears of "no coordinator", where the coordinator runs and does not let its user in."""
     coordinator.path.chmod(0)
-    pipe = subprocess.PIPE
-    command = [client_program]
-    process = subprocess.Popen(
-        command, env=hook_env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, preexec_fn=unprivileged
-    )
-    with ScriptedClient.of(process) as client:
+    with ScriptedClient(client_program, hook_env, preexec_fn=unprivileged) as client:
         client.tell("launch 1000")
         assert "this user may not connect to the coordinator" in client.error_line()
         coordinator.path.chmod(0o600)

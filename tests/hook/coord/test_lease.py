@@ -360,7 +360,7 @@ class Model:
             self.told(lease.on(On.YIELD))
 
 
-@settings(max_examples=1500, deadline=None, derandomize=True)
+@settings(max_examples=500, deadline=None, derandomize=True)
 @given(
     st.booleans(), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 5000), st.booleans()), min_size=5, max_size=80)
 )

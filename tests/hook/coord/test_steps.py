@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +18,9 @@ FREED = ["freed in MainThread"]
 
 
 @pytest.fixture
-def program(coordinator: ScriptedCoordinator, hook_env: dict[str, str], tmp_path: Path) -> Iterator[JsonClient]:
+def program(coordinator: ScriptedCoordinator, hook_env: dict[str, str]) -> Iterator[JsonClient]:
     """It has used the GPU and has given its lease back; 32 MiB of its memory are cached."""
-    script = tmp_path / "program.sh"  # the loader of the script is the Python that runs the tests
-    script.write_text(f"#!/bin/sh\nexec {sys.executable} {PROGRAM}\n")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    with JsonClient(script, hook_env | {"NVSHARE_MEMORY": "managed"}) as client:
+    with JsonClient([sys.executable, str(PROGRAM)], hook_env | {"NVSHARE_MEMORY": "managed"}) as client:
         assert client.ask("start") == 0
         client.tell(f"cache {32 * MIB}")
         coordinator.welcome()

@@ -6,7 +6,6 @@ Non-goals: what is sent through them.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 from nvshare.coordinator.protocol import messages
@@ -62,9 +61,7 @@ os._exit(0)
 
 def test_a_program_that_takes_the_numbers(coordinator: ScriptedCoordinator, hook_env: dict[str, str]) -> None:
     """Broken: a program that closes what it has not opened hangs, or finds the hook's bytes in its own sockets."""
-    command, pipe = [sys.executable, "-S", "-c", TAKES], subprocess.PIPE
-    process = subprocess.Popen(command, env=hook_env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
-    with ScriptedClient.of(process) as client:
+    with ScriptedClient([sys.executable, "-S", "-c", TAKES], hook_env) as client:
         client.tell("work")
         coordinator.welcome()
         coordinator.asked()

@@ -6,7 +6,6 @@ Whether an edit really submits nothing only a card can tell: tests/gpu/test_grap
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,13 +28,11 @@ def graph_program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Pat
 @pytest.fixture
 def idle(graph_program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator) -> Iterator[ScriptedClient]:
     """It has built and launched its graph, and has no lease any more."""
-    process = subprocess.Popen(
-        [graph_program], env=hook_env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-    )
-    coordinator.welcome()
-    coordinator.asked()
-    coordinator.grant(1)
-    with ScriptedClient.of(process) as client:
+    with ScriptedClient(graph_program, hook_env, greets=False) as client:
+        coordinator.welcome()
+        coordinator.asked()
+        coordinator.grant(1)
+        assert client.answer() == "ready"
         coordinator.revoke(1)
         coordinator.received.clear()  # a request of its preparations may have crossed the grant
         yield client

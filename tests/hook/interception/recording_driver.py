@@ -28,14 +28,7 @@ class Programs:
     look: Path
     hook: Path
 
-    def run(
-        self,
-        program: Path,
-        *arguments: str,
-        gpus: int = 1,
-        driver: Path | None = None,
-        **more: str,
-    ) -> str:
+    def run(self, program: Path, *arguments: str, gpus: int = 1, driver: Path | None = None, **more: str) -> str:
         """Output of a program under the hook; `more` are variables of its environment."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("NVSHARE_")}
         environment |= {"LD_LIBRARY_PATH": str(driver or self.directory), "INTERCEPT_GPUS": str(gpus)} | more
@@ -49,7 +42,8 @@ class Programs:
 def compile_driver(directory: Path, *more: str) -> Path:
     """libcuda.so.1 in this directory."""
     flags = ("-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-Bsymbolic-functions", "-Wl,-soname,libcuda.so.1")
-    return compile_c(directory / "libcuda.so.1", PROGRAMS / "intercept_driver.c", flags=(*flags, *more))
+    sources = (PROGRAMS / "intercept_driver.c",)
+    return compile_c(directory / "libcuda.so.1", *sources, flags=("-O0", "-g0", *flags, *more))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ Non-goals: what a quota lets through (test_memory_process.py).
 
 from __future__ import annotations
 
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -44,16 +43,14 @@ Start = Callable[..., Client]
 
 
 @pytest.fixture
-def start_nvml(hook_env: dict[str, str], tmp_path: Path) -> Iterator[Start]:
+def start_nvml(hook_env: dict[str, str]) -> Iterator[Start]:
     """Starts the program under the hook; keyword arguments change its environment, None removes a variable."""
-    script = tmp_path / "program.sh"
-    script.write_text(f"#!/bin/sh\nexec {sys.executable} {PROGRAMS / 'nvml_program.py'}\n")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    command = [sys.executable, str(PROGRAMS / "nvml_program.py")]
     with ExitStack() as stack:
 
         def run(**changes: str | None) -> Client:
             environment = {k: v for k, v in (hook_env | changes).items() if v is not None}
-            return stack.enter_context(Client(script, environment))
+            return stack.enter_context(Client(command, environment))
 
         yield run
 

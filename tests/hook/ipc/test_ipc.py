@@ -31,23 +31,23 @@ StartImporter = Callable[..., Client]
 
 
 @pytest.fixture
-def exporter(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> Iterator[Client]:
+def exporter(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> Iterator[Client]:
     """A program in mode `swap` that holds the lease of the first of two GPUs."""
     environment["NVSHARE_SIMULATE"] = "2x512MiB"
-    with start(environment, tmp_path) as client:
+    with start(environment) as client:
         attached(client, coordinator)
         hold(client, coordinator)
         yield client
 
 
 @pytest.fixture
-def importer(environment: dict[str, str], tmp_path: Path) -> Iterator[StartImporter]:
+def importer(environment: dict[str, str]) -> Iterator[StartImporter]:
     """Starts programs under the hook on the same GPU, for which there is no coordinator."""
     with ExitStack() as stack:
 
         def run(**changes: str) -> Client:
             alone = {**environment, "NVSHARE_SOCKET": "", **changes}
-            client = stack.enter_context(start(alone, tmp_path))
+            client = stack.enter_context(start(alone))
             assert client.ask("start") == 0
             return client
 

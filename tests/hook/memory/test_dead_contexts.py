@@ -33,11 +33,9 @@ def faulted(client: Client, coordinator: ScriptedCoordinator) -> int:
 
 
 @pytest.mark.parametrize("mode", ["device", "managed", "swap"])
-def test_calls_need_no_lease(
-    coordinator: ScriptedCoordinator, simulated: dict[str, str], tmp_path: Path, mode: str
-) -> None:
+def test_calls_need_no_lease(coordinator: ScriptedCoordinator, simulated: dict[str, str], mode: str) -> None:
     """Broken: a notebook whose kernel has failed waits for its turn to hear so, and has memory moved for that."""
-    with start({**simulated, "NVSHARE_MEMORY": mode}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": mode}) as client:
         attached(client, coordinator)
         pointer = faulted(client, coordinator)
         before = len(coordinator.received)
@@ -52,7 +50,7 @@ def test_memory_is_dropped(
     coordinator: ScriptedCoordinator, simulated: dict[str, str], tmp_path: Path, mode: str
 ) -> None:
     """Broken: others wait for room until the program ends, or what is dropped is to be brought back."""
-    with start({**simulated, "NVSHARE_MEMORY": mode}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": mode}) as client:
         attached(client, coordinator)
         faulted(client, coordinator)
         moved = SIZE if mode == "swap" else 0
@@ -65,11 +63,9 @@ def test_memory_is_dropped(
     assert log.count("\n") == 1, log
 
 
-def test_a_context_beside_a_dead_one(
-    coordinator: ScriptedCoordinator, simulated: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_context_beside_a_dead_one(coordinator: ScriptedCoordinator, simulated: dict[str, str]) -> None:
     """Broken: memory that a living context uses is dropped, or does not move since another context is dead."""
-    with start({**simulated, "NVSHARE_MEMORY": "swap"}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": "swap"}) as client:
         assert client.ask("another") == 0, "the first that a move finds"
         attached(client, coordinator)
         coordinator.grant(1)

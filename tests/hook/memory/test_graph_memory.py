@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -47,9 +46,9 @@ def ready(client: Client, graph: int) -> int:
 
 
 @contextmanager
-def begun(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str) -> Iterator[Client]:
+def begun(coordinator: ScriptedCoordinator, environment: dict[str, str], mode: str) -> Iterator[Client]:
     """A program that has the lease, and a limit."""
-    with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as program:
+    with start({**environment, "NVSHARE_MEMORY": mode}) as program:
         attached(program, coordinator, limit=LIMIT)
         coordinator.grant(1)
         yield program
@@ -57,10 +56,10 @@ def begun(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_pat
 
 @pytest.fixture(params=["device", "managed", "swap"])
 def client(
-    request: pytest.FixtureRequest, coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+    request: pytest.FixtureRequest, coordinator: ScriptedCoordinator, environment: dict[str, str]
 ) -> Iterator[Client]:
     """Such a program in each mode."""
-    with begun(coordinator, environment, tmp_path, request.param) as program:
+    with begun(coordinator, environment, request.param) as program:
         yield program
 
 
@@ -134,10 +133,10 @@ def test_what_a_graph_does_not_free(client: Client) -> None:
 
 
 def test_what_the_driver_keeps_for_graphs_gives_way(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+    coordinator: ScriptedCoordinator, environment: dict[str, str]
 ) -> None:
     """Broken: memory that nobody uses stays on the card although another program needs it."""
-    with begun(coordinator, environment, tmp_path, "managed") as client:
+    with begun(coordinator, environment, "managed") as client:
         _, graph, _ = client.ask("graph_capture", 1, 64 * MIB)
         executable = ready(client, graph)
         assert client.ask("graph_launch", executable) == client.ask("graph_end", executable) == 0

@@ -39,9 +39,9 @@ UNKNOWN = 999
 
 
 @MODES
-def test_a_limit_holds_to_the_byte(simulated: dict[str, str], tmp_path: Path, mode: str) -> None:
+def test_a_limit_holds_to_the_byte(simulated: dict[str, str], mode: str) -> None:
     """Broken: a client exceeds its limit by one kind of memory, or by a sum that wraps, or cannot use all of it."""
-    with start({**simulated, "NVSHARE_MEMORY": mode, "NVSHARE_MEMORY_LIMIT": "8MiB"}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": mode, "NVSHARE_MEMORY_LIMIT": "8MiB"}) as client:
         assert client.ask("start") == 0
         for size in (2**64 - 1, 2**64 - 511, 2**63):
             assert client.ask("alloc", size)[0] == OUT_OF_MEMORY
@@ -57,11 +57,11 @@ def test_a_limit_holds_to_the_byte(simulated: dict[str, str], tmp_path: Path, mo
 
 @pytest.mark.parametrize(("mode", "free"), [("device", 14 * GIB), ("managed", 15 * GIB), ("swap", 15 * GIB)])
 def test_the_virtual_card_is_consistent(
-    coordinator: ScriptedCoordinator, simulated: dict[str, str], tmp_path: Path, mode: str, free: int
+    coordinator: ScriptedCoordinator, simulated: dict[str, str], mode: str, free: int
 ) -> None:
     """Broken: cuMemGetInfo and cuDeviceTotalMem contradict each other or the limit, or promise what others have."""
     alone = {name: value for name, value in simulated.items() if name != "NVSHARE_SOCKET"}
-    with start(alone, tmp_path) as other, start({**simulated, "NVSHARE_MEMORY": mode}, tmp_path) as client:
+    with start(alone) as other, start({**simulated, "NVSHARE_MEMORY": mode}) as client:
         assert other.ask("start") == other.ask("alloc", GIB)[0] == 0
         attached(client, coordinator, limit=4 * GIB, capacity_bytes=8 * GIB)
         assert client.ask("alloc", GIB)[0] == 0
@@ -75,9 +75,9 @@ def test_the_virtual_card_is_consistent(
 
 
 @MODES
-def test_what_the_driver_must_judge_reaches_it(simulated: dict[str, str], tmp_path: Path, mode: str) -> None:
+def test_what_the_driver_must_judge_reaches_it(simulated: dict[str, str], mode: str) -> None:
     """Broken: unknown pointers and double frees get another answer than the driver's, or change the figures."""
-    with start({**simulated, "NVSHARE_MEMORY": mode, "NVSHARE_MEMORY_LIMIT": "1GiB"}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": mode, "NVSHARE_MEMORY_LIMIT": "1GiB"}) as client:
         assert client.ask("start") == 0
         result, pointer = client.ask("alloc", MIB)
         assert result == 0
@@ -87,9 +87,9 @@ def test_what_the_driver_must_judge_reaches_it(simulated: dict[str, str], tmp_pa
         assert client.ask("info")[1] == GIB
 
 
-def test_more_stream_ordered_allocations_than_places(simulated: dict[str, str], tmp_path: Path) -> None:
+def test_more_stream_ordered_allocations_than_places(simulated: dict[str, str]) -> None:
     """Broken: allocations that share a place in the book of pools are forgotten, charged twice or never given back."""
-    with start({**simulated, "NVSHARE_MEMORY": "device", "NVSHARE_MEMORY_LIMIT": "1GiB"}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": "device", "NVSHARE_MEMORY_LIMIT": "1GiB"}) as client:
         assert client.ask("start") == 0
         pointers = [client.ask("async", 512)[1] for _ in range(3000)]
         assert client.ask("info")[1] == GIB - 3000 * 512
@@ -99,11 +99,9 @@ def test_more_stream_ordered_allocations_than_places(simulated: dict[str, str], 
         assert client.ask("info")[1] == GIB
 
 
-def test_freed_memory_waits_for_its_stream(
-    coordinator: ScriptedCoordinator, simulated: dict[str, str], tmp_path: Path
-) -> None:
+def test_freed_memory_waits_for_its_stream(coordinator: ScriptedCoordinator, simulated: dict[str, str]) -> None:
     """Broken: memory that was freed in stream order is given back while work before the free still runs."""
-    with start({**simulated, "NVSHARE_MEMORY": "managed"}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": "managed"}) as client:
         attached(client, coordinator, limit=2 * MIB)
         coordinator.grant(1)
         result, pointer = client.ask("async", 2 * MIB)
@@ -114,21 +112,19 @@ def test_freed_memory_waits_for_its_stream(
 
 
 @pytest.mark.parametrize("mode", ["managed", "swap"])
-def test_short_lived_buffers_add_up_to_a_bound(simulated: dict[str, str], tmp_path: Path, mode: str) -> None:
+def test_short_lived_buffers_add_up_to_a_bound(simulated: dict[str, str], mode: str) -> None:
     """Broken: a program with much memory that frees short-lived buffers in stream order grows by them until they are
     as much again, with an event for each."""
-    with start({**simulated, "NVSHARE_MEMORY": mode}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": mode}) as client:
         assert client.ask("start") == client.ask("alloc", 8 * GIB)[0] == 0
         result, most = client.ask("short_lived", 2500)
         assert result == 0
         assert most < 10 * GIB, "1024 of up to 2 MiB"
 
 
-def test_a_shared_pool_stays_the_drivers(
-    coordinator: ScriptedCoordinator, simulated: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_shared_pool_stays_the_drivers(coordinator: ScriptedCoordinator, simulated: dict[str, str]) -> None:
     """Broken: memory from a pool that other processes open is replaced by memory that they cannot open."""
-    with start({**simulated, "NVSHARE_MEMORY": "managed"}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": "managed"}) as client:
         attached(client, coordinator)
         coordinator.grant(1)
         for shared, pinned in ((0, 0), (1, 2 * MIB)):
@@ -150,11 +146,9 @@ def filled(client: Client, coordinator: ScriptedCoordinator, *sizes: int) -> lis
     return pointers
 
 
-def test_no_more_is_moved_than_asked(
-    coordinator: ScriptedCoordinator, simulated: dict[str, str], tmp_path: Path
-) -> None:
+def test_no_more_is_moved_than_asked(coordinator: ScriptedCoordinator, simulated: dict[str, str]) -> None:
     """Broken: a small overflow moves a whole working set, or bytes of freed memory stay in the figures."""
-    with start({**simulated, "NVSHARE_MEMORY": "managed"}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": "managed"}) as client:
         big, _ = filled(client, coordinator, 200 * MIB, 10 * MIB)
         assert order(coordinator, messages.Evict, 2, 30 * MIB) == (30 * MIB, 0)
         assert order(coordinator, messages.Evict, 3, 171 * MIB) == (172 * MIB, 0), "whole pages"
@@ -166,12 +160,10 @@ def test_no_more_is_moved_than_asked(
         assert order(coordinator, messages.Restore, 5, GIB) == (2 * MIB, 0)
 
 
-def test_a_refusing_driver_is_reported(
-    coordinator: ScriptedCoordinator, simulated: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_refusing_driver_is_reported(coordinator: ScriptedCoordinator, simulated: dict[str, str]) -> None:
     """Broken: bytes are claimed to be off the GPU that the driver has not moved."""
     faults = {"NVSHARE_SIM_FAULTS": "cuMemPrefetchAsync@1=719", "NVSHARE_MEMORY": "managed"}
-    with start({**simulated, **faults}, tmp_path) as client:
+    with start({**simulated, **faults}) as client:
         filled(client, coordinator, 10 * MIB)
         assert order(coordinator, messages.Evict, 2, GIB) == (0, UNKNOWN)
         assert last_report(coordinator).host_bytes == 0
@@ -186,7 +178,7 @@ def test_a_driver_before_cuda_12_2_moves_memory(
     older.mkdir()
     driver = (built.sim_dir / "libcuda.so.1").read_bytes()
     (older / "libcuda.so.1").write_bytes(driver.replace(b"\0cuMemPrefetchAsync_v2", b"\0cuMemPrefetchAsync_vX"))
-    with start({**simulated, "NVSHARE_MEMORY": "managed", "LD_LIBRARY_PATH": str(older)}, tmp_path) as client:
+    with start({**simulated, "NVSHARE_MEMORY": "managed", "LD_LIBRARY_PATH": str(older)}) as client:
         (pointer,) = filled(client, coordinator, 10 * MIB)
         assert pointer != 0
         assert order(coordinator, messages.Evict, 2, GIB) == (10 * MIB, 0)

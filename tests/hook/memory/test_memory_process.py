@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,12 +55,9 @@ def unit(environment: dict[str, str]) -> int:
     return GIB if "NVSHARE_SIM_STATE" in environment else 32 * MIB
 
 
-def start(environment: dict[str, str], tmp_path: Path) -> Client:
-    """The program, as an executable file: the loader of the script is the Python that runs the tests."""
-    script = tmp_path / "program.sh"
-    script.write_text(f"#!/bin/sh\nexec {sys.executable} -S {PROGRAM}\n")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return Client(script, environment)
+def start(environment: dict[str, str]) -> Client:
+    """The program under the hook."""
+    return Client([sys.executable, "-S", str(PROGRAM)], environment)
 
 
 def attached(client: Client, coordinator: ScriptedCoordinator, **settings: Any) -> None:
@@ -73,11 +69,9 @@ def attached(client: Client, coordinator: ScriptedCoordinator, **settings: Any) 
 
 
 @contextmanager
-def begun(
-    environment: dict[str, str], tmp_path: Path, coordinator: ScriptedCoordinator, **settings: Any
-) -> Iterator[Client]:
+def begun(environment: dict[str, str], coordinator: ScriptedCoordinator, **settings: Any) -> Iterator[Client]:
     """A program that has lease 1 and knows it."""
-    with start(environment, tmp_path) as program:
+    with start(environment) as program:
         attached(program, coordinator, **settings)
         coordinator.grant(1)
         assert program.ask("held") == 0
@@ -85,19 +79,17 @@ def begun(
 
 
 @pytest.fixture
-def client(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> Iterator[Client]:
+def client(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> Iterator[Client]:
     """A program that the coordinator knows."""
-    with start(environment, tmp_path) as program:
+    with start(environment) as program:
         attached(program, coordinator)
         yield program
 
 
 @MODES
-def test_data_survives_eviction(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
-) -> None:
+def test_data_survives_eviction(coordinator: ScriptedCoordinator, environment: dict[str, str], mode: str) -> None:
     """Broken: a client's bytes differ after a switch, or it claims to have made room that it did not make."""
-    with begun({**environment, "NVSHARE_MEMORY": mode}, tmp_path, coordinator) as client:
+    with begun({**environment, "NVSHARE_MEMORY": mode}, coordinator) as client:
         sizes = {1: 3 * MIB, 2: 96 * MIB, 3: 4097, 4: 1}
         pointers = {}
         for seed, size in sizes.items():
@@ -121,7 +113,7 @@ def test_data_survives_eviction(
 
 @pytest.mark.parametrize("mode", ["managed", "swap"])
 def test_data_survives_many_partial_moves(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
+    coordinator: ScriptedCoordinator, environment: dict[str, str], mode: str
 ) -> None:
     """Broken: some order of partial evictions, restorations, allocations and frees loses bytes or miscounts them, or
     two small allocations share bytes."""
@@ -130,7 +122,7 @@ def test_data_survives_many_partial_moves(
     dice = random.Random(seed)
     held: dict[int, tuple[int, int]] = {}
     own: set[int] = set()  # pointers of the application's own managed memory, which has no stream-ordered free
-    with begun({**environment, "NVSHARE_MEMORY": mode}, tmp_path, coordinator) as client:
+    with begun({**environment, "NVSHARE_MEMORY": mode}, coordinator) as client:
         for turn in range(1, 31):
             for number, (pointer, size) in list(held.items()):
                 assert client.ask("same", pointer, size, number) is True
@@ -204,10 +196,10 @@ def reported(coordinator: ScriptedCoordinator, resident: int) -> messages.Memory
 
 
 def test_a_limit_changes_while_the_program_runs(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, unit: int
+    coordinator: ScriptedCoordinator, environment: dict[str, str], unit: int
 ) -> None:
     """Broken: `nvshare-ctl set limit` needs a restart of the job."""
-    with start(environment, tmp_path) as client:
+    with start(environment) as client:
         attached(client, coordinator, limit=unit)
         assert client.ask("info") == [0, unit, unit, unit]
         assert client.ask("alloc", 2 * unit)[0] == OUT_OF_MEMORY
@@ -224,11 +216,9 @@ def until(client: Client, command: str, wanted: Any) -> None:
     eventually(lambda: client.ask(command) == wanted, f"{command}: {wanted}")
 
 
-def test_reservations_are_asked_for_and_obeyed(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_reservations_are_asked_for_and_obeyed(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:
     """Broken: memory is handed out that the coordinator has refused, or its yes is not waited for."""
-    with start({**environment, "NVSHARE_MEMORY": "device"}, tmp_path) as client:
+    with start({**environment, "NVSHARE_MEMORY": "device"}) as client:
         attached(client, coordinator, reserve=True)
         client.tell("alloc 1000")
         asked = coordinator.expect(messages.ReserveMemory)
@@ -266,11 +256,11 @@ def test_managed_memory_is_disguised(client: Client, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["managed", "swap"])
 def test_stream_ordered_memory_in_and_out_of_captures(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
+    coordinator: ScriptedCoordinator, environment: dict[str, str], mode: str
 ) -> None:
     """Broken: replacing a stream-ordered allocation loses it in an eviction, frees it twice, spoils the capture of the
     stream, or is not counted."""
-    with begun({**environment, "NVSHARE_MEMORY": mode}, tmp_path, coordinator) as client:
+    with begun({**environment, "NVSHARE_MEMORY": mode}, coordinator) as client:
         result, pointer = client.ask("async", 2 * MIB)
         assert result == 0
         assert client.ask("attribute", 8, pointer) == [0, 0, 0, 0]
@@ -296,11 +286,11 @@ def test_stream_ordered_memory_in_and_out_of_captures(
 
 @pytest.mark.parametrize("mode", ["managed", "swap"])
 def test_a_reset_gives_everything_back(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
+    coordinator: ScriptedCoordinator, environment: dict[str, str], mode: str
 ) -> None:
     """Broken: after cudaDeviceReset a client is charged with memory that it has no more."""
     whole = 128 * MIB
-    with begun({**environment, "NVSHARE_MEMORY": mode}, tmp_path, coordinator, limit=whole) as client:
+    with begun({**environment, "NVSHARE_MEMORY": mode}, coordinator, limit=whole) as client:
         for size in (90 * MIB, 1000, 3 * MIB):
             assert client.ask("alloc", size)[0] == 0
         assert client.ask("async", 5 * MIB)[0] == client.ask("pitch", 1000, 1000)[0] == 0
@@ -310,11 +300,9 @@ def test_a_reset_gives_everything_back(
 
 
 @pytest.mark.parametrize("mode", ["managed", "swap"])
-def test_threads_and_forks(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
-) -> None:
+def test_threads_and_forks(coordinator: ScriptedCoordinator, environment: dict[str, str], mode: str) -> None:
     """Broken: concurrent allocation loses bytes, or a forked child hangs in the hook."""
-    with begun({**environment, "NVSHARE_MEMORY": mode}, tmp_path, coordinator) as client:
+    with begun({**environment, "NVSHARE_MEMORY": mode}, coordinator) as client:
         assert client.ask("storm", 4, 200) == 0
         assert client.ask("info")[1] == 16 * GIB
         assert client.ask("alloc", MIB)[0] == 0
@@ -322,11 +310,9 @@ def test_threads_and_forks(
         assert client.ask("info")[1] == 16 * GIB - MIB
 
 
-def test_the_applications_own_vmm(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, unit: int
-) -> None:
+def test_the_applications_own_vmm(coordinator: ScriptedCoordinator, environment: dict[str, str], unit: int) -> None:
     """Broken: PyTorch's expandable segments or JAX's one big handle go past the limit, or are charged for ever."""
-    with start(environment, tmp_path) as client:
+    with start(environment) as client:
         attached(client, coordinator, limit=4 * unit)
         result, address = client.ask("map_released", 64 * MIB)
         assert result == 0
@@ -341,10 +327,10 @@ def test_the_applications_own_vmm(
         assert client.ask("alloc", 2 * unit)[0] == 0
 
 
-def test_each_gpu_has_its_own_account(simulated: dict[str, str], tmp_path: Path) -> None:
+def test_each_gpu_has_its_own_account(simulated: dict[str, str]) -> None:
     """Broken: memory on one GPU is charged to another, or a free from elsewhere is."""
     several = {**simulated, "NVSHARE_SIMULATE": "2x8GiB", "NVSHARE_MEMORY_LIMIT": "4GiB"}
-    with start(several, tmp_path) as client:
+    with start(several) as client:
         assert client.ask("start") == 0
         pointers = []
         for gpu in (0, 1):

@@ -6,7 +6,6 @@ Where there is a card, over that too.  No program has more than 192 MiB.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
@@ -108,23 +107,23 @@ def ready(client: Client, coordinator: ScriptedCoordinator | None, threshold: in
     ],
 )
 def test_pools_say_what_they_say_without_the_hook(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str, kind: str, threshold: int
+    coordinator: ScriptedCoordinator, environment: dict[str, str], mode: str, kind: str, threshold: int
 ) -> None:
     """Broken: a framework's own figures say that it has no memory, or its high marks never go down."""
     by_name = kind == "made"
-    with start(without(environment), tmp_path) as client:
+    with start(without(environment)) as client:
         wanted = told(client, ready(client, None, threshold, kind), STEPS, by_name)
-    with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as client:
+    with start({**environment, "NVSHARE_MEMORY": mode}) as client:
         assert told(client, ready(client, coordinator, threshold, kind), STEPS, by_name) == wanted
 
 
 @MODES
 def test_a_pool_that_is_destroyed_takes_its_figures_along(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
+    coordinator: ScriptedCoordinator, environment: dict[str, str], mode: str
 ) -> None:
     """Broken: a pool that gets the handle of one that has gone shows that one's figures, or memory that outlives its
     pool is taken off a stranger's."""
-    with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as client:
+    with start({**environment, "NVSHARE_MEMORY": mode}) as client:
         first = ready(client, coordinator, 0, "made")
         left = [client.ask("pool_alloc", first, 4 * MIB)[1] for _ in range(2)]
         assert client.ask("pool_destroy", first) == 0
@@ -140,12 +139,12 @@ def test_a_pool_that_is_destroyed_takes_its_figures_along(
 
 @MODES
 def test_a_context_takes_its_pools_memory_with_it(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
+    coordinator: ScriptedCoordinator, environment: dict[str, str], mode: str
 ) -> None:
     """Broken: after cudaDeviceReset a pool says that memory is used which is gone.  A card's own pools outlive a reset,
     with their memory; the simulated GPU's do not."""
     kept = (4 * MIB, 32 * MIB) if mode == "device" and "NVSHARE_SIM_STATE" not in environment else (0, 0)
-    with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as client:
+    with start({**environment, "NVSHARE_MEMORY": mode}) as client:
         pool = ready(client, coordinator, 0, "default")
         assert client.ask("pool_alloc", pool, 4 * MIB)[0] == 0
         assert client.ask("reset") == client.ask("synchronize_all") == 0
@@ -153,11 +152,11 @@ def test_a_context_takes_its_pools_memory_with_it(
         assert (used, reserved) == kept
 
 
-def test_memory_that_pools_keep_is_charged(environment: dict[str, str], tmp_path: Path) -> None:
+def test_memory_that_pools_keep_is_charged(environment: dict[str, str]) -> None:
     """Broken: a program holds pools full of freed memory beside its limit, is charged twice for memory that a pool
     reuses, or cannot have what its other pools keep."""
     limited = {**environment, "NVSHARE_MEMORY": "device", "NVSHARE_MEMORY_LIMIT": "128MiB"}
-    with start(limited, tmp_path) as client:
+    with start(limited) as client:
         assert client.ask("start") == 0
         one, other = (client.ask("pool_make")[1] for _ in range(2))
         assert [client.ask("pool_set", pool, THRESHOLD, UNBOUNDED) for pool in (one, other)] == [0, 0]

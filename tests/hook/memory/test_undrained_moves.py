@@ -22,13 +22,11 @@ KERNEL_NS = 8000 * MS
 
 
 @pytest.mark.parametrize("mode", ["managed", "swap"])
-def test_memory_stays_while_work_runs(
-    coordinator: ScriptedCoordinator, hook_env: dict[str, str], tmp_path: Path, mode: str
-) -> None:
+def test_memory_stays_while_work_runs(coordinator: ScriptedCoordinator, hook_env: dict[str, str], mode: str) -> None:
     """Broken: memory moves under a kernel that uses it, or an order that cannot be carried out hangs or lies."""
     environment = hook_env | {"NVSHARE_MEMORY": mode}
     size = 8 * MIB
-    with start(environment, tmp_path) as client:
+    with start(environment) as client:
         assert client.ask("start") == 0
         client.tell("info")
         coordinator.welcome()

@@ -21,9 +21,9 @@ def environment(hook_env: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def client(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> Iterator[Client]:
+def client(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> Iterator[Client]:
     """A program that the coordinator knows."""
-    with start(environment, tmp_path) as program:
+    with start(environment) as program:
         attached(program, coordinator)
         yield program
 

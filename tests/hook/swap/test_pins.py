@@ -25,9 +25,9 @@ def settle(coordinator: ScriptedCoordinator, *, ask: bool = True, room: int = 0)
 
 
 @pytest.fixture
-def client(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> Iterator[Client]:
+def client(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> Iterator[Client]:
     """A program in mode `swap` that holds the lease."""
-    with start(environment, tmp_path) as program:
+    with start(environment) as program:
         assert program.ask("start") == 0
         program.tell("info")
         coordinator.expect(messages.Hello)

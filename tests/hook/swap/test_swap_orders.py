@@ -128,12 +128,10 @@ def test_forks_and_exits_meanwhile(coordinator: ScriptedCoordinator, client: Cli
 
 
 @pytest.mark.parametrize("function", ["cuMemcpyDtoHAsync", "cuMemUnmap"])
-def test_killed_while_it_evicts(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, function: str
-) -> None:
+def test_killed_while_it_evicts(coordinator: ScriptedCoordinator, environment: dict[str, str], function: str) -> None:
     """Broken: the death of a program that moves is not noticed at once, so that its memory stays taken."""
     slow = {**environment, "NVSHARE_SIM_FAULTS": f"slow:{function}=100000000"}
-    with start(slow, tmp_path) as client:
+    with start(slow) as client:
         attached(client, coordinator)
         hold(client, coordinator)
         _, pointer = client.ask("alloc", HELD)
@@ -145,13 +143,11 @@ def test_killed_while_it_evicts(
         coordinator.disconnected()
 
 
-def test_a_lost_device_ends_every_order(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_lost_device_ends_every_order(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:
     """Broken: with the card gone a program hangs, or claims to have made room."""
     calls = ("cuMemcpyDtoHAsync@9-", "cuEventSynchronize@9-", "cuStreamSynchronize", "cuMemUnmap", "cuMemCreate@30-")
     faults = ",".join(f"{call}={LOST_DEVICE}" for call in calls)
-    with start({**environment, "NVSHARE_SIM_FAULTS": faults}, tmp_path) as client:
+    with start({**environment, "NVSHARE_SIM_FAULTS": faults}) as client:
         attached(client, coordinator)
         hold(client, coordinator)
         _, pointer = client.ask("alloc", HELD)
@@ -186,11 +182,9 @@ def test_no_host_memory(coordinator: ScriptedCoordinator, holder: Client) -> Non
     is_whole(holder, coordinator, pointer, 2)
 
 
-def test_managed_memory_obeys_credit(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_managed_memory_obeys_credit(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:
     """Broken: in mode `managed` more is brought in than has room, so that others are pushed out by page faults."""
-    with start({**environment, "NVSHARE_MEMORY": "managed"}, tmp_path) as client:
+    with start({**environment, "NVSHARE_MEMORY": "managed"}) as client:
         assert client.ask("start") == 0
         client.tell("info")
         coordinator.welcome()
@@ -231,11 +225,9 @@ def with_budget(client: Client, coordinator: ScriptedCoordinator) -> None:
     coordinator.send(messages.HostReserved(sequence=first.sequence, bytes=0))
 
 
-def test_host_memory_is_asked_for_in_steps(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_host_memory_is_asked_for_in_steps(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:
     """Broken: programs promise to evict to host memory that the node does not have, or keep what they do not need."""
-    with start(environment, tmp_path) as client:
+    with start(environment) as client:
         with_budget(client, coordinator)
         client.tell(f"alloc {50 * MIB}")
         reserved(coordinator, 256 * MIB, 256 * MIB)
@@ -262,10 +254,10 @@ def test_host_memory_is_asked_for_in_steps(
 
 
 def test_a_share_is_not_given_back_before_it_is_taken(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+    coordinator: ScriptedCoordinator, environment: dict[str, str]
 ) -> None:
     """Broken: the agent returns what was just granted for a large allocation, which then finds no memory."""
-    with start(environment, tmp_path) as client:
+    with start(environment) as client:
         with_budget(client, coordinator)
         for _ in range(20):
             client.tell(f"alloc {600 * MIB}")

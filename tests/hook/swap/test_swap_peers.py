@@ -22,9 +22,9 @@ READ_WRITE = 3
 
 
 @pytest.fixture
-def client(environment: dict[str, str], tmp_path: Path) -> Iterator[Client]:
+def client(environment: dict[str, str]) -> Iterator[Client]:
     """A program on two GPUs."""
-    with start(environment | {"NVSHARE_LOG": "info", "NVSHARE_SIMULATE": "2x512MiB"}, tmp_path) as program:
+    with start(environment | {"NVSHARE_LOG": "info", "NVSHARE_SIMULATE": "2x512MiB"}) as program:
         yield program
 
 

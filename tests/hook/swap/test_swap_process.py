@@ -6,7 +6,6 @@ The simulated GPU keeps what is in a chunk with the chunk: what was not copied b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,12 +72,10 @@ def test_the_gate_opens_with_all_memory_there(coordinator: ScriptedCoordinator, 
     assert holder.ask("same", pointer, 80 * MIB, 3) is True
 
 
-def test_without_room_the_lease_goes_back(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_without_room_the_lease_goes_back(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:
     """Broken: the program hangs for ever, or runs without its memory, when somebody else has taken the card."""
     crowded = {**environment, "NVSHARE_SIM_FAULTS": "cuMemCreate@2-=2"}
-    with start(crowded, tmp_path) as client:
+    with start(crowded) as client:
         attached(client, coordinator, capacity=1 << 40)
         hold(client, coordinator)
         _, pointer = client.ask("alloc", 60 * MIB)
@@ -95,11 +92,9 @@ def test_without_room_the_lease_goes_back(
         assert client.ask("info")[1] == 1 << 40 or client.ask("synchronize") == 0
 
 
-def test_growth_under_a_lease_asks_for_room(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_growth_under_a_lease_asks_for_room(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:
     """Broken: a client takes memory while it runs that the coordinator has promised to others."""
-    with start(environment, tmp_path) as client:
+    with start(environment) as client:
         attached(client, coordinator, reserve=True)
         _, first = client.ask("alloc", 2 * MIB)
         client.tell(f"write {first} {2 * MIB} 1")
@@ -150,10 +145,10 @@ def test_what_comes_in_at_a_grant_asks_for_room(coordinator: ScriptedCoordinator
 
 
 def test_what_could_not_be_evicted_is_not_admitted(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+    coordinator: ScriptedCoordinator, environment: dict[str, str]
 ) -> None:
     """Broken: memory is handed out for which there is no place on the host when another program's turn comes."""
-    with start({**environment, "NVSHARE_HOST_LIMIT": "64MiB"}, tmp_path) as client:
+    with start({**environment, "NVSHARE_HOST_LIMIT": "64MiB"}) as client:
         attached(client, coordinator)
         hold(client, coordinator)
         _, pointer = client.ask("alloc", 50 * MIB)
@@ -198,10 +193,10 @@ CALLS = (
 
 @pytest.mark.parametrize("function", CALLS)
 def test_a_failing_call_loses_no_data(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, function: str
+    coordinator: ScriptedCoordinator, environment: dict[str, str], function: str
 ) -> None:
     """Broken: one refusal of the driver costs data, or leaves the figures wrong for good."""
-    with start({**environment, "NVSHARE_SIM_FAULTS": f"{function}@%11=999"}, tmp_path) as client:
+    with start({**environment, "NVSHARE_SIM_FAULTS": f"{function}@%11=999"}) as client:
         attached(client, coordinator)
         hold(client, coordinator)
         held = []
@@ -215,7 +210,7 @@ def test_a_failing_call_loses_no_data(
         assert held
         coordinator.revoke(1)
         numbers = iter(range(1, 1000))
-        for _ in range(4):
+        for _ in range(2):
             everything = last_report(coordinator).allocated_bytes
             settle(coordinator, messages.Evict, numbers, everything, resident=0)
             settle(coordinator, messages.Restore, numbers, everything, resident=everything)
@@ -226,12 +221,10 @@ def test_a_failing_call_loses_no_data(
             assert client.ask("free", pointer) == 0
 
 
-def test_the_memory_of_a_full_card_can_leave(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_memory_of_a_full_card_can_leave(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:
     """Broken: a program that has filled the card can never be evicted, as the driver makes no stream on a full card."""
     card = {"NVSHARE_SIMULATE": "1x258MiB", "NVSHARE_SIM_CONTEXT_BYTES": str(2 * MIB)}
-    with start(environment | card, tmp_path) as client:
+    with start(environment | card) as client:
         attached(client, coordinator)
         hold(client, coordinator)
         result, pointer = client.ask("alloc", CAPACITY)

@@ -5,8 +5,6 @@ Non-goals: random sequences (tests/end_to_end/memory/test_swap_vmm.py).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from nvshare.coordinator.protocol import messages
@@ -46,11 +44,11 @@ def test_without_a_lease_a_handle_takes_no_memory_of_the_card(coordinator: Scrip
 
 @pytest.mark.parametrize("there", [True, False])
 def test_questions_are_answered_as_the_driver_would(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, there: bool
+    coordinator: ScriptedCoordinator, environment: dict[str, str], there: bool
 ) -> None:
     """Broken: an allocator built on virtual memory fails, or believes nonsense, because its memory is evicted."""
     size, two = 24 * MIB, {**environment, "NVSHARE_SIMULATE": "2x512MiB"}
-    with start(two, tmp_path) as client:
+    with start(two) as client:
         attached(client, coordinator)
         hold(client, coordinator)
         _, handle = client.ask("create_as", size, DESCRIPTOR, 1)
@@ -147,9 +145,7 @@ def imported_is(client: Client, descriptor: int, size: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_what_may_be_exported_moves_until_it_is(
-    coordinator: ScriptedCoordinator, holder: Client, there: bool
-) -> None:
+def test_what_may_be_exported_moves_until_it_is(coordinator: ScriptedCoordinator, holder: Client, there: bool) -> None:
     """Broken: JAX's one allocation of 75 % of the card stays there, or an export loses data, mappings or rights."""
     size = 192 * MIB
     result, handle = holder.ask("create_as", size, DESCRIPTOR | FABRIC, 1)
@@ -201,10 +197,10 @@ def test_an_export_waits_for_work_that_uses_the_memory(coordinator: ScriptedCoor
 
 
 def test_what_the_driver_forbids_is_refused_at_creation(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+    coordinator: ScriptedCoordinator, environment: dict[str, str]
 ) -> None:
     """Broken: without a fabric manager a framework believes that it has fabric memory, and fails at the export."""
-    with start({**environment, "NVSHARE_SIM_FAULTS": "cuMemCreate@1=800,cuMemCreate@3=2"}, tmp_path) as client:
+    with start({**environment, "NVSHARE_SIM_FAULTS": "cuMemCreate@1=800,cuMemCreate@3=2"}) as client:
         attached(client, coordinator)
         assert client.ask("create_as", 16 * MIB, FABRIC, 0)[0] == NOT_PERMITTED
         assert client.ask("create_as", 16 * MIB, DESCRIPTOR, 0)[0] == 0
@@ -216,11 +212,11 @@ def test_what_the_driver_forbids_is_refused_at_creation(
     "fault", ["cuMemCreate@6", "cuMemMap@9", "cuMemMap@10", "cuMemSetAccess@3", "cuMemcpyHtoDAsync@1", "cuMemUnmap@6"]
 )
 def test_a_failing_export_loses_nothing(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, fault: str
+    coordinator: ScriptedCoordinator, environment: dict[str, str], fault: str
 ) -> None:
     """Broken: one refusal of the driver while memory becomes one allocation costs its contents, or pins it for good."""
     size = 16 * MIB
-    with start({**environment, "NVSHARE_SIM_FAULTS": f"{fault}={UNKNOWN}"}, tmp_path) as client:
+    with start({**environment, "NVSHARE_SIM_FAULTS": f"{fault}={UNKNOWN}"}) as client:
         attached(client, coordinator)
         hold(client, coordinator)
         _, handle = client.ask("create_as", size, DESCRIPTOR, 0)
@@ -263,11 +259,11 @@ CALLS = ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRetain
 
 @pytest.mark.parametrize("function", CALLS)
 def test_a_failing_call_loses_no_data(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, function: str
+    coordinator: ScriptedCoordinator, environment: dict[str, str], function: str
 ) -> None:
     """Broken: one refusal of the driver costs data of a mapping, or leaves the figures wrong for good."""
     size = 6 * MIB
-    with start({**environment, "NVSHARE_SIM_FAULTS": f"{function}@%13=999"}, tmp_path) as client:
+    with start({**environment, "NVSHARE_SIM_FAULTS": f"{function}@%13=999"}) as client:
         attached(client, coordinator)
         hold(client, coordinator)
         held = []
@@ -288,7 +284,7 @@ def test_a_failing_call_loses_no_data(
         assert len(held) > 4
         coordinator.revoke(1)
         numbers = iter(range(1, 1000))
-        for _ in range(3):
+        for _ in range(2):
             everything = last_report(coordinator).allocated_bytes
             settle(coordinator, messages.Evict, numbers, everything, resident=0)
             settle(coordinator, messages.Restore, numbers, everything, resident=everything)
