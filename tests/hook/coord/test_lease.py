@@ -191,6 +191,15 @@ def test_holder_survives_the_loss_and_claims(held: Lease) -> None:
     assert held.get("waiters") == 1
 
 
+def test_loss_while_draining(held: Lease) -> None:
+    """Broken: a lease that was drained without a connection is claimed or released later."""
+    held.on(On.REVOKE, lease_id=5, number=MS)
+    held.on(On.DISCONNECTED)
+    assert held.on(On.DRAINED, flag=True) == Do.NOTHING
+    assert held.on(On.CONNECTED) == Do.ATTACH
+    assert (held.get("lease_id"), held.get("wanted"), held.get("state")) == (0, 1, ASKED)
+
+
 def test_claim_while_draining(held: Lease) -> None:
     """Broken: a lease that is claimed in the middle of its drain is never released."""
     held.on(On.REVOKE, lease_id=5, number=MS)
