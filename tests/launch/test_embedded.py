@@ -56,26 +56,6 @@ def test_launchers_that_race_share_one_coordinator(environ: dict[str, str], runt
     assert coordinators(runtime) == [runtime.coordinator_pid()]
 
 
-def test_two_coordinators_without_the_launch_lock_still_become_one(
-    environ: dict[str, str], runtime: RuntimeDir, nvshare_run: Run
-) -> None:
-    """Else a coordinator that somebody starts by hand at the same moment would make a launcher fail."""
-    by_hand = subprocess.Popen(
-        [sys.executable, "-m", "nvshare.coordinator.daemon.main", "--simulate", "--runtime-dir", str(runtime.path)],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        assert nvshare_run("--", "true").returncode == 0
-        assert len(coordinators(runtime)) >= 1
-        assert runtime.answers()
-    finally:
-        by_hand.terminate()
-        by_hand.wait()
-
-
 def test_the_coordinator_is_detached(held: subprocess.Popen[bytes], runtime: RuntimeDir) -> None:
     """Else a Ctrl-C, a closed terminal or a wait for all children would reach everybody's coordinator."""
     pid = runtime.coordinator_pid()

@@ -134,28 +134,6 @@ def sleeps(process: Program) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
-def test_a_parked_program_leaves_the_card_and_goes_on(start: Start, run: Run, ask: Ask) -> None:
-    """Broken: parking frees nothing, loses bytes, or breaks handles; or a call runs while the program is parked."""
-    worker = ready(start(WORKER, NVSHARE_SIM_CONTEXT_BYTES=str(100 << 20)))
-    running = [(BYTES + (100 << 20), [worker.pid]), (0, [])]
-    assert nvml(run) == running
-    for _ in range(2):
-        assert ask("Lock", worker.pid) == 0
-        assert ask("state", worker.pid) == LOCKED
-        send(worker, "call()")
-        assert worker.stdout.readline() == "calling\n"
-        assert ask("Checkpoint", worker.pid) == 0
-        assert ask("state", worker.pid) == CHECKPOINTED
-        assert nvml(run) == FREE
-        assert ask("Restore", worker.pid) == 0
-        assert ask("state", worker.pid) == LOCKED
-        assert nvml(run) == running
-        assert ask("Unlock", worker.pid) == 0
-        assert ast.literal_eval(worker.stdout.readline()) == (BYTES + (100 << 20), RUNNING)
-        assert evaluate(worker, "launch()") is True
-    assert evaluate(worker, "d.cuMemFree_v2(first), d.cuMemFree_v2(second), d.used()") == (None, None, 100 << 20)
-
-
 def test_maps_that_are_refused(start: Start, run: Run, ask: Ask, state: Path) -> None:
     """Broken: a wrong map puts two GPUs on one, or loses the program."""
     worker = ready(start(WORKER, CUDA_VISIBLE_DEVICES="0"))

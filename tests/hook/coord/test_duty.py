@@ -206,26 +206,6 @@ def test_kernels(coordinator: ScriptedCoordinator, client: ScriptedClient, state
     assert coordinator.revoke(7).submissions == len(read_trace(state))
 
 
-def test_graphs_and_captures(coordinator: ScriptedCoordinator, client: ScriptedClient, state: Path) -> None:
-    """Broken: graphs pass the rate by, or a cycle spoils a capture."""
-
-    def graphs() -> None:
-        for _ in range(60):
-            assert client.do(f"captured 5 {MS}") == "captured 0"
-
-    hold(coordinator, client, 300)
-    work = run_until(state, graphs, lambda found: found < 0.4)
-    assert sum(b.end_ns - b.start_ns for b in work) >= 300 * MS
-    assert coordinator.revoke(7).drained
-
-
-def test_threads_and_streams(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
-    """Broken: a cycle loses a thread that waits, or work of one of several streams."""
-    hold(coordinator, client, 300)
-    assert client.do("storm 8 1000") == "stormed"
-    assert coordinator.revoke(7).submissions > 8 * 1000
-
-
 def owe(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """The gate is closed for seconds, and a thread waits before it."""
     hold(coordinator, client, 10)

@@ -238,7 +238,8 @@ def test_run_on_loss(library: ctypes.CDLL) -> None:
 
 def test_yield_only_for_somebody(held: Lease) -> None:
     """Broken: nvshare_yield costs a program that is alone its lease, or does nothing for one that is not."""
-    assert held.on(On.YIELD) == Do.NOTHING
+    held.on(On.WAITERS, lease_id=4, number=1)
+    assert held.on(On.YIELD) == Do.NOTHING, "they wait for an older lease"
     held.on(On.WAITERS, lease_id=5, number=1)
     assert held.on(On.YIELD) == Do.CLOSE
     assert held.on(On.BUSY) == Do.NOTHING
