@@ -1,5 +1,7 @@
 /* The scene that fault_sweep.c plays: each call may fail; what depends on one that failed is left out. */
 
+enum { FILLED = 4096 }; /* bytes of an allocation that work touches */
+
 static void memory_of_all_kinds(CUstream stream)
 {
     const CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -14,8 +16,8 @@ static void memory_of_all_kinds(CUstream stream)
     unsigned type;
     if (TRY(cuMemAlloc(&memory, 3 * MIB))) {
         hold(MEMORY, memory, 0);
-        (void)TRY(cuMemsetD8(memory, 5, 3 * MIB));
-        (void)TRY(cuMemsetD32Async(memory, 7, MIB / 4, stream));
+        (void)TRY(cuMemsetD8(memory, 5, FILLED));
+        (void)TRY(cuMemsetD32Async(memory, 7, FILLED / 4, stream));
         (void)TRY(cuMemGetAddressRange(&base, &size, memory + 100));
         (void)TRY(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory));
     }
@@ -27,7 +29,7 @@ static void memory_of_all_kinds(CUstream stream)
         hold(MEMORY, memory, 0);
     if (TRY(cuMemAllocAsync(&memory, MIB, stream))) {
         hold(ORDERED, memory, (uint64_t)stream);
-        (void)TRY(cuMemsetD8Async(memory, 1, MIB, stream));
+        (void)TRY(cuMemsetD8Async(memory, 1, FILLED, stream));
     }
     if (TRY(cuMemPoolCreate(&pool, &properties))) {
         hold(POOL, (uint64_t)pool, 0);
@@ -65,7 +67,7 @@ static void own_mappings(void)
             continue;
         hold(MAPPING, range + 2 * MIB, 2 * MIB);
         if (TRY(cuMemSetAccess(range + 2 * MIB, 2 * MIB, &rights, 1)))
-            (void)TRY(cuMemsetD32(range + 2 * MIB, 9, MIB / 4));
+            (void)TRY(cuMemsetD32(range + 2 * MIB, 9, FILLED / 4));
         if (TRY(cuMemRetainAllocationHandle(&again, (void *)(range + 2 * MIB))))
             hold(HANDLE, again, 0);
     }
@@ -94,8 +96,8 @@ static void graphs(CUstream stream)
     hold(MEMORY, memory, 0);
     if (!TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)))
         return;
-    bool captured = TRY(launch(stream, 1000)) && TRY(cuMemsetD32Async(memory, 3, MIB / 4, stream));
-    captured = captured && TRY(cuMemAllocAsync(&inside, MIB, stream)) && TRY(cuMemsetD8Async(inside, 1, MIB, stream));
+    bool captured = TRY(launch(stream, 1000)) && TRY(cuMemsetD32Async(memory, 3, FILLED / 4, stream));
+    captured = captured && TRY(cuMemAllocAsync(&inside, MIB, stream)) && TRY(cuMemsetD8Async(inside, 1, FILLED, stream));
     if (!end_capture(stream, captured, &graph))
         return;
     hold(GRAPH, (uint64_t)graph, 0);
@@ -116,7 +118,7 @@ static void another_context(void)
         return;
     hold(CONTEXT, (uint64_t)other, 0); /* its memory and stream end with it */
     if (TRY(cuMemAlloc(&memory, MIB)) && TRY(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)))
-        (void)TRY(cuMemsetD8Async(memory, 1, MIB, stream));
+        (void)TRY(cuMemsetD8Async(memory, 1, FILLED, stream));
     (void)TRY(cuCtxPopCurrent(&popped));
     if (TRY(cuCtxPushCurrent(primary)))
         (void)TRY(cuCtxPopCurrent(&popped));
@@ -145,7 +147,7 @@ static void scene(void)
         hold(MEMORY, memory, 0);
         (void)TRY(cuMemcpyHtoD(memory, bytes, sizeof bytes));
         (void)TRY(cuMemcpyHtoDAsync(memory, bytes, sizeof bytes, stream));
-        (void)TRY(cuMemcpyDtoDAsync(memory + MIB, memory, MIB, stream));
+        (void)TRY(cuMemcpyDtoDAsync(memory + MIB, memory, FILLED, stream));
         (void)TRY(cuMemcpyDtoH(bytes, memory, sizeof bytes));
         (void)TRY(cuMemsetD2D8(memory, 512, 1, 100, 100));
     }

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ALLOCATIONS = 100, STREAMS = 16, LOOKS = 30 };
+enum { ALLOCATIONS = 50, STREAMS = 16, LOOKS = 30 };
 static const size_t own_bytes = (size_t)16 << 20, each_bytes = (size_t)2 << 20;
 
 static CUcontext ends, stays;
