@@ -156,7 +156,7 @@ def _read_until(terminal: int, text: str) -> str:
 
 def test_simulated_cards_that_make_no_sense_are_refused(nvshare_run: Run) -> None:
     """Else a typing mistake would give other cards than were asked for."""
-    for spec in ("0x8GiB", "2x", "many", "2x1MBB"):
+    for spec in ("0x8GiB", "2x1MBB"):
         done = nvshare_run(f"--simulate={spec}", "--", "true", simulate=False)
         assert done.returncode in (1, 2)
         assert spec in done.stderr

