@@ -21,32 +21,26 @@ RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED = 1, 2, 3
 OPERATING_SYSTEM, ILLEGAL_STATE, NOT_READY, NOT_SUPPORTED, UNKNOWN = 304, 401, 600, 801, 999
 
-BYTES = 64 << 20
+BYTES = 8 << 20
 """Device memory of a worker that `WORKER` allocates, in two halves."""
 
 WORKER = """
     d = Driver()
-    first, second = d.allocate(32 << 20), d.allocate(32 << 20)
-    d.write(first, bytes(range(256)) * (1 << 17))
+    first, second = d.allocate(4 << 20), d.allocate(4 << 20)
+    d.write(first, bytes(range(256)) * (1 << 14))
     kernel, stream, graph = d.kernel(), d.stream(), c_void_p()
     d.cuStreamBeginCapture_v2(stream, 0)
-    d.cuMemcpyDtoDAsync_v2(second, first, c_size_t(32 << 20), stream)
+    d.cuMemcpyDtoDAsync_v2(second, first, c_size_t(4 << 20), stream)
     assert d.busy(kernel, stream, 1_000_000) == 0
     d.cuStreamEndCapture(stream, byref(graph))
     graph = d.instantiate(graph)
 
     def launch():
         "Runs the graph: `second` then has the contents of `first`."
-        d.cuMemsetD8_v2(second, 0, c_size_t(32 << 20))
+        d.cuMemsetD8_v2(second, 0, c_size_t(4 << 20))
         d.cuGraphLaunch(graph, stream)
         d.cuStreamSynchronize(stream)
-        return d.read(second, 32 << 20) == bytes(range(256)) * (1 << 17)
-
-    def call():
-        "A call that a lock blocks, and the state in which it returned."
-        say("calling")
-        used = d.used()
-        return used, d.state(os.getpid())
+        return d.read(second, 4 << 20) == bytes(range(256)) * (1 << 14)
 
     say("ready")
     for line in sys.stdin:
@@ -158,7 +152,7 @@ def test_a_restoration_without_room(start: Start, run: Run, ask: Ask) -> None:
     """Broken: a restoration overfills the card, or a coordinator may try it again, which driver 580 does not allow."""
     worker = ready(start(WORKER))
     park(ask, worker.pid)
-    holder = start("d = Driver(); d.allocate((1 << 30) - (64 << 20) + 512); say('ready'); wait_for_line()")
+    holder = start(f"d = Driver(); d.allocate((1 << 30) - {BYTES} + 512); say('ready'); wait_for_line()")
     ready(holder)
     assert ask("Restore", worker.pid) == OUT_OF_MEMORY
     assert ask("state", worker.pid) == CHECKPOINTED
