@@ -7,6 +7,7 @@ Non-goals: anything that stands in for a part of the product.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -28,11 +29,31 @@ from nvshare.simulated_gpu.environment import simulated_environment
 from nvshare.simulated_gpu.trace import Busy, read_trace, trace_length
 from tests.conftest import ROOT, Built
 from tests.daemon.processes import TURNS, ctl
+from tests.hook.scripted import JsonClient
 from tests.waiting import eventually
 
 SETTINGS = TURNS | {"NVSHARE_DRAIN_DEADLINE": "10min", "NVSHARE_RECOVERY": "10min"}
 """Exclusive turns, unless a test says otherwise; a busy machine's pauses are no hang."""
+TOLD = [sys.executable, "-S", str(ROOT / "tests" / "hook" / "memory" / "programs" / "memory_program.py")]
+"""A program that does what it is told, a line at a time."""
 CLIENT_VARIABLES = ("LD_PRELOAD", "NVSHARE_ENABLE", "NVSHARE_SOCKET", "NVSHARE_MEMORY", "NVSHARE_SIM_STATE")
+
+
+class Told(JsonClient):
+    """Such a program, which uses the GPU."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._pending = b""
+        assert self.answer() == "ready"
+        assert self.ask("start") == 0
+
+    def filled(self, size: int, seed: int) -> int:
+        """The address of memory that holds a pattern."""
+        result, pointer = self.ask("alloc", size)
+        assert result == 0
+        assert self.ask("write", pointer, size, seed) == 0
+        return int(pointer)
 
 
 @dataclass
@@ -61,23 +82,12 @@ class Node:
     def start_coordinator(self, *options: str, variables: dict[str, str] | None = None) -> None:
         """Returns when it serves, in exclusive turns by default.  `variables` are for settings without an option."""
         ready, report = os.pipe()
-        command = [
-            sys.executable,
-            "-m",
-            "nvshare.coordinator.daemon.main",
-            f"--simulate={self.simulate}",
-            "--ready-fd",
-            str(report),
-        ]
+        command = [sys.executable, "-m", "nvshare.coordinator.daemon.main", f"--simulate={self.simulate}"]
         with (self.directory / "coordinator.log").open("ab") as log:
             self.coordinator = subprocess.Popen(
-                [*command, *options],
-                env=self.environment() | SETTINGS | (variables or {}),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(report,),
-            )
+                [*command, "--ready-fd", str(report), *options], env=self.environment() | SETTINGS | (variables or {}),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,),
+            )  # fmt: skip
         os.close(report)
         with os.fdopen(ready, "rb") as told:
             assert told.read(1), self.log()
@@ -89,39 +99,30 @@ class Node:
         self.coordinator.wait()
         self.coordinator = None
 
-    def log(self) -> str:
-        """Log of the coordinators."""
-        log = self.directory / "coordinator.log"
+    def log(self, who: str = "coordinator") -> str:
+        """Log of the coordinators, or of somebody else."""
+        log = self.directory / f"{who}.log"
         return log.read_text(errors="replace") if log.exists() else ""
 
     def run(
         self, command: Sequence[str], *options: str, variables: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
         """A program under the hook; `options` are nvshare-run's."""
-        line = [
-            sys.executable,
-            "-m",
-            "nvshare.coordinator.cli.run",
-            f"--simulate={self.simulate}",
-            *options,
-            "--",
-            *command,
-        ]
-        return self._start(line, self.environment() | (variables or {}))
+        line = [sys.executable, "-m", "nvshare.coordinator.cli.run", f"--simulate={self.simulate}", *options, "--"]
+        return self._start([*line, *command], self.environment() | (variables or {}))
+
+    def told(self, *options: str, **variables: str) -> Told:
+        """A program under the hook that does what it is told."""
+        return Told(self.run(TOLD, *options, variables=variables))
 
     def run_plain(self, command: Sequence[str]) -> subprocess.Popen[str]:
         """The same program on the same GPUs without the hook."""
         return self._start(command, simulated_environment(self.state, self.simulate, self.environment()))
 
     def _start(self, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
         process = subprocess.Popen(
-            command,
-            env=environment,
-            cwd=self.directory,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            command, env=environment, cwd=self.directory, stdin=pipe, stdout=pipe, stderr=pipe, text=True
         )
         self.started.append(process)
         return process
@@ -168,8 +169,8 @@ class Node:
         """Until the lease of the first GPU has gone from one program to another so many times."""
         eventually(lambda: self.control("status")["gpus"][0]["handovers"] >= count, f"{count} hand-overs\n{self.log()}")
 
-    def close(self) -> None:
-        """Ends everything."""
+    def end_programs(self) -> None:
+        """Kills what runs under the coordinator or beside it."""
         for process in self.started:
             if process.poll() is None:
                 process.kill()
@@ -177,6 +178,11 @@ class Node:
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
+        self.started.clear()
+
+    def close(self) -> None:
+        """Ends everything."""
+        self.end_programs()
         if self.coordinator is not None:
             self.coordinator.terminate()
             try:
@@ -227,13 +233,19 @@ def until_evicted(node: Node, attempt: Callable[[], object]) -> dict[str, Any]:
     pytest.fail(f"they never met: {gpu}")
 
 
-@pytest.fixture
-def node(built: Built, request: pytest.FixtureRequest) -> Iterator[Node]:
-    """One simulated GPU, or what the test's parameter says.  The path is short: sockets must fit into it."""
-    directory = Path(tempfile.mkdtemp(prefix="nvs-"))
-    made = Node(directory, getattr(request, "param", "1x4GiB"))
+@contextlib.contextmanager
+def new_node(simulate: str = "1x4GiB") -> Iterator[Node]:
+    """A node that leaves nothing.  The path is short: sockets must fit into it."""
+    made = Node(Path(tempfile.mkdtemp(prefix="nvs-")), simulate)
     try:
         yield made
     finally:
         made.close()
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(made.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def node(built: Built, request: pytest.FixtureRequest) -> Iterator[Node]:
+    """One simulated GPU, or what the test's parameter says."""
+    with new_node(getattr(request, "param", "1x4GiB")) as made:
+        yield made

@@ -71,7 +71,7 @@ def test_coordinator_killed_again_and_again(node: Node, saturate: Path) -> None:
     """A crash loop: each new coordinator takes over, both programs go on, never two holders."""
     node.start_coordinator("--quantum=10ms")
     pids = two(node, saturate)
-    for _ in range(5):
+    for _ in range(3):
         node.kill_coordinator()
         node.start_coordinator("--quantum=10ms")
         go_on(node, pids)

@@ -80,7 +80,7 @@ def test_sharing_under_sanitizers(node: Node, saturate: Path, kind: str) -> None
     """Memory errors, undefined behaviour and data races in the hook would otherwise wait for a user's program."""
     variables = sanitized(kind)
     node.start_coordinator("--quantum=10ms")
-    busy = [sys.executable, "-m", "nvshare.bench.workloads.busy", "--seconds=2", "--copy-kib=64"]
+    busy = [sys.executable, "-m", "nvshare.bench.workloads.busy", "--seconds=1", "--copy-kib=64"]
     saturating = [
         node.run([str(saturate), "300", "200000", "4"], f"--memory={memory}", variables=variables)
         for memory in ("device", "managed")

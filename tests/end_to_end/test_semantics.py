@@ -12,9 +12,7 @@ from __future__ import annotations
 import os
 import re
 import select
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from nvshare.client_hook.launcher import ClientOptions, client_environment
 from nvshare.simulated_gpu.environment import simulated_environment
 from nvshare.simulated_gpu.trace import Overlap, overlaps
 from tests.conftest import Built
-from tests.end_to_end.conftest import Node
+from tests.end_to_end.conftest import Node, new_node
 from tests.hook.compiled import compile_c
 from tests.waiting import BOUND_S
 
@@ -32,8 +30,8 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 MODES = ("device", "managed", "swap")
 ATTEMPTS = 20
 """Attempts of a case that needs its lease for three calls in a row: a busy machine takes some of them."""
-LIMIT = 60 << 20
-"""Bytes of the card that each program sees, so that what it reads does not depend on the other."""
+LIMIT, SMALL = 60 << 20, 20 << 20
+"""Bytes of a card and of a simulated GPU that each program sees, so that what it reads does not depend on the other."""
 
 
 def cases(program: str) -> list[str]:
@@ -58,7 +56,7 @@ class Shared:
         self.node = node
         self.mode = mode
         base = simulated_environment(node.state, node.simulate, node.environment())
-        options = ClientOptions(memory=mode, name="case", memory_limit_bytes=LIMIT)
+        options = ClientOptions(memory=mode, name="case", memory_limit_bytes=SMALL)
         self.environment = client_environment(base, hook=built.hook, runtime_dir=node.directory, options=options)
 
     def overlaps(self) -> list[Overlap]:
@@ -70,22 +68,15 @@ class Shared:
         """One case under the hook."""
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            [program, case],
-            env=self.environment,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
+            [program, case], env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True,
             cwd=self.node.directory,
-        )
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=MODES)
 def shared(request: pytest.FixtureRequest, built: Built, compiled: Path) -> Iterator[Shared]:
     """In one memory mode, with the rival at work."""
-    directory = Path(tempfile.mkdtemp(prefix="nvs-"))
-    node = Node(directory, "1x128MiB" if request.param == "device" else "1x64MiB")
-    try:
+    with new_node("1x48MiB" if request.param == "device" else "1x24MiB") as node:
         node.start_coordinator("--quantum=4ms")
         made = Shared(node, request.param, built)
         rival = made.start(compiled / "semantics_work", "rival")
@@ -97,9 +88,6 @@ def shared(request: pytest.FixtureRequest, built: Built, compiled: Path) -> Iter
         output, errors = rival.communicate()
         assert (rival.returncode, output, complaints(errors)) == (0, "good\n", [])
         assert made.overlaps() == []
-    finally:
-        node.close()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def complaints(errors: str) -> list[str]:

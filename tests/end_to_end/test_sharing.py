@@ -31,9 +31,9 @@ def test_two_programs_take_turns(node: Node, saturate: Path) -> None:
 
 def test_managed_memory_keeps_its_data_beyond_capacity(node: Node) -> None:
     """Two programs that each fill most of the card take turns, and what they copied comes back as it went."""
-    node.simulate = "1x256MiB"
+    node.simulate = "1x128MiB"
     node.start_coordinator("--quantum=20ms")
-    heavy = [*BUSY, "--seconds=1.5", f"--copy-kib={160 * 1024}", "--burst=2"]
+    heavy = [*BUSY, "--seconds=1", f"--copy-kib={80 * 1024}", "--burst=2"]
     both = [node.run([*heavy, f"--seed={seed}"], "--memory=managed") for seed in (1, 2)]
     results = [finish(process) for process in both]
     assert all(result["mismatches"] == 0 and result["copies"] > 0 for result in results), results

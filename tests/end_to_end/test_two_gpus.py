@@ -73,7 +73,7 @@ def test_a_refused_copy_is_logged(stand: Fixture, capfd: pytest.CaptureFixture[s
     """Broken: a copy between such GPUs fails and the log names neither the reason nor the remedy."""
     with told(stand, peers=False) as program:
         there = first_memory(program, "plain")
-        here = program.fill(LITTLE, 2)
+        here = program.filled(LITTLE, 2)
         assert program.ask("copy_between", COPIES["Node"], here, there, LITTLE) == INVALID_VALUE
         assert program.ask("same", here, LITTLE, 2) is True
     assert "--memory device" in capfd.readouterr().err

@@ -5,23 +5,19 @@ Non-goals: tests (test_two_gpus.py, tests/gpu/test_two_cards.py), anything that 
 
 from __future__ import annotations
 
-import json
-import select
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.fixture import Fixture
 from nvshare.coordinator.cli.ctl_call import call
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from tests.end_to_end.conftest import TOLD, Told
 from tests.hook.memory.programs.between_gpus import KINDS
-from tests.waiting import BOUND_S, eventually
+from tests.waiting import eventually
 
-PROGRAM = Path(__file__).resolve().parent.parent / "hook" / "memory" / "programs" / "memory_program.py"
 MIB = 1 << 20
 CAPACITY = "48MiB"
 SIZE = 32 * MIB
@@ -31,49 +27,16 @@ COPIES = {name: place for place, name in enumerate(KINDS)}
 """Calls that memory_program.py's `copy_between` knows, and their numbers there."""
 
 
-class Told:
-    """A program that does what it is told, a line at a time (tests/hook/memory/programs/memory_program.py)."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        assert self._line() == "ready"
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], BOUND_S)
-        assert ready, "no answer"
-        return self.process.stdout.readline().strip()
-
-    def ask(self, *words: object) -> Any:
-        """The answer to a command."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        line = self._line()
-        assert line, f"it ended at {words}"
-        return json.loads(line)
-
-    def fill(self, size: int, seed: int) -> int:
-        """Memory on the current GPU with a pattern in it."""
-        result, pointer = self.ask("alloc", size)
-        assert result == 0
-        assert self.ask("write", pointer, size, seed) == 0
-        return int(pointer)
-
-
 @contextmanager
 def told(
     stand: Fixture, *, hooked: bool = True, name: str = "program", mode: str = "swap", peers: bool = True
 ) -> Iterator[Told]:
     """Such a program under the hook, or without it; it must end well.  `peers` False: GPUs reach nobody."""
     options = (f"--memory={mode}",) if hooked else ()
-    command = [sys.executable, "-S", str(PROGRAM)]
     extra = {} if peers else {"NVSHARE_SIM_PEERS": "0"}
-    process = stand.start(command, hooked=hooked, name=name, options=options, stdin=subprocess.PIPE, extra=extra)
+    process = stand.start(TOLD, hooked=hooked, name=name, options=options, stdin=subprocess.PIPE, extra=extra)
     try:
-        program = Told(process)
-        assert program.ask("start") == 0
-        yield program
+        yield Told(process)
         process.communicate()
         assert process.returncode == 0
     finally:
@@ -89,7 +52,7 @@ def first_gpu(stand: Fixture) -> Any:
 def evicted(stand: Fixture, rival: Told) -> None:
     """Has another program need the first GPU's memory, and free it again."""
     before = first_gpu(stand)["evicted_bytes"]
-    pointer = rival.fill(SIZE, 9)
+    pointer = rival.filled(SIZE, 9)
     assert rival.ask("same", pointer, SIZE, 9) is True
     assert first_gpu(stand)["evicted_bytes"] > before
     assert rival.ask("free", pointer) == 0
@@ -109,23 +72,23 @@ def answers(stand: Fixture, *, hooked: bool) -> list[Any]:
 def reach_by_kernels(stand: Fixture) -> None:
     """A kernel on one GPU reads what lies on the other: after it was evicted, and while somebody else has that GPU."""
     with told(stand) as program:
-        there = program.fill(SIZE, 1)
+        there = program.filled(SIZE, 1)
         assert program.ask("use", 1) == 0
-        here = program.fill(SIZE, 2)
+        here = program.filled(SIZE, 2)
         with told(stand, name="rival") as rival:
             evicted(stand, rival)
         assert program.ask("enable_peer", 0) == 0
         assert program.ask("kernel_copy", here, there, SIZE) == 0
         assert program.ask("same", here, SIZE, 1) is True
         with told(stand, name="rival") as rival:
-            pointer = rival.fill(LITTLE, 9)
+            pointer = rival.filled(LITTLE, 9)
             assert program.ask("write", here, SIZE, 3) == 0
             assert program.ask("kernel_copy", here, there, SIZE) == 0
             assert program.ask("same", here, SIZE, 1) is True
             assert rival.ask("same", pointer, LITTLE, 9) is True
         eventually(lambda: first_gpu(stand)["resident_bytes"] <= SIZE, "the rival's memory to be free")
         assert program.ask("use", 0) == 0
-        later = program.fill(LITTLE, 4)
+        later = program.filled(LITTLE, 4)
         assert program.ask("use", 1) == 0
         assert program.ask("kernel_copy", here, later, LITTLE) == 0
         assert program.ask("same", here, LITTLE, 4) is True
@@ -154,18 +117,16 @@ def rights(stand: Fixture, *, hooked: bool, mode: str = "swap", peers: bool = Tr
         return told(stand, hooked=hooked, mode=mode, peers=peers)
 
     for memory in ALLOCATE:
-        with begin() as program:
-            there = first_memory(program, memory)
-            here = program.fill(LITTLE, 2)
-            for name, kind in COPIES.items():
-                found[f"{memory}, {name}"] = program.ask("copy_between", kind, here, there, LITTLE)
-            found[f"{memory}, to the host"] = program.ask("read", there, LITTLE)
-            found[f"{memory}, from the host"] = program.ask("write", there, LITTLE, 3)
-            found[f"{memory}, memset"] = program.ask("set", there, LITTLE, 4)
-        for given in ("nothing", "peer access", "rights"):
+        for given in ("peer access", "nothing", "rights"):
             with begin() as program:  # of its own: a kernel that fails ends the context
                 there = first_memory(program, memory)
-                here = program.fill(LITTLE, 2)
+                here = program.filled(LITTLE, 2)
+                if given == "peer access":  # which it has not yet
+                    for name, kind in COPIES.items():
+                        found[f"{memory}, {name}"] = program.ask("copy_between", kind, here, there, LITTLE)
+                    found[f"{memory}, to the host"] = program.ask("read", there, LITTLE)
+                    found[f"{memory}, from the host"] = program.ask("write", there, LITTLE, 3)
+                    found[f"{memory}, memset"] = program.ask("set", there, LITTLE, 4)
                 result = program.ask("enable_peer", 0) if given == "peer access" else 0
                 if given == "rights" and memory != "plain":
                     allow = ("allow", there, LITTLE, 1, 3) if memory == "mapped" else ("pool_allow", 0, 1)
@@ -193,14 +154,14 @@ def rights_of_cards(*, peers: bool = True) -> dict[str, int]:
 def reach_by_copies(stand: Fixture, names: Iterable[str], *, peers: bool = True) -> None:
     """Copies from one GPU to the other without peer access, of memory that was evicted; and back."""
     with told(stand, hooked=False, peers=peers) as plain:
-        pointers = [plain.ask("use", gpu) or plain.fill(LITTLE, gpu) for gpu in (0, 1)]
+        pointers = [plain.ask("use", gpu) or plain.filled(LITTLE, gpu) for gpu in (0, 1)]
         expected = {name: plain.ask("copy_between", COPIES[name], *reversed(pointers), LITTLE) for name in names}
     with told(stand, name="rival") as rival:
         for name, result in expected.items():
-            with told(stand, peers=peers) as program:
-                there = program.fill(SIZE, 1)
+            with told(stand, peers=peers) as program:  # of its own: what a graph names cannot move any more
+                there = program.filled(SIZE, 1)
                 assert program.ask("use", 1) == 0
-                here = program.fill(SIZE, 2)
+                here = program.filled(SIZE, 2)
                 evicted(stand, rival)
                 assert program.ask("copy_between", COPIES[name], here, there, SIZE) == result, name
                 assert result != 0 or program.ask("same", here, SIZE, 1) is True, name

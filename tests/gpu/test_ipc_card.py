@@ -9,34 +9,50 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.memory.test_ipc import PROGRAMS, ipc_program
+from nvshare.bench.harness.fixture import Fixture, fixture
+from tests.conftest import Built
+from tests.end_to_end.conftest import TOLD, Told, finish
+from tests.end_to_end.memory.test_ipc import MIB, PROGRAMS, both_write_and_read, refusals
 from tests.gpu.conftest import Run
 from tests.hook.interception.test_interception_cudart import own_cudart
 
-__all__ = ["ipc_program"]  # fixture
-
 pytestmark = pytest.mark.gpu
 
+
+def pair(stand: Fixture, mode: str) -> list[Told]:
+    """Two programs that do what they are told, and use the card."""
+    options = (f"--memory={mode}",)
+    return [Told(stand.start(TOLD, hooked=True, options=options, stdin=subprocess.PIPE)) for _ in range(2)]
+
+
 @pytest.mark.parametrize("mode", ["device", "swap"])
-def test_both_ends_write_and_read(hooked: Run, ipc_program: Path, mode: str) -> None:
+def test_both_ends_write_and_read(built: Built, mode: str) -> None:
     """Broken: what one process writes into the other's memory does not arrive, on the driver that matters."""
-    out = hooked(f"--memory={mode}", "--", str(ipc_program), "pair", "10", "100", "70").stdout
-    assert out.count('"mismatches": 0') == 2, out
+    with fixture(simulate=None) as stand:
+        programs = pair(stand, mode)
+        both_write_and_read(programs, 100 * MIB, 70 * MIB, 10)
+        for process in programs:
+            finish(process.process)
 
 
-def test_the_same_is_refused_as_by_the_driver(hooked: Run, ipc_program: Path) -> None:
+def test_the_same_is_refused_as_by_the_driver(built: Built) -> None:
     """Broken: a program that relies on an error of the driver's gets another one in mode `swap`."""
-    said = (hooked(f"--memory={mode}", "--", str(ipc_program), "errors").stdout for mode in ("device", "swap"))
-    of_driver, of_hook = (dict(line.split() for line in out.splitlines()) for out in said)
-    print(of_driver, of_hook)  # pytest shows them when they differ
-    del of_driver["open_freed"]  # CUDA does not say what becomes of it
-    assert of_hook.pop("open_freed") != "0"
-    assert of_driver == of_hook
+    said = {}
+    for mode in ("device", "swap"):
+        with fixture(simulate=None) as stand:
+            programs = pair(stand, mode)
+            said[mode] = refusals(*programs)
+            for process in programs:
+                finish(process.process)
+    print(said)  # pytest shows them when they differ
+    del said["device"]["open what is freed"]  # CUDA does not say what becomes of it
+    assert said["swap"].pop("open what is freed") != 0
+    assert said["device"] == said["swap"]
 
 
 @pytest.mark.parametrize("mode", ["device", "swap"])

@@ -188,12 +188,21 @@ class ScriptedClient:
         preexec_fn: Callable[[], None] | None = None,
     ) -> None:
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[Any] = subprocess.Popen(
             [program] if isinstance(program, Path) else program,
             env=dict(environment), stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, preexec_fn=preexec_fn,
         )  # fmt: skip
         self._pending = b""
         assert not greets or self.answer() == "ready"
+
+    @classmethod
+    def of(cls, process: subprocess.Popen[Any]) -> Self:
+        """Another program that says "ready" and answers lines."""
+        made = cls.__new__(cls)
+        made.process = process
+        made._pending = b""
+        assert made.answer() == "ready"
+        return made
 
     def __enter__(self) -> Self:
         return self
@@ -209,7 +218,7 @@ class ScriptedClient:
     def tell(self, command: str) -> None:
         """One command, without waiting."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{command}\n".encode())
+        os.write(self.process.stdin.fileno(), f"{command}\n".encode())
 
     def answer(self, timeout_s: float = BOUND_S) -> str:
         """The next line; empty when the time is over or the program ended."""

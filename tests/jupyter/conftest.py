@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 
 from nvshare.coordinator.cli import ctl
 from tests.conftest import Built
-from tests.end_to_end.conftest import Node
+from tests.end_to_end.conftest import Node, new_node
 from tests.waiting import BOUND_S
 
 USE = """
@@ -84,12 +82,8 @@ class Notebook:
 @pytest.fixture
 def node(built: Built) -> Iterator[Node]:
     """One simulated GPU with a coordinator in exclusive turns."""
-    made = Node(Path(tempfile.mkdtemp(prefix="nvs-")), "1x4GiB")
-    try:
+    with new_node() as made:
         yield made
-    finally:
-        made.close()
-        shutil.rmtree(made.directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.browser import Browser, browser
-from tests.end_to_end.conftest import Node
+from tests.end_to_end.conftest import Node, new_node
 from tests.waiting import BOUND_S, eventually
 
 KERNEL: Final = "Python 3 (shared GPU)"
@@ -102,12 +100,9 @@ def server(node: Node) -> Iterator[str]:
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
     with (node.directory / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, f"--IdentityProvider.token={token}"],
-            cwd=node.directory / "notebooks",
-            env=variables,
-            stdout=log,
-            stderr=log,
-        )
+            [*command, f"--IdentityProvider.token={token}"], cwd=node.directory / "notebooks", env=variables,
+            stdout=log, stderr=log,
+        )  # fmt: skip
     try:
         servers = node.directory / "servers"
         (file,) = eventually(lambda: list(servers.glob("jpserver-*.json")), "a server")
@@ -176,8 +171,7 @@ def panel(notebook: str) -> str:
 @contextlib.contextmanager
 def opened(executable: str) -> Iterator[Lab]:
     """Both notebooks in a browser, with idle kernels, on a GPU with turns of ten minutes."""
-    node = Node(Path(tempfile.mkdtemp(prefix="nvs-")), "1x4GiB")
-    try:
+    with new_node() as node:
         node.start_coordinator("--quantum=10min", variables={"NVSHARE_PACING_BUDGET": "10s"})
         with server(node) as address, browser(executable) as page:
             page.size(1440, 490)
@@ -186,9 +180,6 @@ def opened(executable: str) -> Iterator[Lab]:
             for notebook in NOTEBOOKS:
                 made.await_kernel(notebook)
             yield made
-    finally:
-        node.close()
-        shutil.rmtree(node.directory, ignore_errors=True)
 
 
 def share(lab: Lab) -> None:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.browser import Browser, browser, find
 from tests.conftest import ROOT
-from tests.end_to_end.conftest import Node
+from tests.end_to_end.conftest import Node, new_node
 from tests.waiting import eventually
 
 PICTURE = ROOT / "docs" / "pictures" / "web.png"
@@ -32,12 +29,10 @@ PROGRAMS = (
 @contextlib.contextmanager
 def three_programs() -> Iterator[tuple[Node, str]]:
     """The node, and the page's address."""
-    directory = Path(tempfile.mkdtemp(prefix="nvs-"))
-    node = Node(directory, "1x256MiB")
-    token = directory / "token"
-    token.touch(0o600)
-    token.write_text(TOKEN)
-    try:
+    with new_node("1x256MiB") as node:
+        token = node.directory / "token"
+        token.touch(0o600)
+        token.write_text(TOKEN)
         node.start_coordinator("--quantum=400ms", "--web-port=0", f"--web-token-file={token}")
         for name, job_class, limit, copies in PROGRAMS:
             options = ["--memory=swap", f"--name={name}", job_class, *filter(None, [limit])]
@@ -46,9 +41,6 @@ def three_programs() -> Iterator[tuple[Node, str]]:
         found = re.search(r"page on (http://\S+)", node.log())
         assert found is not None
         yield node, found[1]
-    finally:
-        node.close()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def await_programs(page: Browser, turns: int = 1) -> None:

@@ -20,7 +20,7 @@ from tests.waiting import BOUND_S, eventually
 
 PROGRAM = Path(__file__).parent / "programs" / "cached_memory.py"
 MIB = 1 << 20
-TURNS = 20
+TURNS = 10
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ def moved_bytes(stand: Fixture, library: str, sizes: Sizes, *, releases: bool) -
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed (extra cupy)")
 def test_cached_memory_that_is_freed_does_not_move(built: Built) -> None:
     """Broken: a program that frees its caches under pressure makes the card move as much as before."""
-    sizes = Sizes(kept=50 * MIB, cached=128 * MIB, rival=100 * MIB)
-    with fixture(simulate="1x256MiB", quantum="20ms") as stand:
+    sizes = Sizes(kept=25 * MIB, cached=64 * MIB, rival=50 * MIB)
+    with fixture(simulate="1x128MiB", quantum="20ms") as stand:
         moved, released = moved_bytes(stand, "cupy", sizes, releases=False)
         assert released == 0
-        assert moved >= TURNS // 2 * (50 + 128 + 100 - 256) * MIB, "without the callback each turn moves memory"
-    with fixture(simulate="1x256MiB", quantum="20ms") as stand:
+        assert moved >= TURNS // 2 * (25 + 64 + 50 - 128) * MIB, "without the callback each turn moves memory"
+    with fixture(simulate="1x128MiB", quantum="20ms") as stand:
         moved, released = moved_bytes(stand, "cupy", sizes, releases=True)
-        assert released >= 128 * MIB
+        assert released >= 64 * MIB
         assert moved == 0, "all that is in use fits the card"

@@ -5,36 +5,24 @@ Non-goals: what is pinned and how it is shared (test_ipc.py), who is refused (te
 
 from __future__ import annotations
 
-import subprocess
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import Node
-from tests.end_to_end.memory.test_ipc import TOLD, ask, begin
+from tests.end_to_end.conftest import Node, Told
 from tests.end_to_end.test_sanitized import finish_sanitized, sanitized
 from tests.waiting import eventually
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2
-NEEDED = 160 * MIB
+NEEDED = 80 * MIB
 
-pytestmark = pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
+pytestmark = pytest.mark.parametrize("node", ["1x128MiB"], indirect=True)
 
 
-def started(node: Node, name: str, mode: str = "swap", **variables: str) -> subprocess.Popen[str]:
+def started(node: Node, name: str, mode: str = "swap", **variables: str) -> Told:
     """A program that does what it is told, and uses the GPU."""
-    process = node.run(TOLD, f"--memory={mode}", f"--name={name}", variables=variables)
-    begin(process)
-    return process
-
-
-def filled(process: subprocess.Popen[str], size: int, seed: int) -> int:
-    """The address of memory that holds a pattern."""
-    result, pointer = ask(process, f"alloc {size}")
-    assert result == 0
-    assert ask(process, f"write {pointer} {size} {seed}") == 0
-    return int(pointer)
+    return node.told(f"--memory={mode}", f"--name={name}", **variables)
 
 
 def seat(node: Node, name: str) -> dict[str, Any]:
@@ -44,12 +32,12 @@ def seat(node: Node, name: str) -> dict[str, Any]:
     return found
 
 
-def take_room(node: Node) -> subprocess.Popen[str]:
+def take_room(node: Node) -> Told:
     """A program in mode `managed`, of which nobody is asked, gets an array that leaves the consumer too little."""
     other, passing = started(node, "other", "managed"), started(node, "passing")
-    filled(passing, 200 * MIB, 4)  # so the consumer is moved away
-    passing.kill()
-    eventually(lambda: ask(other, f"array {120 * MIB}")[0] == 0, "the room that it left")
+    passing.filled(100 * MIB, 4)  # so the consumer is moved away
+    passing.process.kill()
+    eventually(lambda: other.ask(f"array {60 * MIB}")[0] == 0, "the room that it left")
     eventually(lambda: seat(node, "consumer")["lacking_bytes"] > 0, "the coordinator's notice")
     return other
 
@@ -58,20 +46,21 @@ def test_an_export_that_would_lock_another_out_is_refused(node: Node) -> None:
     """Broken: the second program waits, in silence and for ever, for room that the first one's shared memory takes."""
     node.start_coordinator("--quantum=20ms")
     producer, consumer = started(node, "producer"), started(node, "consumer")
-    needed, shared = filled(consumer, NEEDED, 1), filled(producer, 120 * MIB, 2)
-    assert ask(producer, f"ipc_get {shared}")[0] == OUT_OF_MEMORY
-    assert ask(consumer, f"same {needed} {NEEDED} 1") is True
+    needed, shared = consumer.filled(NEEDED, 1), producer.filled(60 * MIB, 2)
+    assert producer.ask(f"ipc_get {shared}")[0] == OUT_OF_MEMORY
+    assert consumer.ask(f"same {needed} {NEEDED} 1") is True
 
 
 def test_the_reservation_of_a_device_program_leaves_room_for_an_allocation(node: Node) -> None:
     """Broken: the device program reserves far more than it allocates, and the other program is out of memory."""
+    node.simulate = "1x256MiB"
     node.start_coordinator("--quantum=20ms")
     device = started(node, "device", "device")
-    held = filled(device, 8 * MIB, 1)
+    held = device.filled(8 * MIB, 1)
     swap = started(node, "swap")
-    needed = filled(swap, 232 * MIB, 2)
-    assert ask(device, f"same {held} {8 * MIB} 1") is True
-    assert ask(swap, f"same {needed} {232 * MIB} 2") is True
+    needed = swap.filled(232 * MIB, 2)
+    assert device.ask(f"same {held} {8 * MIB} 1") is True
+    assert swap.ask(f"same {needed} {232 * MIB} 2") is True
 
 
 @pytest.mark.sanitizer
@@ -81,44 +70,41 @@ def test_asking_under_sanitizers(node: Node, kind: str) -> None:
     variables = sanitized(kind)
     node.start_coordinator("--quantum=20ms")
     producer, consumer = started(node, "producer", **variables), started(node, "consumer", **variables)
-    needed, small = filled(consumer, NEEDED, 1), filled(producer, 20 * MIB, 3)
-    shared = filled(producer, 120 * MIB, 2)
+    needed, small = consumer.filled(NEEDED, 1), producer.filled(10 * MIB, 3)
+    shared = producer.filled(60 * MIB, 2)
     for _ in range(2):
-        assert ask(producer, f"ipc_get {shared}")[0] == OUT_OF_MEMORY
-        assert ask(producer, f"ipc_get {small}")[0] == 0
-        assert ask(producer, f"array {200 * MIB}")[0] == OUT_OF_MEMORY
+        assert producer.ask(f"ipc_get {shared}")[0] == OUT_OF_MEMORY
+        assert producer.ask(f"ipc_get {small}")[0] == 0
+        assert producer.ask(f"array {100 * MIB}")[0] == OUT_OF_MEMORY
         # On a busy machine the consumer's memory may not move for so long that it is not waited for.
-        eventually(lambda: ask(producer, "storm 3 20") == 0, "allocations beside memory that moves")
-        assert ask(consumer, f"same {needed} {NEEDED} 1") is True
-        assert ask(producer, f"free {small}") == 0
-        small = filled(producer, 20 * MIB, 3)
-    finish_sanitized(producer, consumer)
+        eventually(lambda: producer.ask("storm 3 20") == 0, "allocations beside memory that moves")
+        assert consumer.ask(f"same {needed} {NEEDED} 1") is True
+        assert producer.ask(f"free {small}") == 0
+        small = producer.filled(10 * MIB, 3)
+    finish_sanitized(producer.process, consumer.process)
 
 
 def test_who_comes_later_is_out_of_memory_at_once(node: Node) -> None:
     """Broken: a program allocates what can never be on the card, and finds out by waiting."""
     node.start_coordinator("--quantum=20ms")
     producer, consumer = started(node, "producer"), started(node, "consumer")
-    assert ask(producer, f"ipc_get {filled(producer, 120 * MIB, 2)}")[0] == 0
-    assert ask(consumer, f"alloc {NEEDED}")[0] == OUT_OF_MEMORY
-    rest = filled(consumer, 120 * MIB, 1)
-    assert ask(consumer, f"same {rest} {120 * MIB} 1") is True
+    assert producer.ask(f"ipc_get {producer.filled(60 * MIB, 2)}")[0] == 0
+    assert consumer.ask(f"alloc {NEEDED}")[0] == OUT_OF_MEMORY
+    rest = consumer.filled(60 * MIB, 1)
+    assert consumer.ask(f"same {rest} {60 * MIB} 1") is True
 
 
 def test_who_cannot_run_waits_until_there_is_room(node: Node) -> None:
     """Broken: a program that can do nothing with its turns takes them from others, or never comes back."""
     node.start_coordinator("--quantum=20ms")
     consumer, third = started(node, "consumer"), started(node, "third")
-    needed = filled(consumer, NEEDED, 1)
+    needed = consumer.filled(NEEDED, 1)
     other = take_room(node)
-    assert consumer.stdin is not None
-    consumer.stdin.write(f"same {needed} {NEEDED} 1\n")
-    consumer.stdin.flush()
+    consumer.tell(f"same {needed} {NEEDED} 1")
     eventually(lambda: seat(node, "consumer")["unschedulable"], "that it is shut out")
     assert "immovable: other" in node.log()
-    pointer = filled(third, 20 * MIB, 3)
-    assert ask(third, f"same {pointer} {20 * MIB} 3") is True
-    other.kill()
-    assert consumer.stdout is not None
-    assert consumer.stdout.readline() == "true\n"
+    pointer = third.filled(10 * MIB, 3)
+    assert third.ask(f"same {pointer} {10 * MIB} 3") is True
+    other.process.kill()
+    assert consumer.result() is True
     assert seat(node, "consumer")["unschedulable"] is False

@@ -14,7 +14,7 @@ from nvshare.coordinator.cli.views.explain import lines
 from tests.end_to_end.conftest import Node
 
 PROGRAM = Path(__file__).parent / "programs" / "takes_a_share.py"
-CARD = 128 << 20
+CARD = 64 << 20
 
 
 def answer(process: subprocess.Popen[str]) -> Any:
@@ -25,7 +25,7 @@ def answer(process: subprocess.Popen[str]) -> Any:
     return json.loads(line)
 
 
-@pytest.mark.parametrize("node", ["1x128MiB"], indirect=True)
+@pytest.mark.parametrize("node", ["1x64MiB"], indirect=True)
 def test_each_sees_the_whole_card_and_wakes_whole(node: Node) -> None:
     """Broken: who comes second sees a full card, gets no memory, finds other data, or its cost is told nowhere."""
     node.start_coordinator("--quantum=20ms")

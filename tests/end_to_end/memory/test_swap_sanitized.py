@@ -5,28 +5,27 @@ from __future__ import annotations
 import pytest
 
 from tests.end_to_end.conftest import Node, until_evicted
-from tests.end_to_end.memory.test_ipc import TOLD
 from tests.end_to_end.memory.test_swap import BUSY
 from tests.end_to_end.test_sanitized import finish_sanitized, sanitized
 
 pytestmark = pytest.mark.sanitizer
 
-COMMANDS = ["start", f"alloc {150 << 20}", "storm 4 100", f"alloc {3 << 20}", "storm 4 100", "synchronize"]
+COMMANDS = [f"alloc {75 << 20}", "storm 4 100", f"alloc {3 << 20}", "storm 4 100", "synchronize"]
 
 
-@pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
+@pytest.mark.parametrize("node", ["1x128MiB"], indirect=True)
 @pytest.mark.parametrize("kind", ["address,undefined", "thread"])
 def test_moving_memory_under_sanitizers(node: Node, kind: str) -> None:
     """Broken: a race or a use after free between the program's threads, the mover and the host pool's helpers."""
     variables = sanitized(kind)
     node.start_coordinator("--quantum=10ms")
-    busy = [*BUSY, "--seconds=2", f"--copy-kib={160 * 1024}", "--burst=2"]
+    busy = [*BUSY, "--seconds=1", f"--copy-kib={80 * 1024}", "--burst=2"]
 
     def three() -> None:
         both = [node.run(busy, "--memory=swap", variables=variables) for _ in range(2)]
-        threads = node.run(TOLD, "--memory=swap", variables=variables)
-        assert threads.stdin is not None
-        threads.stdin.write("\n".join(COMMANDS) + "\n")
-        finish_sanitized(threads, *both)
+        threads = node.told("--memory=swap", **variables)
+        for command in COMMANDS:
+            threads.tell(command)
+        finish_sanitized(threads.process, *both)
 
     until_evicted(node, three)

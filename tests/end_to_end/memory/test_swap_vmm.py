@@ -6,14 +6,12 @@ Non-goals: what one call answers (tests/hook/swap/test_swap_vmm.py).
 from __future__ import annotations
 
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Built
-from tests.end_to_end.conftest import Node, finish, until_evicted
-from tests.end_to_end.memory.test_ipc import TOLD, ask, begin
+from tests.end_to_end.conftest import Node, Told, finish, until_evicted
 from tests.end_to_end.test_sanitized import finish_sanitized, sanitized
 from tests.hook.compiled import compile_c
 from tests.waiting import eventually
@@ -31,7 +29,7 @@ def vmm_program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
     return compile_c(tmp_path_factory.mktemp("vmm") / "vmm_program", SOURCE, built.sim_dir / "libcuda.so.1")
 
 
-@pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
+@pytest.mark.parametrize("node", ["1x128MiB"], indirect=True)
 def test_handles_move_and_keep_their_contents(node: Node, vmm_program: Path) -> None:
     """Broken: what a program mapped itself is lost, mixed up or pinned when another one takes the card."""
     seed = random.randrange(2**31)
@@ -39,7 +37,7 @@ def test_handles_move_and_keep_their_contents(node: Node, vmm_program: Path) -> 
     node.start_coordinator("--quantum=20ms")
 
     def pair() -> None:
-        both = [node.run([str(vmm_program), str(seed + i), "500", "170"], "--memory=swap") for i in range(2)]
+        both = [node.run([str(vmm_program), str(seed + i), "500", "85"], "--memory=swap") for i in range(2)]
         results = [finish(process) for process in both]
         assert all(result["mismatches"] == result["failures"] == 0 for result in results), results
         assert all(result["checks"] > 50 and result["left"] == 0 for result in results), results
@@ -47,16 +45,15 @@ def test_handles_move_and_keep_their_contents(node: Node, vmm_program: Path) -> 
     until_evicted(node, pair)
 
 
-def preallocated(node: Node, size: int, name: str) -> tuple[subprocess.Popen[str], int, int]:
+def preallocated(node: Node, size: int, name: str) -> tuple[Told, int, int]:
     """A program with one allocation that it may export, mapped and written; the handle and the address."""
-    program = node.run(TOLD, "--memory=swap", f"--name={name}")
-    begin(program)
-    result, handle = ask(program, f"create_as {size} {EXPORTABLE} 1")
+    program = node.told("--memory=swap", f"--name={name}")
+    result, handle = program.ask(f"create_as {size} {EXPORTABLE} 1")
     assert result == 0
-    result, address = ask(program, f"reserve {size}")
+    result, address = program.ask(f"reserve {size}")
     assert result == 0
-    assert ask(program, f"map {address} {size} 0 {handle}") == 0
-    assert ask(program, f"allow {address} {size} 0 3") == 0
+    assert program.ask(f"map {address} {size} 0 {handle}") == 0
+    assert program.ask(f"allow {address} {size} 0 3") == 0
     return program, handle, address
 
 
@@ -68,23 +65,23 @@ def test_two_programs_that_preallocate_most_of_the_card_take_turns(node: Node) -
     both = [preallocated(node, size, name) for name in ("one", "other")]
     for turn in range(4):
         for number, (program, _, address) in enumerate(both):
-            assert turn == 0 or ask(program, f"same {address} {size} {2 * turn + number}") is True
-            assert ask(program, f"write {address} {size} {2 * turn + number + 2}") == 0
+            assert turn == 0 or program.ask(f"same {address} {size} {2 * turn + number}") is True
+            assert program.ask(f"write {address} {size} {2 * turn + number + 2}") == 0
     status = node.control("status")
     assert status["gpus"][0]["evicted_bytes"] >= 7 * 32 * MIB
     assert all(client["seats"][0]["pinned_bytes"] == 0 for client in status["clients"])
     (one, handle, address), (other, *_) = both
-    assert ask(other, f"create_as {20 * MIB} {EXPORTABLE} 1")[0] == OUT_OF_MEMORY, "more than the card, at once"
-    assert ask(one, f"export {handle} 1")[0] == OUT_OF_MEMORY, "the other one would never run again"
-    assert ask(one, f"same {address} {size} 8") is True
-    other.kill()
-    other.wait()
-    eventually(lambda: ask(one, f"export {handle} 1")[0] == 0, "the room that it left")
-    assert ask(one, f"same {address} {size} 8") is True
+    assert other.ask(f"create_as {20 * MIB} {EXPORTABLE} 1")[0] == OUT_OF_MEMORY, "more than the card, at once"
+    assert one.ask(f"export {handle} 1")[0] == OUT_OF_MEMORY, "the other one would never run again"
+    assert one.ask(f"same {address} {size} 8") is True
+    other.process.kill()
+    other.process.wait()
+    eventually(lambda: one.ask(f"export {handle} 1")[0] == 0, "the room that it left")
+    assert one.ask(f"same {address} {size} 8") is True
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
+@pytest.mark.parametrize("node", ["1x128MiB"], indirect=True)
 @pytest.mark.parametrize("kind", ["address,undefined", "thread"])
 def test_handles_under_sanitizers(node: Node, vmm_program: Path, kind: str) -> None:
     """Broken: a race or a use after free between the program's calls, and the mover."""
@@ -92,7 +89,7 @@ def test_handles_under_sanitizers(node: Node, vmm_program: Path, kind: str) -> N
     node.start_coordinator("--quantum=20ms")
 
     def pair() -> None:
-        words = [[str(vmm_program), seed, "250", "170"] for seed in ("1", "2")]
+        words = [[str(vmm_program), seed, "250", "85"] for seed in ("1", "2")]
         finish_sanitized(*(node.run(command, "--memory=swap", variables=variables) for command in words))
 
     until_evicted(node, pair)

@@ -5,21 +5,36 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.conftest import Built
 from tests.daemon.processes import ctl
-from tests.end_to_end.conftest import Node
-from tests.end_to_end.parking.test_parking import ANSWERS, begin, charged_bytes, said, start, tell
+from tests.end_to_end.conftest import Node, new_node
+from tests.end_to_end.parking.test_parking import ANSWERS, begin, charged_bytes, said, shared, start, tell
 from tests.waiting import eventually
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)"),
-    pytest.mark.parametrize("node", ["2x4GiB"], indirect=True),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
+__all__ = ["shared"]  # a fixture
 SIZE = 16 << 20
 """Of the program's memory."""
+
+
+@pytest.fixture
+def node(built: Built) -> Iterator[Node]:
+    """Two GPUs."""
+    with new_node("2x4GiB") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def serving(built: Built) -> Iterator[Node]:
+    """The same, and a coordinator for all tests that leave it as it is."""
+    with new_node("2x4GiB") as made:
+        made.start_coordinator()
+        yield made
 
 
 def client(node: Node) -> dict[str, Any]:
@@ -51,39 +66,37 @@ def assert_whole(program: subprocess.Popen[str]) -> None:
         assert tell(program, word) == answer
 
 
-def test_a_program_goes_on_elsewhere(node: Node) -> None:
+def test_a_program_goes_on_elsewhere(shared: Node) -> None:
     """Broken: contents, graphs, or what the program sees of its card change; or it is charged on both cards."""
-    node.start_coordinator()
-    program = start(node)
+    program = start(shared)
     seen, shown = tell(program, "card"), tell(program, "nvml")
     assert shown == f"{SIZE} True"
-    alone = charged_bytes(node, 0)
+    alone = charged_bytes(shared, 0)
     for card in (1, 0, 1):
-        migrate(node, card)
+        migrate(shared, card)
         assert tell(program, "read") == "0 True", "right after the move"
-        assert (card_of(node), charged_bytes(node, card), charged_bytes(node, 1 - card)) == (card, alone, 0)
+        assert (card_of(shared), charged_bytes(shared, card), charged_bytes(shared, 1 - card)) == (card, alone, 0)
         assert_whole(program)
         assert (tell(program, "card"), tell(program, "nvml")) == (seen, shown)
-    node.control("park", "parked")
+    shared.control("park", "parked")
     assert tell(program, "launch") == "0 True"
-    assert card_of(node) == 1
+    assert card_of(shared) == 1
 
 
 @pytest.mark.parametrize("word", ["look", "touch"])
-def test_a_card_that_it_only_looks_at_does_not_count(node: Node, word: str) -> None:
+def test_a_card_that_it_only_looks_at_does_not_count(shared: Node, word: str) -> None:
     """Broken: a framework that asks for each card's size, or has an empty context there, cannot be moved; or its seats
     are then on the wrong cards."""
-    node.start_coordinator()
-    program = start(node)
+    program = start(shared)
     assert tell(program, word).startswith("0 ")
-    assert cards(node) == [0, 1]
+    assert cards(shared) == [0, 1]
     for card in (1, 0, 1):
-        migrate(node, card)
+        migrate(shared, card)
         assert tell(program, "read") == "0 True"
-        assert cards(node) == [card, 1 - card]
+        assert cards(shared) == [card, 1 - card]
     assert tell(program, "second") == "0 True"
-    assert (charged_bytes(node, 0), charged_bytes(node, 1)) == (SIZE // 2, SIZE)
-    assert "several GPUs" in ctl(node.directory, "migrate", "parked", "--to=0").stdout
+    assert (charged_bytes(shared, 0), charged_bytes(shared, 1)) == (SIZE // 2, SIZE)
+    assert "several GPUs" in ctl(shared.directory, "migrate", "parked", "--to=0").stdout
     assert_whole(program)
 
 
@@ -125,10 +138,9 @@ def test_a_coordinator_that_dies_in_between(node: Node, word: str) -> None:
     assert_whole(program)
 
 
-def test_no_room_over_there(node: Node) -> None:
+def test_no_room_over_there(shared: Node) -> None:
     """Broken: a program is lost on a card that others have filled beside the coordinator."""
-    node.start_coordinator()
-    program = start(node)
+    program = start(shared)
     fill = (
         "import ctypes, sys; c = ctypes.CDLL('libcuda.so.1'); p = ctypes.c_void_p(); c.cuInit(0)\n"
         "c.cuDevicePrimaryCtxRetain(ctypes.byref(p), 1); c.cuCtxSetCurrent(p)\n"
@@ -137,10 +149,10 @@ def test_no_room_over_there(node: Node) -> None:
         "    size = size if c.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(size)) == 0 else size // 2\n"
         "print('full', flush=True); sys.stdin.read()"
     )
-    assert said(node.run_plain([sys.executable, "-c", fill])) == "full"
+    assert said(shared.run_plain([sys.executable, "-c", fill])) == "full"
     with pytest.raises(AssertionError, match="lacks"):
-        node.control("migrate", "parked", "--to=1")
-    assert (card_of(node), client(node)["parking"]) == (0, "running")
+        shared.control("migrate", "parked", "--to=1")
+    assert (card_of(shared), client(shared)["parking"]) == (0, "running")
     assert_whole(program)
 
 

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Built
 from tests.daemon.processes import ctl
-from tests.end_to_end.conftest import Node
+from tests.end_to_end.conftest import Node, new_node
 from tests.waiting import eventually
 
 PROGRAM = Path(__file__).with_name("parked.py")
@@ -58,28 +60,37 @@ def park(node: Node) -> None:
     assert node.control("park", "parked")["parking"] == "parked"
 
 
+@pytest.fixture(scope="module")
+def serving(built: Built) -> Iterator[Node]:
+    """A coordinator for all tests that leave it as it is."""
+    with new_node() as node:
+        node.start_coordinator()
+        yield node
+
+
+@pytest.fixture
+def shared(serving: Node) -> Iterator[Node]:
+    """It has no programs before the test and after it."""
+    yield serving
+    serving.end_programs()
+    eventually(lambda: not serving.control("clients")["clients"], "no program to be left")
+
+
 ANSWERS = {"read": "0 True", "launch": "0 True", "make": "0 0", "free": "0 True", "query": "0 0", "wait": "0 0"}
 
 
-@pytest.mark.parametrize("word", sorted(ANSWERS))
-def test_the_next_call_brings_it_back(node: Node, word: str) -> None:
-    """Broken: a call of a parked program fails, crashes, waits for ever, or finds other memory."""
-    node.start_coordinator()
-    program = start(node)
-    for _ in range(2):
-        park(node)
-        assert charged_bytes(node) == 0
-        assert tell(program, word) == ANSWERS[word]
+def test_the_next_call_or_the_operator_brings_it_back(shared: Node) -> None:
+    """Broken: a call of a parked program fails, crashes, waits for ever, or finds other memory; or `unpark` says that
+    it is done, and is not."""
+    program = start(shared)
+    for word, answer in ANSWERS.items():
+        park(shared)
+        assert charged_bytes(shared) == 0
+        assert tell(program, word) == answer
         assert tell(program, "read") == "0 True"
-    assert parking(node) == "running"
-
-
-def test_the_operator_brings_it_back(node: Node) -> None:
-    """Broken: `unpark` says that it is done, and is not."""
-    node.start_coordinator()
-    program = start(node)
-    park(node)
-    assert node.control("unpark", "parked")["parking"] == "running"
+        assert parking(shared) == "running"
+    park(shared)
+    assert shared.control("unpark", "parked")["parking"] == "running"
     assert tell(program, "query") == "0 0"
 
 
@@ -91,21 +102,20 @@ def test_by_itself(node: Node) -> None:
     assert tell(program, "read") == "0 True"
 
 
-def test_a_parked_program_ends(node: Node) -> None:
+def test_a_parked_program_ends(shared: Node) -> None:
     """Broken: the end of a parked program waits in the driver, or leaves something."""
-    node.start_coordinator()
-    program = start(node)
-    park(node)
+    program = start(shared)
+    park(shared)
     assert program.stdin is not None
     program.stdin.close()
     assert said(program) == "end"
     assert program.wait(60) == 0
-    killed = start(node)
-    park(node)
+    killed = start(shared)
+    park(shared)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    eventually(lambda: not node.control("clients")["clients"], "its seat to go")
-    assert charged_bytes(node) == 0
+    eventually(lambda: not shared.control("clients")["clients"], "its seat to go")
+    assert charged_bytes(shared) == 0
 
 
 def test_a_coordinator_that_dies_meanwhile(node: Node) -> None:
@@ -120,40 +130,37 @@ def test_a_coordinator_that_dies_meanwhile(node: Node) -> None:
     assert tell(program, "read") == "0 True"
 
 
-def test_a_helper_that_dies(node: Node) -> None:
+def test_a_helper_that_dies(shared: Node) -> None:
     """Broken: the death of the process that calls the driver leaves its programs parked."""
-    node.start_coordinator()
-    program = start(node)
-    park(node)
-    assert node.coordinator is not None
-    helpers = Path(f"/proc/{node.coordinator.pid}/task/{node.coordinator.pid}/children").read_text().split()
+    program = start(shared)
+    park(shared)
+    assert shared.coordinator is not None
+    helpers = Path(f"/proc/{shared.coordinator.pid}/task/{shared.coordinator.pid}/children").read_text().split()
     assert helpers
     for helper in helpers:
         os.kill(int(helper), signal.SIGKILL)
     assert tell(program, "read") == "0 True"
 
 
-def test_two_share_a_card_that_holds_one(node: Node) -> None:
+def test_two_share_a_card_that_holds_one(shared: Node) -> None:
     """Broken: memory of a parked program keeps others out, or is not its own afterwards."""
-    node.start_coordinator()
-    first, second = start(node), start(node, "--name=other")
+    first, second = start(shared), start(shared, "--name=other")
     for _ in range(3):
-        park(node)
+        park(shared)
         assert tell(second, "read") == "0 True"
         assert tell(first, "read") == "0 True"
 
 
 @pytest.mark.parametrize("step", ["Checkpoint", "Restore"])
-def test_a_program_that_the_driver_loses(node: Node, step: str) -> None:
+def test_a_program_that_the_driver_loses(shared: Node, step: str) -> None:
     """Broken: a program whose checkpoint or return failed in its midst hangs, or its return is tried for ever."""
-    node.start_coordinator()
     faults = {"NVSHARE_SIM_FAULTS": f"cuCheckpointProcess{step}@1=999"}
-    program = node.run([sys.executable, str(PROGRAM)], "--memory=swap", "--name=parked", variables=faults)
+    program = shared.run([sys.executable, str(PROGRAM)], "--memory=swap", "--name=parked", variables=faults)
     assert said(program) == "ready"
-    done = ctl(node.directory, "park", "parked")
+    done = ctl(shared.directory, "park", "parked")
     assert ("cannot repeat it" in done.stdout) is (step == "Checkpoint"), done.stdout
     assert tell(program, "read").startswith("999 "), "its calls fail"
-    assert parking(node) == "running"
+    assert parking(shared) == "running"
     program.kill()
-    eventually(lambda: not node.control("clients")["clients"], "its seat to go")
-    assert charged_bytes(node) == 0
+    eventually(lambda: not shared.control("clients")["clients"], "its seat to go")
+    assert charged_bytes(shared) == 0

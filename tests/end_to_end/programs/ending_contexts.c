@@ -1,4 +1,4 @@
-/* Contexts, and what belongs to them, that begin and end in one thread beside calls of others: ending_contexts CASE
+/* Contexts, and what belongs to them, that begin and end in one thread beside calls of others: ending_contexts CASE [PERCENT of the rounds]
  *
  * The threads share nothing, but the driver gives each of them the handles that another one has just given back.
  */
@@ -11,6 +11,7 @@
 enum { THREADS = 4, PIECES = 6, PAGE = 64 << 10 };
 
 static _Atomic unsigned running;
+static unsigned percent = 100;
 
 typedef struct side { /* a thread */
     pthread_t thread;
@@ -33,7 +34,7 @@ static void in_threads(unsigned threads, void (*round)(unsigned number, unsigned
     side sides[THREADS];
     atomic_store(&running, threads);
     for (unsigned i = 0; i < threads; i++) {
-        sides[i] = (side){.round = round, .number = i, .rounds = rounds};
+        sides[i] = (side){.round = round, .number = i, .rounds = rounds * percent / 100};
         CHECK(pthread_create(&sides[i].thread, NULL, go_round, &sides[i]) == 0, "no thread");
     }
     while (beside != NULL && atomic_load(&running) != 0)
@@ -247,5 +248,7 @@ int main(int count, char **arguments)
         {"freed_elsewhere", freed_elsewhere},
         {NULL, NULL},
     };
+    if (count > 2)
+        percent = (unsigned)atoi(arguments[2]);
     return run_case(cases, count, arguments);
 }

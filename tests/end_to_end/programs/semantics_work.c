@@ -11,19 +11,21 @@
 
 static void rival(void)
 {
-    enum { BYTES = 56 * MIB };
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    size_t unused, bytes;
     begin();
-    CUdeviceptr memory = filled(BYTES, 0);
+    OK(cuMemGetInfo(&unused, &bytes));
+    bytes -= 4 * MIB;
+    CUdeviceptr memory = filled(bytes, 0);
     printf("ready\n");
     fflush(stdout);
     for (unsigned round = 1; poll(&input, 1, 0) == 0; round++) {
-        OK(cuMemsetD32(memory, round, BYTES / 4));
+        OK(cuMemsetD32(memory, round, bytes / 4));
         for (int i = 0; i < 3; i++) {
             OK(launch(NULL, 1000000));
             OK(cuCtxSynchronize());
         }
-        CHECK(holds(memory, BYTES, round), "the rival's memory has changed");
+        CHECK(holds(memory, bytes, round), "the rival's memory has changed");
     }
 }
 

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ import pytest
 from nvshare.coordinator.system.users import user_name
 from nvshare.simulated_gpu.environment import simulated_environment
 from tests.conftest import ROOT, Built
-from tests.end_to_end.conftest import Node
+from tests.end_to_end.conftest import Node, new_node
 from tests.waiting import eventually
 
 SCRIPTS = ROOT / "docs" / "how-to" / "slurm"
@@ -161,19 +160,17 @@ PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:8 MaxTime=INFINITE S
 @pytest.fixture
 def slurm(built: Built) -> Iterator[Slurm]:
     """A coordinator with slots, and Slurm on the same node."""
-    node = Node(Path(tempfile.mkdtemp(prefix="nvs-")), "2x8GiB")
-    node.directory.chmod(0o755)
-    made = Slurm(node)
-    try:
+    with new_node("2x8GiB") as node:
+        node.directory.chmod(0o755)
+        made = Slurm(node)
         node.start_coordinator("--slots-dir", str(made.slots))
         node.state.chmod(0o666)  # a card is open to all users
         made.write()
-        made.start()
-        yield made
-    finally:
-        made.stop()
-        node.close()
-        shutil.rmtree(node.directory, ignore_errors=True)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
 
 
 def busy(saturate: Path) -> str:

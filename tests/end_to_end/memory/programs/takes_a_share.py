@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-PIECE = 8 << 20
+PIECE = 4 << 20
 
 
 def main() -> None:

@@ -74,6 +74,7 @@ def ipc_storm(handle: int, threads: int, rounds: int) -> int:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "ipc_get": ipc_get,
+    "ipc_null": lambda pointer: cuda.cuIpcGetMemHandle(None, u64(pointer)),
     "ipc_open": ipc_open,
     "ipc_close": lambda pointer: cuda.cuIpcCloseMemHandle(u64(pointer)),
     "ipc_cycle": ipc_cycle,
