@@ -40,7 +40,7 @@ sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # jsonschema n
 
 logging.raiseExceptions = False  # a command's handler keeps the stream of its test, which is closed when others log
 
-PURE = ("unit", "policies", "simulation", "chart", "kubernetes/cluster", "kubernetes/real")
+PURE = ("unit", "policies", "simulation", "chart", "kubernetes/cluster")
 """Tests that need no compiled library, so that they start at once."""
 
 

@@ -234,12 +234,6 @@ def test_the_policy_is_valid_where_it_exists(api: str) -> None:
     assert seen > 0
 
 
-def test_an_unknown_option_is_noticed() -> None:
-    """The test above can fail."""
-    with pytest.raises(Exception, match="No such option"):
-        program("nvshare-device-plugin").make_context("nvshare-device-plugin", ["--slots=4"])
-
-
 def test_environment_is_no_setting_by_accident() -> None:
     """A variable of the pod that a program reads as a setting would beat the file."""
     for container in render().one("DaemonSet")["spec"]["template"]["spec"]["containers"]:

@@ -43,7 +43,6 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "pip install 'nvshare[park]'": "installs, and parks an idle program; tests/end_to_end/parking does that",
     "python -m nvshare.bench.wake": "measures a card; tests/bench/test_benches_run.py runs it on a simulated one",
     "nvshare-ctl migrate": "needs two GPUs; tests/end_to_end/parking does it",
-    "export KUBEBUILDER_ASSETS": "needs programs of Kubernetes",
     "install -D -m 755 -t /etc/slurm": "changes the machine; tests/kubernetes/slots/test_slurm.py uses the files",
     "sbatch": "needs Slurm; tests/kubernetes/slots/test_slurm.py runs jobs",
     "nvshare-ctl slot add": "needs root; tests/kubernetes/slots/test_slot_command.py and tests/jupyter/test_hub.py",
@@ -113,14 +112,9 @@ def test_commands_run(page: Path, tmp_path_factory: pytest.TempPathFactory) -> N
     with reader(tmp_path_factory.mktemp("d")) as environ:
         environ["PATH"] += f":{folder}"
         shell = subprocess.Popen(
-            ["bash", "-xc", script(runnable(page))],
-            cwd=folder,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+            ["bash", "-xc", script(runnable(page))], cwd=folder, env=environ, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
         try:
             said, _ = shell.communicate(timeout=240)
         finally:

@@ -128,22 +128,10 @@ def _environments(draw: st.DrawFn) -> list[Json]:
 
 _SIZES = st.sampled_from(
     [
-        "8Gi",
-        "512Mi",
-        "1.5GiB",
-        "8GB",
-        "1073741824",
-        "0",
-        "8G",
-        "8 Gi",
-        "-1Gi",
-        "0.5Gi",
-        "999999Ti",
-        "1000000Ti",
-        "",
+        "8Gi", "512Mi", "1.5GiB", "8GB", "1073741824", "0", "8G", "8 Gi", "-1Gi", "0.5Gi", "999999Ti", "1000000Ti", "",
         "8gi",
     ]
-)
+)  # fmt: skip
 _VALUES = {
     "priority": st.one_of(
         st.integers(-1500, 1500).map(str), st.sampled_from(["", "high", "+1", "01", "-0", "1.5", "9999999999"])

@@ -214,17 +214,11 @@ def test_bad_annotations_are_left_out_and_counted(
 
 
 def test_everything_reaches_the_slot(server: ApiServer, watching: Watching) -> None:
-    """A setting that is read but not passed on would be documented and do nothing."""
-    said = {
-        "class": "opportunistic",
-        "weight": "3",
-        "gang": "pair",
-        "share-limit": "40%",
-        "park-after": "10m",
-        "memory-limit.main": "2Gi",
-        "memory-limit": "1Gi",
-    }
+    """A setting, or a priority class, that is read but not passed on would be documented and do nothing."""
+    said = {"weight": "3", "gang": "pair", "share-limit": "40%", "park-after": "10m", "memory-limit": "1Gi"}
+    said["memory-limit.main"] = "2Gi"
     made = versioned("90")
+    made["spec"]["priorityClassName"] = "batch"
     made["metadata"]["annotations"] = {f"nvshare.com/{key}": value for key, value in said.items()}
     server.state.items = [made]
     watching.watch.start()
@@ -233,15 +227,6 @@ def test_everything_reaches_the_slot(server: ApiServer, watching: Watching) -> N
     assert found is not None
     assert (found.priority, found.weight, found.job_class, found.share_limit) == (-100, 3, "best-effort", 0.4)
     assert (found.gang, found.memory_limit_bytes, found.park_after_ns) == ("ml/pair", 2 << 30, 600 * 10**9)
-
-
-def test_priority_class_reaches_the_slot(server: ApiServer, watching: Watching) -> None:
-    """Teams set priority classes, not annotations."""
-    made = versioned("90", None)
-    made["spec"]["priorityClassName"] = "production"
-    server.state.items = [made]
-    watching.watch.start()
-    eventually(lambda: watching.priority() == 10, "the class's priority")
 
 
 def test_stop_ends_an_open_watch(server: ApiServer, watching: Watching) -> None:

@@ -59,7 +59,7 @@ def test_annotations_bind_running_pods(node: Node, server: ApiServer) -> None:
     grant.environment["NVSHARE_PRIORITY"] = "1000"  # what a greedy pod would write
     assert "LD_PRELOAD" not in grant.environment
     grant.environment["LD_PRELOAD"] = "libanl.so.1"
-    running = node.run(grant, [sys.executable, HOLD, "640", "1024", "stay"])
+    running = node.contain(grant, [sys.executable, HOLD, "640", "1024", "stay"])
     assert running.stdout is not None
     assert json.loads(running.stdout.readline())["total_mib"] == 1024
     assert client(node)["priority"] == 10

@@ -17,8 +17,9 @@ from nvshare.client_hook.launcher import SYSTEM_PRELOAD
 from nvshare.coordinator.kubernetes.slots.slot import remove
 from nvshare.simulated_gpu.trace import overlaps
 from tests.conftest import ROOT, Built
+from tests.end_to_end.conftest import finish, stop
 from tests.kubernetes.node.kubelet import AdmissionError
-from tests.kubernetes.node.processes import GPU, Node, finish, new_node
+from tests.kubernetes.node.processes import GPU, Node, new_node
 from tests.waiting import eventually
 
 MEMORY = "nvshare.com/gpu-memory-256mib"
@@ -34,12 +35,6 @@ def first_line(process: subprocess.Popen[str]) -> dict[str, int]:
     assert line, process.communicate()[1]
     found: dict[str, int] = json.loads(line)
     return found
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Before its time, in order."""
-    process.terminate()
-    finish(process)
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +73,16 @@ def test_two_pods_share_a_gpu(serving: Node, saturate: Path) -> None:
     assert all(grant.environment["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-") for grant in grants)
     uuid = grants[0].environment["NVIDIA_VISIBLE_DEVICES"]
     assert grants[0].cdi_devices == [f"nvidia.com/gpu={uuid}"]
-    running = [node.run(grant, [str(saturate), *LONG]) for grant in grants]
+    running = [node.contain(grant, [str(saturate), *LONG]) for grant in grants]
     eventually(lambda: node.status()["gpus"][0]["handovers"] >= 4, f"hand-overs\n{node.log('coordinator')}")
     eventually(lambda: {"first", "second"} <= set(node.slots()), "the pods' names")
     for words in (("slots", "-o", "wide"), ("clients", "-o", "wide")):
-        shown = node.control(*words)
+        shown = node.table(*words)
         assert "default/first/main" in shown
         assert grants[1].annotations["nvshare.com/slot"] in shown
-    assert "default/first/main" in node.control("clients")
+    assert "default/first/main" in node.table("clients")
     for process in running:
-        end(process)
+        stop(process)
     assert not overlaps(node.trace())
     for pod in ("first", "second"):
         labels = {"namespace": "default", "pod": pod, "container": "main"}
@@ -100,7 +95,7 @@ def test_what_helm_test_runs(serving: Node) -> None:
     """Else `helm test` fails on a node that works, or passes where the hook is missing."""
     check = [sys.executable, "-c", CHECK]
     grant = serving.kubelet.admit("test-slot", {GPU: 1})
-    said, errors = serving.run(grant, check).communicate()
+    said, errors = serving.contain(grant, check).communicate()
     assert said.startswith("OK: 1 GPU"), errors
     unhooked = [mount for mount in grant.mounts if mount[1] != SYSTEM_PRELOAD]
     elsewhere = grant.environment | {"NVSHARE_SOCKET": "/nowhere"}
@@ -108,7 +103,7 @@ def test_what_helm_test_runs(serving: Node) -> None:
         (replace(grant, mounts=unhooked), "the hook is not loaded"),
         (replace(grant, environment=elsewhere), "no coordinator answers at '/nowhere'"),
     ):
-        process = serving.run(broken, check)
+        process = serving.contain(broken, check)
         assert text in process.communicate()[1]
         assert process.returncode == 1
 
@@ -121,12 +116,12 @@ def test_memory_units_become_the_slots_limit(serving: Node) -> None:
     eventually(lambda: node.slots().get("small", {}).get("limit_bytes") == 1 << 30, "the limit of the slot")
     # What the pod says itself does not count: the kubelet puts its environment behind ours.
     grant.environment["NVSHARE_MEMORY_LIMIT"] = "3GiB"
-    holder = node.run(grant, [sys.executable, HOLD, "640", "1024", "stay"])
+    holder = node.contain(grant, [sys.executable, HOLD, "640", "1024", "stay"])
     assert first_line(holder) == {"total_mib": 1024, "had_mib": 640, "result": 0}
-    second = finish(node.run(grant, [sys.executable, HOLD, "4096", "1024"]))
+    second = finish(node.contain(grant, [sys.executable, HOLD, "4096", "1024"]))
     assert second["had_mib"] == 384
     assert second["result"] == 2  # out of memory, as CUDA says it
-    unlimited = finish(node.run(node.kubelet.admit("other", {GPU: 1}), [sys.executable, HOLD, "2048"]))
+    unlimited = finish(node.contain(node.kubelet.admit("other", {GPU: 1}), [sys.executable, HOLD, "2048"]))
     assert unlimited["had_mib"] == 2048
 
 
@@ -134,7 +129,7 @@ def test_memory_units_become_the_slots_limit(serving: Node) -> None:
 def test_an_idle_pod_is_parked(serving: Node) -> None:
     """Broken: pods are never parked, though the coordinator sees their processes."""
     node = serving
-    running = node.run(node.kubelet.admit("idle", {GPU: 1}), [sys.executable, HOLD, "64", "4096", "stay"])
+    running = node.contain(node.kubelet.admit("idle", {GPU: 1}), [sys.executable, HOLD, "64", "4096", "stay"])
     assert first_line(running) == {"total_mib": 4096, "had_mib": 64, "result": 0}
     for wanted in ("running", "parked"):
         (client,) = (each for each in node.status()["clients"] if each["process_id"] == running.pid)
@@ -155,7 +150,7 @@ def test_a_restarted_kubelet_gets_everything_again(node: Node, saturate: Path) -
     node.kubelet.await_devices(GPU, 2)
     assert node.kubelet.registrations == [GPU] * 4  # one before, two refused, one after
     assert node.kubelet.admit("job", {GPU: 1}) is grant  # the kubelet does not ask for what it has
-    finish(node.run(grant, [str(saturate), "0.05", "1000000", "2"]))
+    finish(node.contain(grant, [str(saturate), "0.05", "1000000", "2"]))
     node.kubelet.admit("next", {GPU: 1})
 
 
@@ -164,7 +159,7 @@ def test_upgrade_leaves_containers_what_they_mounted(node: Node, saturate: Path,
     node.start_plugin()
     node.kubelet.await_devices(GPU, 10)
     old = node.kubelet.admit("old", {GPU: 1})
-    running = node.run(old, [str(saturate), *LONG])
+    running = node.contain(old, [str(saturate), *LONG])
     eventually(lambda: "old" in node.slots() and node.slots()["old"]["leases"], "the slot's lease")
     before = node.slot_files()
     versions = []
@@ -186,9 +181,9 @@ def test_upgrade_leaves_containers_what_they_mounted(node: Node, saturate: Path,
     sources = [{inner: outer for outer, inner in grant.mounts}["/opt/nvshare"] for grant in (old, new)]
     assert Path(sources[0]).name != versions[1]
     assert Path(sources[1]).name == versions[1]
-    end(running)
+    stop(running)
     for grant in (old, new):  # the old one from the kubelet's memory
-        finish(node.run(grant, [str(saturate), "0.05", "1000000", "2"]))
+        finish(node.contain(grant, [str(saturate), "0.05", "1000000", "2"]))
 
 
 def test_without_a_coordinator_no_slot_is_given_out(node: Node, saturate: Path) -> None:
@@ -196,7 +191,7 @@ def test_without_a_coordinator_no_slot_is_given_out(node: Node, saturate: Path) 
     node.start_plugin("--coordinator-grace", "1ms", "--preferred", "pack")
     node.kubelet.await_devices(GPU, 10)
     grant = node.kubelet.admit("early", {GPU: 1})
-    running = node.run(grant, [str(saturate), *LONG])
+    running = node.contain(grant, [str(saturate), *LONG])
     eventually(lambda: "early" in node.slots() and node.slots()["early"]["clients"] == 1, "the pod's process")
     assert node.stop(node.coordinator) == 0
     node.kubelet.await_devices(GPU, 0)
@@ -206,7 +201,7 @@ def test_without_a_coordinator_no_slot_is_given_out(node: Node, saturate: Path) 
     node.kubelet.await_devices(GPU, 10)
     eventually(lambda: node.slots()["early"]["clients"] == 1, "the pod's process again")
     assert node.kubelet.admit("late", {GPU: 1}).mounts != grant.mounts
-    end(running)
+    stop(running)
 
 
 def test_what_goes_from_the_node_is_noticed(node: Node) -> None:
@@ -224,7 +219,7 @@ def test_what_goes_from_the_node_is_noticed(node: Node) -> None:
     # The library too: containers run without it, which a metric shows, and no new ones are admitted.
     odd = node.kubelet.admit("odd", {GPU: 1})
     shutil.rmtree(node.library_dir)
-    assert finish(node.run(odd, [sys.executable, "-c", "print('{}')"])) == {}
+    assert finish(node.contain(odd, [sys.executable, "-c", "print('{}')"])) == {}
     await_unregistered(node, "odd")
     with pytest.raises(AdmissionError, match=r"no hook library in .*: run `nvshare-install-library --to"):
         node.kubelet.admit("later", {GPU: 1})
@@ -247,7 +242,7 @@ def test_a_container_cannot_change_its_slot(serving: Node) -> None:
         "print(json.dumps({'slot': json.load(open('/run/nvshare/slot.json'))['slot'], 'errors': errors}))"
     )
     for user in (None, 65534):
-        told = finish(node.run(grant, [sys.executable, "-c", program], user=user))
+        told = finish(node.contain(grant, [sys.executable, "-c", program], user=user))
         assert told["slot"] == grant.annotations["nvshare.com/slot"]
         assert len(told["errors"]) == 4, told
 
@@ -273,7 +268,7 @@ def test_a_pods_own_preload_replaces_nothing(serving: Node) -> None:
     own, with_package = {"LD_PRELOAD": "libanl.so.1"}, {"PYTHONPATH": str(ROOT), "NVSHARE_SIMULATE": ""}
     for environment, command in ((own, look), (own | with_package, run)):
         made = replace(grant, environment=grant.environment | environment)
-        found = finish(node.run(made, command))
+        found = finish(node.contain(made, command))
         assert found["hooks"] == [hook]
         assert found["own"]
 
@@ -288,7 +283,7 @@ def test_a_setuid_program_takes_no_settings_from_its_caller(serving: Node) -> No
     shutil.copy("/bin/cat", program)
     program.chmod(0o4755)
     command = ["env", f"NVSHARE_LOG_FILE={log}", "NVSHARE_LOG=what the user writes", str(program)]
-    out, errors = node.run(grant, [*command, "/proc/self/maps", "/proc/self/status"], user=65534).communicate()
+    out, errors = node.contain(grant, [*command, "/proc/self/maps", "/proc/self/status"], user=65534).communicate()
     assert "libnvshare_hook.so" in out, errors
     assert "Uid:\t65534\t0\t0" in out, "the file system allows no setuid programs"
     assert not log.exists()
@@ -304,7 +299,7 @@ def test_an_image_with_another_libc_is_left_alone_and_seen(serving: Node, tmp_pa
     hello, source = tmp_path / "hello", tmp_path / "hello.c"
     source.write_text('#include <stdio.h>\nint main(void) { return puts("{}") < 0; }\n')
     subprocess.run([musl, "-o", str(hello), str(source)], check=True)
-    assert finish(node.run(grant, [str(hello)])) == {}
+    assert finish(node.contain(grant, [str(hello)])) == {}
     await_unregistered(node, "alpine")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,33 +18,6 @@ from tests.daemon.processes import Coordinators, Hook, Running
 from tests.waiting import eventually
 
 GIB = 1 << 30
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """A directory whose sockets fit."""
-    place = Path(tempfile.mkdtemp(prefix="nvp-"))
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
-
-
-@pytest.fixture
-def running(base: Path) -> Iterator[Running]:
-    """Two made-up GPUs, slots in base/slots."""
-    coordinators = Coordinators(base)
-    started = coordinators.start("--slots-dir", str(base / "slots"), gpus=2)
-    yield started
-    for each in coordinators.started:
-        if each.process.poll() is None:
-            each.kill()
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    """For hooks."""
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
 
 
 def put(base: Path, name: str, **changes: object) -> Path:
@@ -121,18 +92,11 @@ def test_a_slot_made_again_in_another_directory_is_served(
     hooks[1].next(messages.Welcome)
 
 
-def test_a_directory_that_cannot_hold_slots_is_said_at_once(base: Path) -> None:
-    """Else the coordinator runs, and no pod ever reaches it."""
+def test_slots_are_served_where_they_can_be_or_not_at_all(base: Path) -> None:
+    """Else the coordinator runs, and no pod ever reaches it; or `nvshare-ctl` on an ordinary machine talks of slots."""
     coordinators = Coordinators(base)
     code, text = coordinators.refused("--slots-dir", str(base / ("d" * 60)))
-    assert code == 1
-    assert "--slots-dir: " in text
-    assert "at most 107 bytes" in text
-
-
-def test_without_slots_nothing_changes(base: Path) -> None:
-    """Else `nvshare-ctl` on an ordinary machine talks of slots."""
-    coordinators = Coordinators(base)
+    assert (code, "--slots-dir: " in text, "at most 107 bytes" in text) == (1, True, True), text
     plain = coordinators.start()
     assert "slots" not in plain.status()
     assert plain.stop() == 0

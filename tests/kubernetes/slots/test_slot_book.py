@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
-import tempfile
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,9 +104,9 @@ def test_names_are_file_names_and_paths_fit(tmp_path: Path) -> None:
         slots.prepare(tmp_path / ("d" * 90))
 
 
-def test_a_directory_that_others_may_write_to_is_refused(short: Path) -> None:
+def test_a_directory_that_others_may_write_to_is_refused(base: Path) -> None:
     """Else any user of the node gives himself a slot without a limit."""
-    place = short / "open"
+    place = base / "open"
     place.mkdir()
     place.chmod(0o777)
     with pytest.raises(SlotError, match="writable by nobody else"):
@@ -294,16 +291,8 @@ def test_series_are_bounded_by_the_slots() -> None:
 # --- following the directory ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A directory whose sockets fit."""
-    place = Path(tempfile.mkdtemp(prefix="nvw-"))
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
-
-
 @pytest.mark.parametrize("with_inotify", [True, False])
-def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_come_change_and_go(base: Path, with_inotify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a pod waits for a coordinator that does not know its slot; also on a node that is out of inotify."""
     if not with_inotify:
 
@@ -311,10 +300,10 @@ def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: 
             raise OSError(24, "Too many open files")
 
         monkeypatch.setattr("nvshare.coordinator.kubernetes.slots.inotify.Inotify", none_left)
-    directory = short / "slots"
+    directory = base / "slots"
     slots.prepare(directory)
     slots.write(directory, a_slot("early"))
-    hooks = PeerListener(short / "hooks.sock", 0o600, Limits())
+    hooks = PeerListener(base / "hooks.sock", 0o600, Limits())
     book = SlotBook(partial(slots.note_hook_registered, directory))
     watch = SlotWatch(directory, hooks, book)
     now_ns = [0]
@@ -355,19 +344,19 @@ def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: 
     hooks.close()
 
 
-def test_one_slot_cannot_use_up_the_connections(short: Path) -> None:
+def test_one_slot_cannot_use_up_the_connections(base: Path) -> None:
     """Else one pod keeps all others from the GPU."""
-    hooks = PeerListener(short / "hooks.sock", 0o600, Limits(connections=10, connections_per_slot=2))
-    hooks.listen(short / "slot.sock", 0o666, "greedy")
+    hooks = PeerListener(base / "hooks.sock", 0o600, Limits(connections=10, connections_per_slot=2))
+    hooks.listen(base / "slot.sock", 0o666, "greedy")
     opened = []
     for _ in range(5):
         client = socket.socket(socket.AF_UNIX)
-        client.connect(str(short / "slot.sock"))
+        client.connect(str(base / "slot.sock"))
         opened.append(client)
         hooks.receive(0)
     assert (len(hooks), hooks.refusals.total()) == (2, 3)
     ordinary = socket.socket(socket.AF_UNIX)
-    ordinary.connect(str(short / "hooks.sock"))
+    ordinary.connect(str(base / "hooks.sock"))
     hooks.receive(0)
     assert len(hooks) == 3
     hooks.unlisten("greedy")
@@ -375,4 +364,4 @@ def test_one_slot_cannot_use_up_the_connections(short: Path) -> None:
     for client in (*opened, ordinary):
         client.close()
     hooks.close()
-    assert not list(short.glob("*.sock"))
+    assert not list(base.glob("*.sock"))

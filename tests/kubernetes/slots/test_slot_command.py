@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,39 +15,11 @@ from nvshare.coordinator.cli import ctl_slot
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
-from tests.daemon.processes import Coordinators, Hook, Running, ctl
+from tests.daemon.processes import Hook, Running, ctl
 from tests.waiting import eventually
 
 GIB = 1 << 30
 ME = str(os.geteuid())
-
-
-@pytest.fixture
-def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory whose sockets fit; `slot` uses base/slots."""
-    place = Path(tempfile.mkdtemp(prefix="nvp-"))
-    place.chmod(0o755)
-    monkeypatch.setenv("NVSHARE_SLOTS_DIR", str(place / "slots"))
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
-
-
-@pytest.fixture
-def running(base: Path) -> Iterator[Running]:
-    """Two made-up GPUs and their slots."""
-    coordinators = Coordinators(base)
-    yield coordinators.start("--slots-dir", str(base / "slots"), gpus=2)
-    for each in coordinators.started:
-        if each.process.poll() is None:
-            each.kill()
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    """For hooks."""
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
 
 
 def test_a_slot_is_made_changed_and_removed(
