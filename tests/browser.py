@@ -56,13 +56,11 @@ class Browser:
         self._replies, reply_write = os.pipe()
         # The browser reads descriptor 3 and writes 4.
         inherit = f'exec "$@" 3<&{command_read} 4>&{reply_write}'
+        null = subprocess.DEVNULL
         self._process = subprocess.Popen(
             ["bash", "-c", inherit, "bash", executable, *OPTIONS, f"--user-data-dir={profile}"],
-            pass_fds=(command_read, reply_write),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+            pass_fds=(command_read, reply_write), stdin=null, stdout=null, stderr=null,
+        )  # fmt: skip
         os.close(command_read)
         os.close(reply_write)
         self._unread = b""

@@ -47,14 +47,9 @@ class Shell:
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
-            ["bash"],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+            ["bash"], cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
 
     def type(self, command: str) -> str:
         """Output of the command; ends this program if it failed."""

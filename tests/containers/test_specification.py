@@ -24,7 +24,6 @@ _PACKAGED: Final = "share/gocode/src/github.com/container-orchestrated-devices/c
 SCHEMAS: Final = [Path("/usr") / _PACKAGED, ROOT / "build" / "cdi" / "usr" / _PACKAGED]
 """CDI's own JSON schema, where Debian's golang-github-container-orchestrated-devices-container-device-interface-dev or
 `.ci/run` puts it."""
-KIND: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?")
 DEVICE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 
@@ -55,10 +54,8 @@ def is_simulated(made: dict[str, Any]) -> bool:
 
 
 def test_it_follows_the_rules_of_cdi(made: dict[str, Any]) -> None:
-    """Broken: an engine refuses the file, and says so only in its log."""
-    assert set(made) == {"cdiVersion", "kind", "devices", "containerEdits"}
+    """Broken: an engine refuses the file for what no schema says, and says so only in its log."""
     assert made["cdiVersion"] == "0.5.0"
-    assert KIND.fullmatch(made["kind"])
     names = [device["name"] for device in made["devices"]]
     assert names[:2] == ["all", "0"]
     assert len(names) == len(set(names)) == 5
@@ -66,10 +63,7 @@ def test_it_follows_the_rules_of_cdi(made: dict[str, Any]) -> None:
         assert DEVICE.fullmatch(name)
         assert edits_for(made, f"{made['kind']}={name}")[1]  # an empty edit is an error
     for edits in (made["containerEdits"], *(device["containerEdits"] for device in made["devices"])):
-        assert set(edits) <= {"env", "mounts"}
-        assert all(re.fullmatch(r"[A-Z_]+=.+", variable) for variable in edits.get("env", []))
         for mount in edits.get("mounts", []):
-            assert set(mount) == {"hostPath", "containerPath", "options"}
             assert mount["containerPath"].startswith("/")
             assert Path(mount["hostPath"]).is_absolute()
             assert Path(mount["hostPath"]).exists()

@@ -42,12 +42,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "mkdocs.yml", folder)
     done = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", folder / "mkdocs.yml"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "build" / "site"
 

@@ -13,16 +13,9 @@ from tests.daemon.conftest import connect, coordinators  # noqa: F401 (fixtures)
 from tests.harness import one_gpu
 
 EXTRA: dict[str, Any] = {
-    "simulated": True,
-    "runtime_dir": "run",
-    "problems": [],
-    "host_owners": [],
-    "gangs": [],
-    "live": [],
-    "hides_names": False,
-    "host_budget_bytes": 1 << 30,
-    "host_shared_bytes": 0,
-}
+    "simulated": True, "runtime_dir": "run", "problems": [], "host_owners": [], "gangs": [], "live": [],
+    "hides_names": False, "host_budget_bytes": 1 << 30, "host_shared_bytes": 0,
+}  # fmt: skip
 
 
 def status() -> dict[str, Any]:
