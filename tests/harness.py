@@ -48,6 +48,11 @@ class ScriptedClient(Client):
         assert len(grants) <= 1, grants
         return grants[0] if grants else None
 
+    def lease(self) -> int:
+        """Id of the lease granted since the last call; 0 if there is none."""
+        grant = self.granted()
+        return grant.lease_id if grant else 0
+
     def attach(self, uuid: str = GPU, **more: Any) -> None:
         """Attaches to the first GPU, or another one."""
         Client.attach(self, uuid, **more)
@@ -71,8 +76,8 @@ class ScriptedClient(Client):
 
     def seat(self, gpu: int = 0) -> SeatSnapshot:
         """The client's seat as seen by the engine."""
-        snapshot = self.harness.scheduler.snapshot(self.harness.clock.now_ns)
-        (record,) = (client for client in snapshot.clients if client.client == self.client)
+        record = self.harness.scheduler.client_snapshot(self.client, self.harness.clock.now_ns)
+        assert record is not None
         (seat,) = (seat for seat in record.seats if seat.gpu == gpu)
         return seat
 
@@ -172,6 +177,12 @@ def one_gpu(capacity: int = 1 << 30, **settings: Any) -> Harness:
     harness = Harness(create, **settings)
     harness.gpu(capacity=capacity)
     return harness
+
+
+def contended(count: int = 2, /, **settings: Any) -> tuple[Harness, *tuple[ScriptedClient, ...]]:
+    """A harness with one GPU, and clients that want it; the first one holds the lease."""
+    harness = one_gpu(**settings)
+    return harness, *(harness.client(wanted=True) for _ in range(count))
 
 
 def play_turn(harness: Harness, drain_ms: float = 0.0) -> int:

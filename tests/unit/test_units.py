@@ -69,7 +69,7 @@ def test_the_quantum_is_bounded_and_may_be_automatic() -> None:
             parse_quantum(text)
 
 
-@given(st.text(max_size=30))
+@given(st.text("0123456789.,-+% ٣esmhukgKMGTiBauto\n\0", max_size=12))
 def test_no_text_is_a_crash(text: str) -> None:
     """Broken if some text raised anything but ValueError."""
     for parse in (parse_duration, parse_duration_or_never, parse_quantum, parse_size):

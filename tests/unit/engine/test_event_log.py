@@ -32,7 +32,8 @@ def test_the_log_knows_every_policy() -> None:
 def test_a_log_replays_to_the_same_commands(policy: str, length: int) -> None:
     """Broken: a failure could not be run again from what was logged; or something hidden feeds the core."""
     settings = core_settings(policy=policy, event_log_length=length)
-    world = World(5, Work(memory_bytes=600, admin_every_ns=SECOND_NS, death_chance=0.05), create, settings)
+    work = Work(memory_bytes=600, admin_every_ns=SECOND_NS, death_chance=0.05, duration_ns=6 * SECOND_NS)
+    world = World(5, work, create, settings)
     world.run()
     assert world.scheduler is not None
     told = world.scheduler.event_log

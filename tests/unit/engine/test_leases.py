@@ -8,42 +8,26 @@ from nvshare.coordinator.engine.scheduler import OverdueAction
 from nvshare.coordinator.model.commands import Kill, RecordLease
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from tests.harness import GPU, one_gpu, play_turn
+from tests.harness import GPU, contended, one_gpu, play_turn
 
 QUANTUM_MS = 100
 
 
-def test_a_free_gpu_is_granted_at_once() -> None:
-    """Broken: a process alone would wait for something."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    grant = a.granted()
-    assert grant is not None
-    assert (grant.lease_id, grant.quantum_ns, grant.waiters) == (1, QUANTUM_MS * MILLISECOND_NS, 0)
-    assert harness.timer_ns is None, "nothing is due, so nothing may poll"
-
-
-def test_settings_come_before_the_grant() -> None:
-    """Broken: a hook would open its gate without knowing its budget."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
+def test_a_program_alone_is_granted_at_once_and_never_interrupted() -> None:
+    """Broken: a process alone waits for something or is interrupted, or a gate opens before its budget is known."""
+    harness, a = contended(1)
     kinds = [type(message) for message in a.inbox]
     assert kinds == [messages.Welcome, messages.GpuSettings, messages.Allot, messages.Grant]
-
-
-def test_a_holder_alone_keeps_the_lease_for_ever() -> None:
-    """Broken: a process alone would be interrupted."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
+    (grant,) = a.take(messages.Grant)
+    assert (grant.lease_id, grant.quantum_ns, grant.waiters) == (1, QUANTUM_MS * MILLISECOND_NS, 0)
+    assert harness.timer_ns is None, "nothing is due, so nothing may poll"
     harness.advance(3600 * SECOND_NS)
     assert not a.take(messages.Revoke)
-    assert harness.gpu_snapshot().statistics.revokes == 0
 
 
 def test_the_quantum_counts_from_the_grant() -> None:
     """Broken: a holder would be cut short, or keep others waiting longer than its quantum."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
+    harness, a = contended(1)
     harness.milliseconds(40)
     b = harness.client(wanted=True)
     (waiters,) = a.take(messages.Waiters)
@@ -60,20 +44,9 @@ def test_the_quantum_counts_from_the_grant() -> None:
     assert (grant.lease_id, grant.waiters) == (2, 1)
 
 
-def test_a_holder_past_its_quantum_is_revoked_when_somebody_comes() -> None:
-    """Broken: a newcomer would wait a whole quantum for one who has long had his."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    harness.milliseconds(5 * QUANTUM_MS)
-    harness.client(wanted=True)
-    assert len(a.take(messages.Revoke)) == 1
-
-
 def test_waiters_are_told_when_contention_ends() -> None:
     """Broken: a holder would stay paced and release early for nobody."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    harness, a, b = contended()
     assert [message.waiters for message in a.take(messages.Waiters)] == [1]
     c = harness.client(wanted=True)
     assert not a.take(messages.Waiters), "from one to two is no news"
@@ -87,9 +60,7 @@ def test_waiters_are_told_when_contention_ends() -> None:
 @pytest.mark.parametrize("wanted", [False, True])
 def test_an_idle_release_hands_over_without_a_revocation(wanted: bool) -> None:
     """Broken: early release would not pass the GPU on, or one that is also a request would keep it from the others."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    harness, a, b = contended()
     a.release(idle=True, wanted=wanted)
     assert b.granted() is not None
     assert harness.gpu_snapshot().statistics.idle_releases == 1
@@ -97,24 +68,9 @@ def test_an_idle_release_hands_over_without_a_revocation(wanted: bool) -> None:
     assert a.seat().phase == ("waiting" if wanted else "idle")
 
 
-def test_a_release_may_be_a_request() -> None:
-    """Broken: a client whose threads wait would be forgotten after its quantum."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
-    harness.milliseconds(QUANTUM_MS)
-    a.release(wanted=True)
-    b.granted()
-    harness.milliseconds(QUANTUM_MS)
-    a.take(messages.Grant)
-    b.release()
-    assert a.granted() is not None
-
-
 def test_a_request_that_crosses_a_grant_or_a_revocation_says_nothing_new() -> None:
     """Broken: a client would be granted again what it gave back for good."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
+    harness, a = contended(1)
     a.request()
     assert a.seat().phase == "holding"
     b = harness.client(wanted=True)
@@ -128,43 +84,29 @@ def test_a_request_that_crosses_a_grant_or_a_revocation_says_nothing_new() -> No
 
 def test_an_idle_release_that_crosses_the_revocation_is_accepted() -> None:
     """Broken: an honest client would be cut off for a race."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    harness, a, b = contended()
     harness.milliseconds(QUANTUM_MS)
     a.release(idle=True)
     assert b.granted() is not None
     assert harness.gpu_snapshot().statistics.idle_releases == 0, "it was asked to, so this was no early release"
 
 
-def test_a_dead_holders_lease_is_free_at_once() -> None:
-    """Broken: invariant 6, a SIGKILL would block the GPU."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
-    a.die()
-    assert b.granted() is not None
-    assert harness.gpu_snapshot().clients == 1
-
-
-def test_a_dead_client_in_the_middle_of_its_drain_frees_the_lease() -> None:
-    """Broken: invariant 6, the drain deadline would have to pass first."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
-    harness.milliseconds(QUANTUM_MS)
-    assert a.seat().phase == "revoking"
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_dead_holders_lease_is_free_at_once(draining: bool) -> None:
+    """Broken: invariant 6, a SIGKILL would block the GPU, or the deadline of a drain would have to pass first."""
+    harness, a, b = contended()
+    if draining:
+        harness.milliseconds(QUANTUM_MS)
+        assert a.seat().phase == "revoking"
     a.die()
     assert b.granted() is not None
     assert harness.timer_ns is None
+    assert harness.gpu_snapshot().clients == 1
 
 
 def test_a_dead_waiter_is_granted_nothing() -> None:
     """Broken: a lease would go to nobody, and the GPU stand still."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
-    c = harness.client(wanted=True)
+    _, a, b, c = contended(3)
     b.die()
     a.release()
     assert c.granted() is not None
@@ -184,30 +126,20 @@ def test_each_gpu_has_its_own_lease() -> None:
 
 
 def test_the_journal_follows_the_lease() -> None:
-    """Broken: a restarted coordinator would wait for the wrong process, or for none."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    """Broken: a restarted coordinator waits for the wrong process or for none, or two processes hold the GPU after a
+    crash between a record and its grant."""
+    harness, a, b = contended()
+    kinds = [type(c) if not hasattr(c, "message") else type(c.message) for c in harness.commands]
+    assert kinds.index(RecordLease) < kinds.index(messages.Grant)
     a.release(idle=True)
     b.release(idle=True)
     records = [(c.lease_id, c.process_id) for c in harness.commands if isinstance(c, RecordLease)]
     assert records == [(1, a.process_id), (2, b.process_id), (2, 0)], "once for each hand-over"
 
 
-def test_the_journal_is_written_before_the_grant_is_sent() -> None:
-    """Broken: after a crash between the two, two processes could hold the GPU."""
-    harness = one_gpu()
-    harness.client(wanted=True)
-    kinds = [type(c) if not hasattr(c, "message") else type(c.message) for c in harness.commands]
-    assert kinds.index(RecordLease) < kinds.index(messages.Grant)
-
-
 def test_a_drain_past_its_deadline_lets_others_on() -> None:
     """Broken: invariant 10, a hung client would hang the others."""
-    harness = one_gpu(drain_deadline_ns=SECOND_NS)
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
-    c = harness.client(wanted=True)
+    harness, a, b, c = contended(3, drain_deadline_ns=SECOND_NS)
     harness.milliseconds(QUANTUM_MS + 999)
     assert b.granted() is None
     harness.milliseconds(1)
@@ -287,9 +219,7 @@ def test_a_late_client_must_fit_beside_what_cannot_move() -> None:
 
 def test_a_release_that_says_not_drained_counts_as_overdue_once() -> None:
     """Broken: work that still runs would be taken for finished, or counted twice."""
-    harness = one_gpu(drain_deadline_ns=SECOND_NS)
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    harness, a, b = contended(drain_deadline_ns=SECOND_NS)
     harness.milliseconds(QUANTUM_MS + 500)
     a.release(drained=False)
     assert b.granted() is not None
@@ -298,9 +228,7 @@ def test_a_release_that_says_not_drained_counts_as_overdue_once() -> None:
 
 def test_demotion_lasts_until_a_release_in_time() -> None:
     """Broken: the action `demote` would do nothing, or never end."""
-    harness = one_gpu(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.DEMOTE)
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    harness, a, b = contended(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.DEMOTE)
     harness.milliseconds(QUANTUM_MS + 1000)
     a.take(messages.Grant)
     a.release(wanted=True)
@@ -319,9 +247,7 @@ def test_demotion_lasts_until_a_release_in_time() -> None:
 
 def test_the_action_kill_names_the_process() -> None:
     """Broken: the action `kill` would do nothing, or hit another."""
-    harness = one_gpu(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.KILL)
-    a = harness.client(wanted=True)
-    harness.client(wanted=True)
+    harness, a, _ = contended(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.KILL)
     harness.milliseconds(QUANTUM_MS + 1000)
     (kill,) = [c for c in harness.commands if isinstance(c, Kill)]
     assert (kill.client, kill.process_id) == (a.client, a.process_id)
@@ -329,8 +255,7 @@ def test_the_action_kill_names_the_process() -> None:
 
 def test_times_and_counts_add_up() -> None:
     """Broken: status and metrics would show what did not happen."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
+    harness, a = contended(1)
     harness.milliseconds(10)
     b = harness.client(wanted=True)
     harness.milliseconds(90)
@@ -353,9 +278,7 @@ def test_times_and_counts_add_up() -> None:
 @pytest.mark.parametrize("opened_at_ns", [0, 1, (1 << 64) - 1])
 def test_impossible_times_of_a_client_are_dropped(opened_at_ns: int) -> None:
     """Broken: a client could put nonsense into everybody's figures."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    harness, a, b = contended()
     harness.milliseconds(QUANTUM_MS)
     a.release(drain_ns=(1 << 64) - 1)
     b.release(idle=True, opened_at_ns=opened_at_ns)
@@ -366,8 +289,7 @@ def test_impossible_times_of_a_client_are_dropped(opened_at_ns: int) -> None:
 
 def test_time_that_goes_backwards_stands_still() -> None:
     """Broken: a clock's hiccup would make negative times."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
+    harness, a = contended(1)
     harness.clock.now_ns -= SECOND_NS
     a.release(idle=True)
     assert a.seat().statistics.used_ns == 0
@@ -375,9 +297,7 @@ def test_time_that_goes_backwards_stands_still() -> None:
 
 def test_holder_and_next_in_line_are_alerted_before_the_quantum_ends() -> None:
     """Broken: every hand-over would wait for processors that sleep; or all who wait would be kept awake."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b, c = harness.client(wanted=True), harness.client(wanted=True)
+    harness, a, b, c = contended(3)
     harness.milliseconds(QUANTUM_MS - 2)
     assert not a.take(messages.Standby)
     harness.milliseconds(1)
@@ -391,10 +311,9 @@ def test_holder_and_next_in_line_are_alerted_before_the_quantum_ends() -> None:
     assert not c.take(messages.Standby)
 
 
-def test_the_next_in_line_is_alerted_when_a_lease_ends_early() -> None:
-    """Broken: whoever comes to a holder past its quantum waits for his own processor."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
+def test_a_holder_past_its_quantum_is_revoked_when_somebody_comes() -> None:
+    """Broken: a newcomer waits a whole quantum for a holder that has had its own, or for a processor that sleeps."""
+    harness, a = contended(1)
     harness.milliseconds(5 * QUANTUM_MS)
     b = harness.client(wanted=True)
     assert a.take(messages.Revoke)
@@ -404,8 +323,7 @@ def test_the_next_in_line_is_alerted_when_a_lease_ends_early() -> None:
 
 def test_the_last_minute_is_shared_as_it_was() -> None:
     """Broken if a program's share told of old times, or counted its waits."""
-    harness = one_gpu()
-    a, b = harness.client(wanted=True), harness.client(wanted=True)
+    harness, a, b = contended()
     for _ in range(600):  # more than a minute of turns
         for holder in (a, b):
             harness.milliseconds(QUANTUM_MS)

@@ -14,14 +14,12 @@ from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobView, Plan, PolicyBase
 from nvshare.scheduler_policies.registry import create
-from tests.harness import GPU, Harness, one_gpu
+from tests.harness import GPU, Harness, contended, one_gpu
 
 
 def test_a_new_quantum_holds_for_the_lease_at_hand() -> None:
     """Broken: `set quantum` would take effect only after the old, perhaps very long, quantum."""
-    harness = one_gpu(quantum_ns=60 * SECOND_NS)
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    harness, a, b = contended(quantum_ns=60 * SECOND_NS)
     harness.milliseconds(300)
     harness.handle(events.Set("quantum", 250 * MILLISECOND_NS))
     assert len(a.take(messages.Revoke)) == 1
@@ -36,10 +34,16 @@ class _AnHour(PolicyBase):
         return Plan((Allotment(jobs[0].client, 3600 * SECOND_NS),))
 
 
+def turns_of_an_hour(capacity: int = 1 << 30) -> Harness:
+    """A GPU whose policy gives turns of an hour; other policies can be chosen by their names."""
+    harness = Harness(lambda name, uuid: _AnHour() if name == "an_hour" else create(name, uuid), policy="an_hour")
+    harness.gpu(capacity=capacity)
+    return harness
+
+
 def test_a_new_policy_does_not_wait_for_a_turn_of_the_old_one() -> None:
     """Broken: after `set policy` everybody would wait for a turn whose length the replaced policy chose."""
-    harness = Harness(lambda name, uuid: _AnHour() if name == "an_hour" else create(name, uuid), policy="an_hour")
-    harness.gpu()
+    harness = turns_of_an_hour()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.milliseconds(300)
@@ -53,8 +57,7 @@ def test_a_new_policy_does_not_wait_for_a_turn_of_the_old_one() -> None:
 
 def test_a_new_quantum_holds_for_a_turn_that_a_new_policy_has_bounded() -> None:
     """Broken: after `set policy` and `set quantum` clients wait for the longer quantum of before."""
-    harness = Harness(lambda name, uuid: _AnHour() if name == "an_hour" else create(name, uuid), policy="an_hour")
-    harness.gpu()
+    harness = turns_of_an_hour()
     a = harness.client(wanted=True)
     harness.client(wanted=True)
     harness.milliseconds(30)
@@ -66,8 +69,7 @@ def test_a_new_quantum_holds_for_a_turn_that_a_new_policy_has_bounded() -> None:
 
 def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
     """Broken: a policy that is replaced during a switch still decides the length of the turn after it."""
-    harness = Harness(lambda name, uuid: _AnHour() if name == "an_hour" else create(name, uuid), policy="an_hour")
-    harness.gpu(capacity=100)
+    harness = turns_of_an_hour(100)
     a, b = harness.client(), harness.client()
     a.report(allocated=60, resident=20, host=40)
     a.request()
@@ -82,39 +84,25 @@ def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
     assert len(a.take(messages.Revoke)) == 1
 
 
-def test_a_quantum_may_be_for_one_gpu() -> None:
-    """Broken: setting one GPU's quantum would change the others."""
-    harness = one_gpu()
-    harness.gpu("GPU-1")
-    harness.handle(events.Set("quantum", 5 * MILLISECOND_NS, "GPU-1"))
-    assert harness.gpu_snapshot().rules.quantum_ns == 100 * MILLISECOND_NS
-    assert harness.gpu_snapshot("GPU-1").rules.quantum_ns == 5 * MILLISECOND_NS
-
-
 def test_the_automatic_quantum_follows_the_measured_cost() -> None:
     """Broken: `auto` would be fair at any price, or cheap at any wait."""
-    harness = one_gpu(quantum_ns=None)
+    harness, *_ = contended(quantum_ns=None)
     assert harness.gpu_snapshot().rules.quantum_automatic
     assert harness.gpu_snapshot().rules.quantum_ns == 100 * MILLISECOND_NS, "before anything is measured"
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
-    first, second = a, b
     for _ in range(60):
-        harness.until(lambda client=first: client.seat().phase == "revoking")  # type: ignore[misc]
+        (holder,) = harness.gpu_snapshot().leases.holders
+        client = harness.clients[holder]
+        harness.until(lambda client=client: client.seat().phase == "revoking")  # type: ignore[misc]
         harness.milliseconds(20)
-        first.release(wanted=True, drain_ns=20 * MILLISECOND_NS)
-        first, second = second, first
-    gpu = harness.gpu_snapshot()
+        client.release(wanted=True, drain_ns=20 * MILLISECOND_NS)
     # 20 ms of drain per switch at 5 %: 380 ms.
-    assert 370 * MILLISECOND_NS <= gpu.rules.quantum_ns <= 390 * MILLISECOND_NS
+    assert 370 * MILLISECOND_NS <= harness.gpu_snapshot().rules.quantum_ns <= 390 * MILLISECOND_NS
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in time", "late"])
 def test_a_failed_drain_does_not_change_the_automatic_quantum(late: bool) -> None:
     """Broken: one program that hangs would give all others turns of seconds."""
-    harness = one_gpu(quantum_ns=None)
-    a = harness.client(wanted=True)
-    harness.client(wanted=True)
+    harness, a, _ = contended(quantum_ns=None)
     harness.until(lambda: a.seat().phase == "revoking")
     granted_ns = harness.clock.now_ns
     harness.until(lambda: a.seat().phase == "overdue") if late else harness.milliseconds(9999)
@@ -127,9 +115,7 @@ def test_a_failed_drain_does_not_change_the_automatic_quantum(late: bool) -> Non
 
 def test_the_automatic_quantum_is_bounded() -> None:
     """Broken: with quick switches it would go to nothing."""
-    harness = one_gpu(quantum_ns=None)
-    a = harness.client(wanted=True)
-    harness.client(wanted=True)
+    harness, a, _ = contended(quantum_ns=None)
     harness.milliseconds(100)
     a.release(drain_ns=1000)
     assert harness.gpu_snapshot().rules.quantum_ns == 20 * MILLISECOND_NS
@@ -137,9 +123,7 @@ def test_the_automatic_quantum_is_bounded() -> None:
 
 def test_paused_means_granted_nothing_and_giving_back() -> None:
     """Broken: `pause` would leave the client running, or lose it for ever."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    harness, a, b = contended()
     harness.handle(events.Set("paused", True, client=b.client))
     assert [w.waiters for w in a.take(messages.Waiters)] == [1, 0]
     harness.handle(events.Set("paused", True, client=a.client))
@@ -166,20 +150,9 @@ def test_a_client_that_is_paused_while_it_asks_waits_on() -> None:
     assert a.granted() is not None
 
 
-def test_a_paused_client_may_die() -> None:
-    """Broken: invariant 6 for those who are paused."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    harness.handle(events.Set("paused", True, client=a.client))
-    a.die()
-    assert harness.gpu_snapshot().clients == 0
-
-
 def test_to_concurrent_all_who_wait_are_let_in() -> None:
     """Broken: switching would leave those who wait waiting."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    harness, a, b = contended()
     a.take(messages.GpuSettings)
     harness.handle(events.Set("sharing", "concurrent"))
     assert b.granted() is not None
@@ -191,9 +164,7 @@ def test_to_concurrent_all_who_wait_are_let_in() -> None:
 
 def test_to_exclusive_all_must_have_released_before_the_first_grant() -> None:
     """Broken: invariant 1 across the switch."""
-    harness = one_gpu(sharing=Sharing.CONCURRENT)
-    a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
+    harness, a, b = contended(sharing=Sharing.CONCURRENT)
     c = harness.client()
     for client in (a, b):
         assert client.granted() is not None
@@ -210,8 +181,7 @@ def test_to_exclusive_all_must_have_released_before_the_first_grant() -> None:
 
 def test_to_exclusive_a_holder_alone_goes_on() -> None:
     """Broken: a process alone would be interrupted for nothing, or the journal would not know it."""
-    harness = one_gpu(sharing=Sharing.CONCURRENT)
-    a = harness.client(wanted=True)
+    harness, a = contended(1, sharing=Sharing.CONCURRENT)
     harness.advance(SECOND_NS)
     harness.handle(events.Set("sharing", "exclusive"))
     assert not a.take(messages.Revoke)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
-from tests.harness import one_gpu
+from tests.harness import contended
 
 QUANTUM_MS = 100
 
 
 def test_pacing_begins_with_the_second_client_and_ends_with_it() -> None:
     """Broken: a client alone would be slowed down, or a crowd would have unbounded drains."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
+    harness, a = contended(1)
     assert [s.pacing_budget_ns for s in a.take(messages.GpuSettings)] == [0]
     harness.client()
     assert not a.take(messages.GpuSettings), "a program that only looked at the card is nobody to be paced for"
@@ -31,8 +30,7 @@ def test_pacing_begins_with_the_second_client_and_ends_with_it() -> None:
 
 def test_a_holder_whose_turn_nobody_wanted_is_paced_as_one_that_is_alone() -> None:
     """Broken: a neighbour that only keeps its memory costs each launch of a program."""
-    harness = one_gpu()
-    a, b = harness.client(wanted=True), harness.client(wanted=True)
+    harness, a, b = contended()
     harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
     b.release(idle=True)

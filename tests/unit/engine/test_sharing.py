@@ -39,6 +39,16 @@ def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Harness, ScriptedC
     return harness, a, b
 
 
+def ask(client: ScriptedClient, size: int) -> None:
+    """Asks for room, without waiting for the answer."""
+    client.say(messages.ReserveMemory(0, 7, size))
+
+
+def reserved(client: ScriptedClient) -> list[int]:
+    """The answers since the last call."""
+    return [answer.bytes for answer in client.take(messages.MemoryReserved)]
+
+
 def move(*clients: ScriptedClient) -> None:
     """They carry out their orders."""
     for client in clients:
@@ -83,14 +93,13 @@ def test_growth_beyond_the_card_begins_turns() -> None:
     """Broken: invariant 4: it is granted beside what others have, or a program is out of memory that could take
     turns."""
     harness, a, b = side_by_side()
-    harness.handle(events.Received(a.client, messages.ReserveMemory(0, 7, 70)))
+    ask(a, 70)
     assert not a.take(messages.MemoryReserved), "neither refused nor granted yet"
     assert not a.take(messages.Revoke)
     assert len(b.take(messages.Revoke)) == 1
     b.release(wanted=True)
     move(b)
-    (answer,) = a.take(messages.MemoryReserved)
-    assert answer.bytes == 70
+    assert reserved(a) == [70]
     a.report(allocated=70, resident=70)
     assert harness.gpu_snapshot().memory.resident_bytes <= 100
     harness.milliseconds(100)
@@ -102,24 +111,21 @@ def test_growth_beyond_the_card_begins_turns() -> None:
 
 def test_the_other_one_first() -> None:
     """Broken: a growth is refused while the one who could make room has just begun to drain."""
-    harness, a, b = side_by_side()
-    harness.handle(events.Received(a.client, messages.ReserveMemory(0, 7, 70)))
+    _, a, b = side_by_side()
+    ask(a, 70)
     b.release(wanted=False)
-    (evict,) = b.take(messages.Evict)
-    assert evict.bytes == 20
-    b.moved(evict.order_id, 20)
-    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [70]
+    move(b)
+    assert reserved(a) == [70]
     a.release(wanted=True)
 
 
 def test_alone_on_the_card_nobody_is_revoked() -> None:
     """Broken: the only one at work gives its lease back for a growth for which somebody idle makes room."""
-    harness, a, b = side_by_side()
+    _, a, b = side_by_side()
     b.release(wanted=False)
-    harness.handle(events.Received(a.client, messages.ReserveMemory(0, 7, 70)))
-    (evict,) = b.take(messages.Evict)
-    b.moved(evict.order_id, evict.bytes)
-    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [70]
+    ask(a, 70)
+    move(b)
+    assert reserved(a) == [70]
     assert not a.take(messages.Revoke)
 
 
@@ -142,19 +148,6 @@ def test_side_by_side_again_when_there_is_room() -> None:
     harness.milliseconds(100)
     assert holders(harness) == {a.client, b.client}
     assert not a.take(messages.Revoke)
-
-
-def test_to_exclusive_the_first_member_goes_on() -> None:
-    """Broken: what the operator wants is overruled, or every program drains for it."""
-    harness, a, b = side_by_side()
-    harness.handle(events.Set("sharing", "exclusive"))
-    (revoke,) = b.take(messages.Revoke)
-    assert not a.take(messages.Revoke)
-    b.release(revoke.lease_id, wanted=True)
-    assert holders(harness) == {a.client}
-    assert [note["why"] for note in harness.notifications("revoked")] == ["plan"]
-    harness.handle(events.Set("sharing", "concurrent"))
-    assert holders(harness) == {a.client, b.client}
 
 
 class _All(PolicyBase):
@@ -320,18 +313,6 @@ def test_concurrent_sharing_waits_for_no_drain() -> None:
     assert a.take(messages.Revoke)
     harness.handle(events.Set("sharing", "concurrent"))
     assert holders(harness) == {b.client, c.client}
-
-
-def test_concurrent_sharing_grants_everybody() -> None:
-    """Broken: `--sharing concurrent` would still take turns."""
-    harness = one_gpu(sharing=Sharing.CONCURRENT)
-    clients = [harness.client(wanted=True) for _ in range(3)]
-    grants = [client.granted() for client in clients]
-    assert [grant.lease_id for grant in grants if grant] == [1, 2, 3]
-    assert harness.timer_ns is None
-    for client in clients:
-        client.release(idle=True)
-    assert harness.gpu_snapshot().leases.holders == ()
 
 
 def test_policies_know_that_clients_drain() -> None:

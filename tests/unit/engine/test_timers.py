@@ -20,7 +20,7 @@ from nvshare.scheduler_policies.api import (
     State,
     TurnEnded,
 )
-from tests.harness import Harness, ScriptedClient, one_gpu
+from tests.harness import Harness, ScriptedClient, contended, one_gpu
 
 SWAP = messages.MemoryMode.SWAP
 DRAIN_NS = 20 * MILLISECOND_NS
@@ -129,9 +129,7 @@ def test_an_order_that_hangs_is_noticed_though_everything_fits_by_now() -> None:
 
 def test_a_timer_that_fires_for_nothing_is_set_again() -> None:
     """Broken: after a timer that fired early the end of the quantum would never come."""
-    harness = one_gpu()
-    a = harness.client(wanted=True)
-    harness.client(wanted=True)
+    harness, a, _ = contended()
     due_ns = harness.timer_ns
     harness.timer_ns = None
     harness.handle(events.TimerFired())
