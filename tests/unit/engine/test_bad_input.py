@@ -66,6 +66,7 @@ def test_speaking_before_hello_is_refused() -> None:
     for event in (
         events.Received(9, messages.Request(0)),
         events.Received(9, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)),
+        events.Received(9, messages.ReserveHost(1, 100)),
     ):
         with pytest.raises(RemoteProtocolError):
             harness.handle(event)
@@ -157,7 +158,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_no_sequence_of_client_events_breaks_an_invariant(data: st.DataObject) -> None:
     """Broken: some order of messages, legal or not, would crash the core or break an invariant."""

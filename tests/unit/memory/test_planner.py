@@ -15,34 +15,21 @@ Cost = tuple[int, int]
 """Bytes that moved while nobody computed, and bytes that moved in all."""
 
 
-def test_nothing_moves_when_everything_fits() -> None:
-    """Broken: switches would cost where they need not."""
-    assert plan_switch(0, [Candidate(2, 50)], Room(10)) == Plan()
-
-
-def test_only_the_overflow_moves() -> None:
-    """Broken: a switch would cost the working set instead of what does not fit."""
-    assert plan_switch(20, [Candidate(2, 60)], Room(0)) == Plan((Eviction(2, 20),), 20, 0)
-
-
-def test_what_is_free_is_filled_at_once() -> None:
-    """Broken: the two directions of the link would be used one after the other."""
-    assert plan_switch(50, [Candidate(2, 60)], Room(30)) == Plan((Eviction(2, 20),), 50, 30)
-
-
-def test_what_leaves_already_is_not_asked_for_again() -> None:
-    """Broken: an eviction under way would be followed by another one for the same room."""
-    assert plan_switch(50, [Candidate(2, 60)], Room(10, 25)) == Plan((Eviction(2, 15),), 50, 10)
-
-
-def test_the_farthest_gives_first() -> None:
-    """Broken: Belady's rule, memory would go out that is needed next."""
-    assert plan_switch(20, [Candidate(3, 30), Candidate(2, 30)], Room(0)).evictions == (Eviction(3, 20),)
-
-
-def test_a_client_larger_than_the_card_is_brought_in_as_far_as_there_is_room() -> None:
-    """Broken: it would never run."""
-    assert plan_switch(500, [Candidate(2, 30)], Room(70)) == Plan((Eviction(2, 30),), 100, 70)
+@pytest.mark.parametrize(
+    ("missing", "far", "room", "plan"),
+    [
+        (0, [Candidate(2, 50)], Room(10), Plan()),  # everything fits
+        (20, [Candidate(2, 60)], Room(0), Plan((Eviction(2, 20),), 20, 0)),  # the overflow, not the working set
+        (50, [Candidate(2, 60)], Room(30), Plan((Eviction(2, 20),), 50, 30)),  # what is free is filled at once
+        (50, [Candidate(2, 60)], Room(10, 25), Plan((Eviction(2, 15),), 50, 10)),  # some of it leaves already
+        (20, [Candidate(3, 30), Candidate(2, 30)], Room(0), Plan((Eviction(3, 20),), 20, 0)),  # Belady's rule
+        (500, [Candidate(2, 30)], Room(70), Plan((Eviction(2, 30),), 100, 70)),  # larger than the card
+    ],
+)
+def test_plans_by_hand(missing: int, far: list[Candidate], room: Room, plan: Plan) -> None:
+    """Broken: a switch moves more than what does not fit, uses one direction of the link after the other, takes memory
+    that is needed next, or never begins."""
+    assert plan_switch(missing, far, room) == plan
 
 
 @given(st.integers(0, 120), st.lists(st.integers(0, 50), max_size=5), st.integers(-20, 120), st.integers(0, 50))
@@ -181,19 +168,6 @@ def test_no_way_is_better(ahead: bool) -> None:
         ours = _turns(sizes, capacity, start, 2 * len(sizes), ahead=ahead)
         best = _optimum(sizes, capacity, start, 2 * len(sizes), ahead=ahead)
         assert ours == best, f"{sizes} on {capacity}"
-
-
-def test_three_clients_of_45_percent() -> None:
-    """Broken: their moves would not be hidden, or cost more than hiding them must."""
-    sizes, start = (9, 9, 9), (9, 9, 2)
-    assert _turns(sizes, 20, start, 7, ahead=True) == (0, 6 * 2 * 7), "35 % out and in at each switch, all of it hidden"
-    assert _turns(sizes, 20, start, 7, ahead=False) == (42, 42), "at the switch: half of it, and none hidden"
-
-
-def test_two_clients_of_60_percent() -> None:
-    """Broken: the working set would move instead of the overflow."""
-    for ahead in (True, False):
-        assert _turns((12, 12), 20, (12, 8), 10, ahead=ahead) == (10 * 8, 10 * 8)
 
 
 def test_no_excess_no_orders() -> None:

@@ -153,9 +153,9 @@ def test_a_priority_client_that_comes_is_brought_in_instead() -> None:
 
 def test_a_holder_that_grows_goes_first() -> None:
     """Broken: room that the holder needs now goes to one that needs it later, or growth finds no room at all."""
-    harness, (a, b, c) = three()
+    _, (a, b, c) = three()
     (evict,) = c.take(messages.Evict)
-    harness.handle(events.Received(a.client, messages.ReserveMemory(0, 1, 75)))
+    a.say(messages.ReserveMemory(0, 1, 75))
     assert not a.take(messages.MemoryReserved)
     finish(c, evict)
     assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [75], "the whole room is its"
@@ -173,7 +173,7 @@ def test_what_was_brought_in_ahead_makes_room_again() -> None:
     b.report(allocated=60, resident=0, host=60)
     b.request()
     (restore,) = b.take(messages.Restore)
-    harness.handle(events.Received(a.client, messages.ReserveMemory(0, 1, 80)))
+    a.say(messages.ReserveMemory(0, 1, 80))
     finish(b, restore)
     (evict,) = b.take(messages.Evict)
     assert evict.bytes == 20
@@ -185,7 +185,7 @@ def test_growth_does_not_wait_for_ever_for_a_hung_neighbour() -> None:
     """Broken: a thread of the holder hangs in its allocation because another program is stopped."""
     harness, (a, _, c) = three(move_deadline_ns=500 * MILLISECOND_NS)
     assert c.take(messages.Evict)
-    harness.handle(events.Received(a.client, messages.ReserveMemory(0, 1, 75)))
+    a.say(messages.ReserveMemory(0, 1, 75))
     harness.milliseconds(600)
     (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes < 75
@@ -266,7 +266,7 @@ def test_after_a_restart_growth_waits_for_those_who_may_come_back() -> None:
     harness = restarted()
     a = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert a.granted() is not None
-    harness.handle(events.Received(a.client, messages.ReserveMemory(0, 1, 80)))
+    a.say(messages.ReserveMemory(0, 1, 80))
     assert not a.take(messages.MemoryReserved)
     harness.client(mode=MemoryMode.DEVICE, memory=50)
     harness.milliseconds(1000)
