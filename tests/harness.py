@@ -179,8 +179,8 @@ def one_gpu(capacity: int = 1 << 30, **settings: Any) -> Harness:
     return harness
 
 
-def contended(count: int = 2, /, **settings: Any) -> tuple[Harness, *tuple[ScriptedClient, ...]]:
-    """A harness with one GPU, and clients that want it; the first one holds the lease."""
+def contended(count: int = 2, /, **settings: Any) -> tuple[Any, ...]:
+    """A harness with one GPU, and that many scripted clients that want it; the first one holds the lease."""
     harness = one_gpu(**settings)
     return harness, *(harness.client(wanted=True) for _ in range(count))
 

@@ -8,7 +8,6 @@ Non-goals: figures; what frameworks do, which needs a card.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import time
 from pathlib import Path
@@ -139,17 +138,10 @@ def test_beyond_capacity_there_is_a_rival(
         assert stand.control("status")["gpus"][0]["capacity_bytes"] == 64 << 20
 
 
-def test_every_case_has_its_program() -> None:
-    """Broken: two rows of one name overwrite each other on the page, or a program cannot be found."""
+def test_every_row_has_its_own_name() -> None:
+    """Broken: two rows of one name overwrite each other on the page."""
     names = [(case.row, mode) for case in CASES for mode in case.modes]
     assert len(names) == len(set(names))
-    for case in CASES:
-        group, _, name = case.name.partition(".")
-        if name:
-            module = importlib.util.find_spec(f"nvshare.bench.compatibility.cases.{group}_cases")
-            assert module is not None
-            assert module.origin is not None
-            assert f'"{name}": ' in Path(module.origin).read_text(encoding="utf-8").partition("\nCASES = ")[2]
 
 
 def test_the_page_is_made_by_the_script() -> None:

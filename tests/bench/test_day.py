@@ -68,7 +68,7 @@ def test_bars_by_hand() -> None:
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("name", ["none", "reload", "nvshare"])
+@pytest.mark.parametrize("name", ["none", "nvshare"])
 def test_a_day(name: str) -> None:
     """Broken: without a coordinator nobody would run out of memory, or with one somebody would; work would be lost."""
     with place(plan(), ways_of(64)[name]) as there:
@@ -88,19 +88,11 @@ def test_a_day(name: str) -> None:
 
 
 def test_the_command(built: Built) -> None:
-    """Broken: no JSON at the end of a run."""
-    words = ("--json", "--simulate", "--seconds=1", "--drain=5", "--ways=nvshare")
+    """Broken: no JSON at the end of a run, or no comparison with programs that are started anew."""
+    words = ("--json", "--simulate", "--seconds=1", "--drain=60", "--ways=reload,nvshare")
     done = started("nvshare.bench.day", *words)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert (told["simulated"], told["server"], set(told["ways"])) == (True, "double", {"nvshare"})
-    assert set(told["bars"]["nvshare"]) == {"failures", "ttft_p99_s", "training_of_left"}
-
-
-def test_an_unknown_way_is_refused() -> None:
-    """Broken: a typing error that measures nothing."""
-    done = started("nvshare.bench.day", "--simulate", "--ways=nvshrae")
-    assert done.returncode == 1
-    assert "unknown way 'nvshrae'" in done.stderr
-    with pytest.raises(KeyError):
-        ways_of(64)["nvshrae"]
+    assert (told["simulated"], told["server"], set(told["ways"])) == (True, "double", {"reload", "nvshare"})
+    assert not any(way["failed"] for way in told["ways"].values())
+    assert {"failures", "ttft_p99_s", "training_of_left"} <= set(told["bars"]["nvshare"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.bench.handover import evaluate, turns
-from nvshare.bench.harness.fixture import BenchError, percentile, read_events, spread
+from nvshare.bench.harness.fixture import BenchError, read_events
 
 WHERE = {"uuid": "GPU-0", "waited_ns": 0}
 DRAINED = {"uuid": "GPU-0", "drained": True}
@@ -48,14 +48,6 @@ def test_idle_and_undrained_releases_are_no_hand_over() -> None:
     assert turns(idle)[0] == []
     undrained = [event | {"drained": False} if event["kind"] == "released" else event for event in EVENTS]
     assert turns(undrained)[0] == []
-
-
-def test_percentiles() -> None:
-    """Nearest rank: an odd definition would not compare with anybody's figures."""
-    values = [float(value) for value in range(1, 101)]
-    assert (percentile(values, 0.5), percentile(values, 0.99), percentile(values, 1.0)) == (50.0, 99.0, 100.0)
-    assert percentile([7.0], 0.99) == 7.0
-    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0, "repetitions": 3}
 
 
 def test_a_follower_that_failed_is_said(tmp_path: Path) -> None:

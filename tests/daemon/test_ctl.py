@@ -50,17 +50,6 @@ def test_status_and_clients_show_what_there_is(coordinators: Coordinators, conne
     assert {client["name"] for client in answer(running, "clients")["clients"]} == {"alpha", "beta"}
 
 
-def test_the_quantum_changes_while_a_lease_is_held(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if a new quantum waited for the next lease, or was not heard at all."""
-    running = coordinators.start("--quantum", "60s")
-    holder = connect(running).hello("holder").attach(wanted=True)
-    lease = holder.next(messages.Grant).lease_id
-    waiting = connect(running).hello("waiting").attach(wanted=True)
-    waiting.next(messages.GpuSettings)
-    assert answer(running, "set", "quantum", "5ms")["quantum_ns"] == 5_000_000
-    assert holder.next(messages.Revoke).lease_id == lease
-
-
 def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if a setting did not reach the coordinator, or the wrong GPU or client."""
     running = coordinators.start(gpus=2)
@@ -133,16 +122,22 @@ def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running
     device.next(messages.GpuSettings)
 
 
-def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Connect) -> None:
-    """Broken if pause did not take the lease away, or resume did not give it back."""
-    hook = connect(coordinator).hello("job").attach(wanted=True)
+def test_changes_reach_a_lease_that_is_held(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if pause did not take the lease away, resume did not give it back, or a new quantum waited for the next
+    lease."""
+    running = coordinators.start("--quantum", "60s")
+    hook = connect(running).hello("job").attach(wanted=True)
     lease = hook.next(messages.Grant).lease_id
-    answer(coordinator, "pause", "job")
+    answer(running, "pause", "job")
     assert hook.next(messages.Revoke).lease_id == lease
     hook.release(lease, wanted=True)
-    eventually(lambda: not coordinator.status()["gpus"][0]["holders"], "the release")
-    answer(coordinator, "resume", "job")
-    assert hook.next(messages.Grant).lease_id > lease
+    eventually(lambda: not running.status()["gpus"][0]["holders"], "the release")
+    answer(running, "resume", "job")
+    again = hook.next(messages.Grant).lease_id
+    assert again > lease
+    connect(running).hello("waiting").attach(wanted=True).next(messages.GpuSettings)
+    assert answer(running, "set", "quantum", "5ms")["quantum_ns"] == 5_000_000
+    assert hook.next(messages.Revoke).lease_id == again
 
 
 def test_explain_says_who_runs_and_why(coordinators: Coordinators, connect: Connect) -> None:

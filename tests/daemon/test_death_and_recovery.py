@@ -76,18 +76,6 @@ def test_a_holder_keeps_its_lease_over_a_restart(coordinators: Coordinators, hol
     assert lease_of(waiting.next("Grant")) > lease
 
 
-def test_libzmq_brings_a_client_back_to_a_restarted_coordinator(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if a client had to be started again when the coordinator was (invariant 7)."""
-    before = coordinators.start()
-    hook = connect(before).hello()
-    hook.next(messages.Welcome)
-    before.kill()
-    after = coordinators.start()
-    hook.hello().attach(wanted=True)
-    assert hook.next(messages.Grant)
-    assert after.status()["clients"][0]["process_id"] == os.getpid()
-
-
 def test_recovery_ends_with_the_death_of_the_expected_holder(
     coordinators: Coordinators, hold: Hold, connect: Connect
 ) -> None:
@@ -130,7 +118,8 @@ def test_a_stopped_holder_keeps_its_lease_beyond_recovery(
 
 
 def test_a_stop_in_order_is_recovered_from_like_a_crash(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if stopping a coordinator forgot who holds the lease, for an upgrade must not make two holders."""
+    """Broken if stopping a coordinator forgot who holds the lease, for an upgrade must not make two holders, or a
+    client of libzmq had to be started again with the coordinator."""
     before = coordinators.start("--quantum", LONG)
     holder = connect(before).hello().attach(wanted=True)
     lease = holder.next(messages.Grant).lease_id
@@ -139,14 +128,6 @@ def test_a_stop_in_order_is_recovered_from_like_a_crash(coordinators: Coordinato
     assert after.status()["gpus"][0]["recovering"]
     holder.hello().attach(lease_id=lease)
     assert holder.next(messages.Grant).lease_id == lease
-
-
-def test_a_journal_that_makes_no_sense_is_no_obstacle(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if a damaged journal stopped the start; tests/unit/system/test_journal.py has the kinds of damage."""
-    directory = coordinators.base / "run"
-    directory.mkdir(mode=0o700)
-    (directory / "journal").write_bytes(b"nvshare-journal1" + os.urandom(600))
-    assert connect(coordinators.start()).hello().attach(wanted=True).next(messages.Grant)
 
 
 def test_an_overdue_client_is_killed_when_configured(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
@@ -267,7 +248,7 @@ def small_file_system(at: Path, options: str) -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
-@pytest.mark.parametrize("what", ["no space", "read-only", *(f"{files} files" for files in (1, 3, 5))])
+@pytest.mark.parametrize("what", ["no space", "read-only", "1 files", "3 files"])
 def test_a_runtime_directory_that_takes_nothing_ends_the_start_with_one_message(
     coordinators: Coordinators, what: str
 ) -> None:

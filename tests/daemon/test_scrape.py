@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import urllib.request
 from collections.abc import Callable
 
@@ -76,18 +75,6 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
     second.close()
     eventually(lambda: value(scrape(running), "nvshare_clients") == 1, "the end of the second client")
     assert all(dict(key)["name"] != "second" for key in scrape(running)["nvshare_client_leases_total"])
-
-
-def test_refused_connections_are_counted(coordinators: Coordinators) -> None:
-    """Broken if nobody could see that connections keep a node's programs out."""
-    running = coordinators.start("--metrics-port", "0", NVSHARE_HELLO_TIMEOUT="50ms")
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.connect(str(running.directory.hooks_socket))
-        silent.settimeout(BOUND_S)
-        while silent.recv(4096):
-            pass
-    assert value(scrape(running), "nvshare_connections_refused_total", reason="silent") == 1
-    assert ": it sent no Hello in time (1 refusals so far)" in running.log.read_text()
 
 
 def test_a_port_that_is_taken_is_named_and_a_scraper_delays_no_stop(coordinators: Coordinators) -> None:

@@ -19,51 +19,25 @@ from nvshare.scheduler_policies.registry import BUILT_IN
 from tests.harness import SEEDS, live
 
 SETTINGS = core_settings(drain_deadline_ns=SECOND_NS)
+SWAPPED = Plan(memory_bytes=600, swap_share=1.0, duration_ns=8 * SECOND_NS)
 PLANS = {
     "calm": Plan(),
     "many on one GPU": Plan(gpus=1, processes=25, duration_ns=10 * SECOND_NS),
     "hung drains": Plan(hang_chance=0.1),
     "sudden deaths": Plan(death_chance=0.05),
     "broken connections": Plan(drop_chance=0.05),
-    "coordinator crashes": Plan(crash_every_ns=2 * SECOND_NS, death_chance=0.02, hang_chance=0.02),
-    "a restless operator": Plan(admin_every_ns=50 * MILLISECOND_NS),
     "crashes during recovery": Plan(crash_every_ns=400 * MILLISECOND_NS, admin_every_ns=100 * MILLISECOND_NS),
     "operator and crashes": Plan(admin_every_ns=50 * MILLISECOND_NS, crash_every_ns=SECOND_NS),
     "too little memory": Plan(memory_bytes=600, short_move_chance=0.1),
-    "swapped memory": Plan(memory_bytes=600, swap_share=1.0, short_move_chance=0.02, duration_ns=8 * SECOND_NS),
     "swapped memory on one GPU": Plan(memory_bytes=600, swap_share=1.0, gpus=1, processes=4),
-    "swapped memory and deaths": Plan(
-        memory_bytes=600, swap_share=0.9, device_share=0.1, death_chance=0.05, duration_ns=8 * SECOND_NS
-    ),
-    "swapped memory and crashes": Plan(
-        memory_bytes=600, swap_share=1.0, crash_every_ns=3 * SECOND_NS, drop_chance=0.02, hang_chance=0.02
-    ),
-    "swapped memory and an operator": Plan(
-        memory_bytes=600, swap_share=1.0, admin_every_ns=50 * MILLISECOND_NS, duration_ns=8 * SECOND_NS
-    ),
+    "swapped memory and deaths": replace(SWAPPED, swap_share=0.9, device_share=0.1, death_chance=0.05),
+    "swapped memory and crashes": replace(SWAPPED, crash_every_ns=3 * SECOND_NS, drop_chance=0.02, hang_chance=0.02),
+    "swapped memory and an operator": replace(SWAPPED, short_move_chance=0.02, admin_every_ns=50 * MILLISECOND_NS),
+    "swapped memory and slow ends": replace(SWAPPED, death_chance=0.1, exit_ns=SECOND_NS),
     "gangs": Plan(gpus=3, processes=9, gangs=2, duration_ns=6 * SECOND_NS),
-    "many gangs": Plan(gpus=4, processes=16, gangs=5, duration_ns=4 * SECOND_NS),
-    "gangs and trouble": Plan(
-        gpus=3, processes=9, gangs=2, hang_chance=0.03, death_chance=0.03, drop_chance=0.02, duration_ns=6 * SECOND_NS
-    ),
-    "gangs, an operator and crashes": Plan(
-        gpus=3,
-        processes=8,
-        gangs=2,
-        admin_every_ns=50 * MILLISECOND_NS,
-        crash_every_ns=2 * SECOND_NS,
-        hang_chance=0.01,
-        duration_ns=8 * SECOND_NS,
-    ),
-    "gangs and swapped memory": Plan(
-        gpus=2, processes=6, gangs=2, memory_bytes=600, swap_share=1.0, death_chance=0.02, duration_ns=8 * SECOND_NS
-    ),
-    "memory that cannot move": Plan(memory_bytes=600, swap_share=1.0, pin_chance=0.3, duration_ns=8 * SECOND_NS),
-    "memory that cannot move, and nobody asked": Plan(
-        memory_bytes=600, swap_share=1.0, pin_chance=0.3, old_share=0.5, duration_ns=8 * SECOND_NS
-    ),
-    "memory that cannot move, and trouble": Plan(
-        memory_bytes=600,
+    "gangs and swapped memory": replace(SWAPPED, gpus=2, processes=6, gangs=2, death_chance=0.02),
+    "memory that cannot move, and trouble": replace(
+        SWAPPED,
         swap_share=0.8,
         device_share=0.1,
         pin_chance=0.3,
@@ -72,10 +46,6 @@ PLANS = {
         drop_chance=0.02,
         crash_every_ns=3 * SECOND_NS,
         admin_every_ns=100 * MILLISECOND_NS,
-        duration_ns=8 * SECOND_NS,
-    ),
-    "swapped memory and slow ends": Plan(
-        memory_bytes=600, swap_share=1.0, death_chance=0.1, exit_ns=SECOND_NS, duration_ns=8 * SECOND_NS
     ),
     "device and managed memory": Plan(memory_bytes=600, device_share=0.4, death_chance=0.02),
 }
@@ -93,13 +63,13 @@ EVERYTHING = Plan(
 )
 
 
-OTHERS = sorted(set(BUILT_IN) - {"auto"})
+POLICIES = sorted(BUILT_IN)
 PAIRS = [
     (name, policy)
     for at, name in enumerate(PLANS)
-    for policy in ("auto", *(OTHERS if SEEDS > 1 else OTHERS[at % len(OTHERS) :][:1]))
+    for policy in (POLICIES if SEEDS > 1 else [POLICIES[at % len(POLICIES)]])
 ]
-"""Each trouble under `auto` and another policy, each policy under several troubles; all of them with more seeds."""
+"""Each trouble under a policy, each policy under several troubles; all under all with more seeds."""
 
 
 @pytest.mark.parametrize(("name", "policy"), PAIRS)
@@ -127,7 +97,7 @@ def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
     assert may_overlap or excused == 0, "no process ever had an excuse to overlap"
 
 
-CROWDED = Plan(gpus=1, processes=5, memory_bytes=900, swap_share=1.0, pin_chance=0.5, duration_ns=8 * SECOND_NS)
+CROWDED = replace(SWAPPED, gpus=1, processes=5, memory_bytes=900, pin_chance=0.5)
 
 
 @pytest.mark.parametrize("crash_every_ns", [0, 2 * SECOND_NS])

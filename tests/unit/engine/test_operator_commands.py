@@ -92,7 +92,7 @@ def test_the_automatic_quantum_follows_the_measured_cost() -> None:
     for _ in range(60):
         (holder,) = harness.gpu_snapshot().leases.holders
         client = harness.clients[holder]
-        harness.until(lambda client=client: client.seat().phase == "revoking")  # type: ignore[misc]
+        harness.until(lambda client=client: client.seat().phase == "revoking")
         harness.milliseconds(20)
         client.release(wanted=True, drain_ns=20 * MILLISECOND_NS)
     # 20 ms of drain per switch at 5 %: 380 ms.
