@@ -16,6 +16,11 @@ static void survives(decode *again, const uint8_t *frame, size_t size)
         return;
     MUST(first > 0 && again(once, first, twice, sizeof twice, &second) == 0);
     MUST(first == second && memcmp(once, twice, first) == 0);
+    for (size_t room = 0; room < first; room++) { /* too little: refused, and nothing is written beyond it */
+        size_t none = 0;
+        again(frame, size, twice + sizeof twice - room, room, &none);
+        MUST(none == 0);
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -88,9 +88,7 @@ OFFERED: Final = {
 @pytest.mark.parametrize(
     ("shell", "line"), [*(("bash", line) for line in OFFERED), *product(("zsh", "fish"), list(OFFERED)[:2])]
 )
-def test_the_tab_key_completes(
-    shell: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tab_key_completes(shell: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken: the tab key offers nothing, or the wrong words."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")

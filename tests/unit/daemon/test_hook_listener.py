@@ -129,11 +129,6 @@ def test_messages_come_with_who_sent_them(bench: Make) -> None:
     assert stand.listener.peer(max(numbers) + 1) is None
 
 
-def test_only_its_user_may_connect(bench: Make) -> None:
-    """Broken: the socket's file is open to more users than the coordinator serves, if only for a moment."""
-    assert bench().path.stat().st_mode & 0o777 == 0o600
-
-
 def test_answers_arrive_in_order_however_slowly_they_are_read(bench: Make) -> None:
     """Broken: what the kernel does not take at once is lost, doubled or reordered."""
     stand = bench(queued_bytes=1 << 22)

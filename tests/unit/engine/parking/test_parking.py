@@ -42,13 +42,29 @@ def evicted(client: ScriptedClient) -> None:
     client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
 
 
+def brought_in(client: ScriptedClient) -> None:
+    """The client moves its memory back."""
+    (order,) = client.take(messages.Restore)
+    client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
+
+
+def on_the_way(harness: Harness, client: ScriptedClient, to: str) -> None:
+    """Goes on from its eviction to this state; later ones than `waking` are the caller's."""
+    if to != "leaving":
+        evicted(client)
+    if to not in ("leaving", "closing"):
+        client.say(messages.ParkAnswer(True))
+        assert len(asked(harness, commands.Checkpoint)) == 1
+    if to not in ("leaving", "closing", "saving"):
+        harness.handle(events.Saved(client.client))
+    if to == "waking":
+        client.request()
+
+
 def parked(harness: Harness, client: ScriptedClient) -> None:
     """All the way out."""
     park(harness, client)
-    evicted(client)
-    client.say(messages.ParkAnswer(True))
-    assert len(asked(harness, commands.Checkpoint)) == 1
-    harness.handle(events.Saved(client.client))
+    on_the_way(harness, client, "parked")
     assert state(harness, client) == ("parked", "")
 
 
@@ -87,8 +103,7 @@ def test_a_request_wakes_it_and_its_turn_follows() -> None:
     assert client.granted() is None
     harness.handle(events.Restored(client.client))
     assert client.take(messages.Park) == [messages.Park(False)]
-    (order,) = client.take(messages.Restore)
-    client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
+    brought_in(client)
     assert client.granted() is not None
     assert state(harness, client) == ("running", "")
 
@@ -99,11 +114,7 @@ def test_a_request_on_the_way_out(step: str) -> None:
     harness = one_gpu()
     client = idle_client(harness)
     park(harness, client)
-    if step != "leaving":
-        evicted(client)
-    if step == "saving":
-        client.say(messages.ParkAnswer(True))
-        asked(harness, commands.Checkpoint)
+    on_the_way(harness, client, step)
     assert state(harness, client)[0] == step
     client.request()
     if step == "saving":
@@ -112,8 +123,7 @@ def test_a_request_on_the_way_out(step: str) -> None:
         harness.handle(events.Restored(client.client))
     elif step == "leaving":
         evicted(client)
-    (order,) = client.take(messages.Restore)
-    client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
+    brought_in(client)
     assert client.granted() is not None
     assert not asked(harness, commands.Checkpoint)
 
@@ -202,8 +212,7 @@ def test_by_itself_after_its_time_and_not_again_after_a_refusal() -> None:
     harness.handle(events.Look())
     assert state(harness, client)[0] == "running"
     client.request()
-    (order,) = client.take(messages.Restore)
-    client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
+    brought_in(client)
     client.release()
     harness.advance(10 * SECOND_NS)
     harness.handle(events.Look())
@@ -295,11 +304,7 @@ def test_a_program_that_the_driver_loses(at: str) -> None:
     harness = one_gpu()
     client = idle_client(harness)
     park(harness, client)
-    evicted(client)
-    client.say(messages.ParkAnswer(True))
-    if at == "waking":
-        harness.handle(events.Saved(client.client))
-        client.request()
+    on_the_way(harness, client, at)
     client.take(messages.Park)
     harness.handle((events.Restored if at == "waking" else events.Saved)(client.client, "gone", lost=True))
     assert client.take(messages.Park) == [messages.Park(False, lost=True)]
@@ -326,14 +331,7 @@ def test_death_in_each_state(at: str) -> None:
     harness = one_gpu()
     client = idle_client(harness)
     park(harness, client)
-    if at != "leaving":
-        evicted(client)
-    if at not in ("leaving", "closing"):
-        client.say(messages.ParkAnswer(True))
-    if at in ("parked", "waking"):
-        harness.handle(events.Saved(client.client))
-    if at == "waking":
-        client.request()
+    on_the_way(harness, client, at)
     assert state(harness, client)[0] == at
     client.die()
     harness.handle(events.Saved(client.client))
