@@ -85,26 +85,6 @@ def test_random_bytes_on_every_socket(served: Running) -> None:
                     continue
 
 
-def test_random_frames_after_a_handshake(served: Running) -> None:
-    """Broken if frames that are no messages could hurt; the seed is printed."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-    for number in range(60):
-        link = Link(served.directory.hooks_socket)
-        if number % 2:
-            link.send(messages.encode(messages.Hello(1, "bad", "bad", 1, 0, 1, 0, "")))
-        for _ in range(5):
-            content = chance.randbytes(chance.randrange(0, 200))
-            if number % 3:
-                content = msgpack.packb([chance.randrange(0, 12), *(chance.randrange(-9, 99) for _ in range(9))])
-            try:
-                link.send(content)
-            except ConnectionError:
-                break
-        link.close()
-
-
 def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> None:
     """Broken if a client could take the place of another by the routing id that it asks for."""
     links = [Link(served.directory.hooks_socket, identity=identity) for identity in (b"mine", b"mine", b"\0" * 5)]
@@ -114,25 +94,6 @@ def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> N
     for link in links:
         link.close()
     eventually(lambda: served.ask(api.Ping())["clients"] == 1, "their end")
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        (messages.Release, [0, 1, 0, True, False, 0, 0, (1 << 48) + 1]),
-        (messages.MemoryReport, [0, 0, 0, 0, messages.MOST_BYTES + 1]),
-        (messages.ReserveHost, [1, (1 << 64) - 1]),
-    ],
-)
-def test_a_number_that_cannot_be_is_refused(
-    served: Running, connect: Connect, kind: type[messages.Message], fields: list[object]
-) -> None:
-    """Broken if sums of what clients say could overflow, and end whoever reads them."""
-    hook = connect(served).hello().attach()
-    hook.next(messages.GpuSettings)
-    hook.socket.send(msgpack.packb([kind.TYPE, *fields]))
-    assert "is not allowed" in refusal(hook).text
-    assert served.status()["gpus"]
 
 
 def test_nothing_that_a_peer_nests_ends_the_coordinator(served: Running, connect: Connect) -> None:
@@ -176,14 +137,6 @@ def test_an_unknown_gpu_and_an_unknown_message_cost_only_themselves(served: Runn
     unknown = hook.next(messages.Rejected)
     assert (unknown.code, unknown.final) == (messages.Rejection.UNKNOWN_MESSAGE, False)
     assert hook.attach().next(messages.GpuSettings)
-
-
-def test_a_refused_client_is_cut(served: Running) -> None:
-    """Broken if a client that broke the protocol kept its connection, or could go on over it."""
-    link = Link(served.directory.hooks_socket)
-    link.send(messages.encode(messages.Hello(1, "bad", "bad", 1, 0, 1, 0, "")))
-    link.send(b"\xc1")
-    assert closed(link)
 
 
 def test_a_flood_costs_the_flooder_its_connection(served: Running) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from nvshare.client_hook.launcher import coordinator_environment
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.main import main
 from nvshare.coordinator.daemon.supervisor import Supervisor
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
@@ -112,22 +111,6 @@ def test_a_link_in_place_of_the_lock_is_not_followed(coordinators: Coordinators)
     assert code == 1
     assert "coordinator.lock" in text
     assert victim.read_text() == "precious"
-
-
-def test_bad_options_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Broken if a mistake on the command line did not say which one."""
-    for words, said in (
-        (["--quantum", "fast"], "--quantum: 'fast' is not a duration"),
-        (["--sharing", "some"], "--sharing: 'some' is none of auto, exclusive, concurrent"),
-        (["--capacity", "much"], "--capacity: 'much' is not a size"),
-        (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file"),
-        (["--no-such-flag"], "--no-such-flag"),
-        (["--metrics-port", "99999"], "--metrics-port"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main(["--runtime-dir", str(tmp_path), *words])
-        assert ended.value.code == 2, words
-        assert said in capsys.readouterr().err
 
 
 def test_a_gpu_or_policy_that_is_not_there_is_named(coordinators: Coordinators) -> None:

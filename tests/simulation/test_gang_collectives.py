@@ -19,7 +19,7 @@ from tests.harness import Harness, ScriptedClient
 
 TICK_NS = MILLISECOND_NS // 10
 QUANTUM_MS = 100
-RUN_MS = 4000
+RUN_MS = 2500
 LAUNCH_TICKS, RUN_TICKS = 3, 6
 """A step takes 0.9 ms where both ranks are at work."""
 RIVAL_TICKS = 3

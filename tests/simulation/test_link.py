@@ -160,7 +160,7 @@ def test_three_jobs_of_45_percent_hide_their_moves() -> None:
 def test_what_moves_ahead_of_a_short_turn_is_not_waited_for_as_well() -> None:
     """Broken: bytes move twice and are waited for anyway.  The credit of switches makes some turns long enough for all
     of the move ahead; in the others there is no time, and the overflow alone moves."""
-    outcome = measured(world(0.45, 0.45, 0.45, quantum_ns=20 * MILLISECOND_NS))
+    outcome = measured(world(0.45, 0.45, 0.45, quantum_ns=20 * MILLISECOND_NS), for_s=10)
     overflow = 0.175 * CAPACITY
     ahead = outcome.out_bytes / outcome.switches / overflow - 1  # share of the switches: they move twice the overflow
     assert 0 <= ahead < 0.5
@@ -185,7 +185,7 @@ def test_the_automatic_quantum_keeps_switching_below_its_share(share: float) -> 
 
 def test_hidden_moves_do_not_lengthen_the_quantum() -> None:
     """Broken: moves that nobody waits for would count as switching cost; or there would be no time to hide them."""
-    outcome = measured(world(0.45, 0.45, 0.45, quantum_ns=None), warm_s=30)
+    outcome = measured(world(0.45, 0.45, 0.45, quantum_ns=None), warm_s=15, for_s=10)
     assert outcome.exposed_share <= 0.05
     assert outcome.quantum_ns < 200 * MILLISECOND_NS, "5 % of it would not pay for moving 1.4 GiB"
 
@@ -268,7 +268,7 @@ def test_what_was_dear_once_is_forgotten() -> None:
 
 def test_quanta_are_equal_for_unequal_jobs() -> None:
     """Broken: whoever runs before a large job would get a longer quantum than the others."""
-    last = trained(0.05, 45.0, seconds=40, jobs=(0.3, 0.9, 0.6)).quanta_ns[-6:]
+    last = trained(0.05, 45.0, seconds=25, jobs=(0.3, 0.9, 0.6)).quanta_ns[-6:]
     assert max(last) < 1.15 * min(last)
 
 

@@ -31,7 +31,7 @@ from nvshare.coordinator.system.journal import Journal
 from nvshare.scheduler_policies.registry import create
 from tests.harness import SEEDS
 
-WORLDS = 20 * SEEDS
+WORLDS = 16 * SEEDS
 SWAPPING = Plan(gpus=1, processes=5, memory_bytes=900, swap_share=1.0, duration_ns=4 * SECOND_NS)
 
 

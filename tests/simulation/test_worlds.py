@@ -22,7 +22,7 @@ SETTINGS = core_settings(drain_deadline_ns=SECOND_NS)
 SWAPPED = Plan(memory_bytes=600, swap_share=1.0, duration_ns=8 * SECOND_NS)
 PLANS = {
     "calm": Plan(),
-    "many on one GPU": Plan(gpus=1, processes=25, duration_ns=10 * SECOND_NS),
+    "many on one GPU": Plan(gpus=1, processes=25, duration_ns=5 * SECOND_NS),
     "hung drains": Plan(hang_chance=0.1),
     "sudden deaths": Plan(death_chance=0.05),
     "broken connections": Plan(drop_chance=0.05),
@@ -104,8 +104,8 @@ CROWDED = replace(SWAPPED, gpus=1, processes=5, memory_bytes=900, pin_chance=0.5
 def test_who_asks_locks_nobody_out(crash_every_ns: int) -> None:
     """Broken: hooks that ask before memory becomes immovable leave somebody less than he needs."""
     plan = replace(CROWDED, crash_every_ns=crash_every_ns)
-    worlds = [live(seed, plan, SETTINGS) for seed in range(4 * SEEDS)]
-    assert sum(world.checks.pins_refused for world in worlds) > 8, "the world must meet its trouble"
+    worlds = [live(seed, plan, SETTINGS) for seed in range(2 * SEEDS)]
+    assert sum(world.checks.pins_refused for world in worlds) > 4, "the world must meet its trouble"
     assert sum(world.checks.lacking for world in worlds) == 0
 
 
@@ -114,7 +114,7 @@ def test_who_does_not_fit_is_named(hidden_share: float) -> None:
     """Broken: where hooks ask nobody, somebody waits for ever and nobody knows why; or a process whose id the kernel
     hides is taken for one that nobody names."""
     plan = replace(CROWDED, old_share=0.5, hidden_share=hidden_share)
-    worlds = [live(seed, plan, SETTINGS) for seed in range(3 * SEEDS)]
+    worlds = [live(seed, plan, SETTINGS) for seed in range(2 * SEEDS)]
     assert sum(world.checks.lacking for world in worlds) > 10
     assert sum(world.checks.unschedulable for world in worlds) > 10
 
@@ -146,7 +146,7 @@ def test_everything_at_once(
 
 def test_the_same_seed_lives_the_same_day() -> None:
     """Broken: a failing seed could not be run again."""
-    first, second = (live(11, EVERYTHING, SETTINGS) for _ in range(2))
+    first, second = (live(11, replace(EVERYTHING, duration_ns=4 * SECOND_NS), SETTINGS) for _ in range(2))
     assert first.scheduler is not None
     assert second.scheduler is not None
     assert first.handled == second.handled

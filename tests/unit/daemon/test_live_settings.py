@@ -166,29 +166,19 @@ def damaged(content: dict[str, Any], **changes: object) -> str:
         {"process_id": "1"},
         {"slot": []},
         {"more": 1},
+        *(b"", b"\xff", b"[]", b"{}", b'{"boot": ', b"7"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_said_and_left(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, object]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, object] | bytes
 ) -> None:
-    """Broken if a damaged file stopped the start, or brought a value that no request may have."""
+    """Broken if leftovers or a damaged file stopped the start, or brought a value that no request may have."""
     path = tmp_path / "live"
     put(path, "quantum", 5_000_000)
     content = json.loads(path.read_text())
     path.write_text(damaged(content))
     assert LiveSettings(path).node() == {("quantum", GPU): 5_000_000}
-    path.write_text(damaged(content, **changes))
-    assert LiveSettings(path).all() == []
-    assert "the earlier live settings are lost" in caplog.text
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"boot": ', b"7"])
-def test_a_file_of_something_else_is_said_and_left(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
-) -> None:
-    """Broken if leftovers stopped the start."""
-    path = tmp_path / "live"
-    path.write_bytes(content)
+    path.write_bytes(changes if isinstance(changes, bytes) else damaged(content, **changes).encode())
     assert LiveSettings(path).all() == []
     assert "the earlier live settings are lost" in caplog.text
 

@@ -108,22 +108,6 @@ def test_a_state_makes_records_and_runs_nothing(content: bytes) -> None:
         Scheduler(create).restore(content)
 
 
-def test_every_event_reads_back_equal() -> None:
-    """Broken: a new kind of event or field would make logs unreadable."""
-    harness = Harness(create, SETTINGS)
-    harness.gpu()
-    a = harness.client(wanted=True)
-    harness.handle(events.Set("sharing", "concurrent"))
-    harness.handle(events.Set("policy", "priority"))
-    a.die()
-    lines = list(harness.scheduler.event_log.lines())
-    assert [event for _, event in read(lines)][-3:] == [
-        events.Set("sharing", "concurrent"),
-        events.Set("policy", "priority"),
-        events.ClientGone(a.client),
-    ]
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -158,7 +142,7 @@ def test_a_log_is_bounded_and_says_so() -> None:
 
 
 def test_our_own_mistake_shows_the_log() -> None:
-    """Broken: a breach of an invariant would go unseen, or be reported without what led to it."""
+    """Broken: a breach of an invariant would go unseen, or it or a plain bug be reported without what led to it."""
     harness = Harness(create, SETTINGS)
     harness.gpu()
     a = harness.client(wanted=True)
@@ -167,10 +151,5 @@ def test_our_own_mistake_shows_the_log() -> None:
         a.request()
     assert "Received(client=1, message=Request(gpu=0))" in str(caught.value)
     assert len(read(caught.value.lines)) == len(caught.value.lines) > 3
-
-
-def test_any_failure_of_ours_shows_the_log() -> None:
-    """Broken: a plain bug would come out without the events that led to it."""
-    harness = Harness(create, SETTINGS)
     with pytest.raises(InvariantError, match="KeyError"):
-        harness.handle(events.HolderGone("GPU-nowhere"))
+        Harness(create, SETTINGS).handle(events.HolderGone("GPU-nowhere"))

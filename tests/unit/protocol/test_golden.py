@@ -215,6 +215,8 @@ def test_fields_of_a_newer_peer_are_skipped(library: ctypes.CDLL, text: str, tod
         ("9203c3", "bool for an integer"),
         ("9203ca3f800000", "float for an integer"),
         ("9103", "field missing"),
+        ("990400010 0c3c20000cf0001000000000001".replace(" ", ""), "more submissions than can be"),
+        ("95050000 00cf0001000000000001".replace(" ", ""), "more bytes than can be"),
         ("94480001a100", "zero byte in text"),
         ("94480101a100", "integer for a bool"),
         ("944801c3a1ff", "no UTF-8"),

@@ -47,12 +47,6 @@ def test_a_freed_lease_has_no_holder_but_a_number(tmp_path: Path) -> None:
     assert (second.holder(GPU), second.next_lease_id(GPU)) == (None, 10)
 
 
-def test_several_holders_are_remembered_as_such(tmp_path: Path) -> None:
-    """Broken if a restart in concurrent sharing believed that nobody held a lease."""
-    Journal(tmp_path / "journal", [GPU]).record(GPU, 3, MANY_HOLDERS)
-    assert Journal(tmp_path / "journal", [GPU]).holder(GPU) == MANY_HOLDERS
-
-
 def test_a_holder_without_a_known_process_is_waited_for(tmp_path: Path) -> None:
     """Broken if a holder in another PID namespace were taken for nobody, which makes two holders."""
     Journal(tmp_path / "journal", [GPU]).record(GPU, 3, -17)

@@ -35,21 +35,23 @@ def directory() -> Iterator[RuntimeDir]:
         yield made
 
 
-def test_the_directory_is_found_as_documented() -> None:
-    """Broken if tools and coordinators looked in different places."""
-    assert own_directory({"NVSHARE_RUNTIME_DIR": "/x"}, 0).path == Path("/x")
-    assert own_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, 0).path == Path("/run/nvshare")
-    assert own_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, 7).path == Path("/run/user/7/nvshare")
-    assert own_directory({}, 7).path == Path("/tmp/nvshare-7")
-    assert own_directory({"NVSHARE_RUNTIME_DIR": "relative"}, 7).path == Path.cwd() / "relative"
-
-
-def test_only_the_systems_directory_or_a_named_one_may_be_foreign() -> None:
-    """Broken if whoever makes a user's directory below /tmp first were taken for that user."""
-    assert own_directory({"NVSHARE_RUNTIME_DIR": "/x"}, 7).may_be_foreign
-    assert own_directory({}, 0).may_be_foreign
-    assert not own_directory({}, 7).may_be_foreign
-    assert not own_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, 7).may_be_foreign
+@pytest.mark.parametrize(
+    ("variables", "user", "path", "may_be_foreign"),
+    [
+        ({"NVSHARE_RUNTIME_DIR": "/x"}, 0, Path("/x"), True),
+        ({"NVSHARE_RUNTIME_DIR": "/x"}, 7, Path("/x"), True),
+        ({"NVSHARE_RUNTIME_DIR": "relative"}, 7, Path.cwd() / "relative", True),
+        ({"XDG_RUNTIME_DIR": "/run/user/7"}, 0, Path("/run/nvshare"), True),
+        ({"XDG_RUNTIME_DIR": "/run/user/7"}, 7, Path("/run/user/7/nvshare"), False),
+        ({}, 7, Path("/tmp/nvshare-7"), False),
+    ],
+)
+def test_the_directory_is_found_as_documented(
+    variables: dict[str, str], user: int, path: Path, may_be_foreign: bool
+) -> None:
+    """Broken: tools and coordinators look in different places, or whoever makes a user's directory below /tmp first is
+    taken for that user."""
+    assert own_directory(variables, user) == RuntimeDir(path, may_be_foreign=may_be_foreign)
 
 
 def test_tools_refuse_a_fallback_directory_of_another_user(
