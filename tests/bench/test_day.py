@@ -28,12 +28,6 @@ def plan(**changes: Any) -> Plan:
     return Plan(**usual | changes)
 
 
-def test_work_comes_at_the_same_times() -> None:
-    """Broken: ways would be compared under different loads."""
-    assert plan().arrivals("server") == plan(capacity_mib=1).arrivals("server") != plan(seed=2).arrivals("server")
-    assert all(0 <= moment < 3.0 for name in ("server", "images", "notebook") for moment in plan().arrivals(name))
-
-
 def test_figures_by_hand() -> None:
     """Broken: late work would count as done, waits of unserved requests would vanish, or the wrong death be named."""
     records = {name: Record() for name in NAMES}

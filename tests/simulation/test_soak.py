@@ -5,17 +5,14 @@ A failure prints the command that runs its world again.
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nvshare.bench import soak
 from nvshare.bench.virtual_node import checks
-from nvshare.bench.virtual_node.coordinator import Shell
 from nvshare.bench.virtual_node.hostile import HostileClient
 from nvshare.bench.virtual_node.nonsense import NONSENSE, with_nonsense
 from nvshare.bench.virtual_node.world import Plan, World, core_settings
@@ -26,7 +23,6 @@ from nvshare.coordinator.memory import switch_credit
 from nvshare.coordinator.model.commands import MANY_HOLDERS
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.codec import LIMITS, NAMES
 from nvshare.coordinator.system.journal import Journal
 from nvshare.scheduler_policies.registry import create
 from tests.harness import SEEDS
@@ -132,55 +128,6 @@ def test_hostile_clients_send_every_message_and_are_cut() -> None:
     assert refused > 50
 
 
-def test_hostile_frames_reach_every_field_and_bound() -> None:
-    """Broken: the generator would leave out a message, or never send the highest number of a field."""
-    chance = random.Random(1)
-    around: Any = SimpleNamespace(
-        chance=chance, plan=Plan(), uuids=["GPU-0"], slots=SimpleNamespace(present=list), after=lambda *_: None
-    )
-    client = HostileClient(around, 1, "h")
-    seen: dict[type, set[str]] = {}
-    malformed = 0
-    for _ in range(20_000):
-        try:
-            message = messages.decode(client._frame(), messages.TO_COORDINATOR)
-        except messages.RemoteProtocolError:
-            malformed += 1
-            continue
-        if isinstance(message, int):
-            continue
-        cls = type(message)
-        seen.setdefault(cls, set())
-        for name, (kind, _, high) in zip(NAMES[cls], LIMITS[cls], strict=True):
-            if kind == 0 and getattr(message, name) == high:
-                seen[cls].add(name)
-    assert set(messages.TO_COORDINATOR.values()) <= set(seen)
-    assert {"resident_bytes", "allocated_bytes", "pinned_bytes", "host_bytes"} <= seen[messages.MemoryReport]
-    assert {"lease_id", "at_ns", "work", "busy_ns", "watched_ns", "steps"} <= seen[messages.Progress]
-    assert {"lease_id", "drain_ns", "opened_at_ns", "submissions"} <= seen[messages.Release]
-    assert malformed > 500
-
-
-def test_a_coordinator_dies_within_turns_and_its_journal_is_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: restarts would only ever happen between two events, with a whole journal."""
-    torn: list[bytes] = []
-    tear = Shell._tear
-
-    def watched(shell: Shell, before: bytes) -> None:
-        tear(shell, before)
-        torn.append(shell._path.read_bytes())
-
-    monkeypatch.setattr(Shell, "_tear", watched)
-    crashes = 0
-    for seed in range(9):
-        often_ns = 300 * MILLISECOND_NS
-        lived = world(Plan(crash_every_ns=often_ns, torn_journal=True), seed)
-        lived.run()
-        crashes += lived.crashes
-    assert crashes > 60
-    assert torn
-
-
 def test_a_torn_record_is_not_believed(tmp_path: Path) -> None:
     """Broken: half of a record would name a holder that is none, or hide a holder from the next coordinator."""
     path, uuid = tmp_path / "journal", "GPU-0"
@@ -252,13 +199,3 @@ def test_a_long_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "TURN_COST_NS", -90 * MILLISECOND_NS)
     with pytest.raises(AssertionError, match="at most"):
         world(SWAPPING).run()
-
-
-def test_work_is_not_asked_of_worlds_that_cannot() -> None:
-    """Broken: a world with trouble would be taken for a failure; or nothing would be checked."""
-    assert world(SWAPPING).bounds.checks_waits
-    assert world(SWAPPING, policy="priority").bounds.checks_work
-    assert world(SWAPPING, **SHORT_TURNS).bounds.checks_work
-    assert not world(SWAPPING, **SHORT_TURNS).bounds.checks_waits
-    assert not world(Plan(hostiles=1)).bounds.checks_work
-    assert not world(SWAPPING, sharing=messages.Sharing.CONCURRENT).bounds.checks_work

@@ -112,6 +112,18 @@ def test_what_cannot_be_parked_is_told() -> None:
     assert told(cannot_park="the driver is too old") == ["no program can be parked: the driver is too old"]
 
 
+NOWHERE = CoordinatorFacts(None, "no coordinator runs in /x; start one")
+ANOTHER = CoordinatorFacts(None, "another version; use its nvshare-ctl")
+OPEN, CLOSED, NONE = (
+    DirectoryFacts("/run/nvshare", True, 0, 0o777, "", ""),
+    DirectoryFacts("/x", True, 5, 0o755, "EACCES", ""),
+    DirectoryFacts("/x", False, 0, 0, "ENOENT", "ENOENT"),
+)
+REFUSED = {"mode": "same_user", "state": "refused", "reason": "stop it"}
+PRELOADS = shell(LD_PRELOAD="/a/libnvshare_hook.so:/b/libother.so")
+ENABLED, ELSEWHERE = program(BARE, NVSHARE_ENABLE="1"), program(HOOKED, NVSHARE_RUNTIME_DIR="/y")
+
+
 @pytest.mark.parametrize(
     ("changes", "level", "text", "remedy"),
     [
@@ -122,65 +134,27 @@ def test_what_cannot_be_parked_is_told() -> None:
         (machine(glibc=(2, 17)), "problem", "glibc is 2.17, and the hook needs 2.28", "build the hook"),
         (machine(hook_error="no hook; install it"), "problem", "no hook", "install it"),
         (machine(mps_directory="/tmp/pipe"), "warning", "not the coordinator's answers in /tmp/pipe", "stop it"),
-        (well(mps={"mode": "same_user", "state": "refused", "reason": "stop it"}), "warning", "cannot use", "stop it"),
-        (
-            {"directory": DirectoryFacts("/run/nvshare", True, 0, 0o777, "", "")},
-            "problem",
-            "other users may write",
-            "chmod go-w",
-        ),
-        (
-            {"directory": DirectoryFacts("/x", True, 5, 0o755, "EACCES", "")},
-            "problem",
-            "user 1000 has no right to /x/hooks.sock of user 5",
-            "--runtime-dir",
-        ),
-        (
-            {
-                "directory": DirectoryFacts("/x", False, 0, 0, "ENOENT", "ENOENT"),
-                "coordinator": CoordinatorFacts(None, "no coordinator runs in /x; start one"),
-            },
-            "warning",
-            "no coordinator runs in /x",
-            "start one",
-        ),
-        (
-            {"coordinator": CoordinatorFacts(None, "another version; use its nvshare-ctl")},
-            "problem",
-            "another version",
-            "use its nvshare-ctl",
-        ),
+        (well(mps=REFUSED), "warning", "cannot use", "stop it"),
+        ({"directory": OPEN}, "problem", "other users may write", "chmod go-w"),
+        ({"directory": CLOSED}, "problem", "no right to /x/hooks.sock of user 5", "--runtime-dir"),
+        ({"directory": NONE, "coordinator": NOWHERE}, "warning", "no coordinator runs in /x", "start one"),
+        ({"coordinator": ANOTHER}, "problem", "another version", "use its nvshare-ctl"),
         (well(problems=["cannot write; make room"]), "problem", "cannot write", "make room"),
         ({"memory_bytes": 4 << 30}, "warning", "has 4GiB of memory, and the host budget is 8GiB", "host-budget 3GiB"),
         (shell(NVSHARE_DISABLE="1"), "warning", "NVSHARE_DISABLE is set", "unset it"),
         (shell("/env", NVSHARE_ENABLE="1"), "problem", "not installed in /env", "nvshare-run"),
-        (
-            shell(LD_PRELOAD="/a/libnvshare_hook.so:/b/libother.so"),
-            "warning",
-            "also names /b/libother.so",
-            "try without",
-        ),
+        (PRELOADS, "warning", "also names /b/libother.so", "try without"),
         (program(None), "problem", "no process 41", "clients"),
         (program(replace(BARE, readable=False)), "warning", "belongs to another user", "as root"),
         (program(BARE), "problem", "without nvshare-run and without NVSHARE_ENABLE=1", "nvshare-run"),
         (program(replace(BARE, loader="musl")), "problem", "linked against musl", "glibc"),
         (program(replace(BARE, loader="static")), "problem", "linked statically", "dynamically"),
         (program(BARE, NVSHARE_DISABLE="1"), "problem", "NVSHARE_DISABLE is set", "without"),
-        (
-            program(BARE, NVSHARE_ENABLE="1") | {"process_without_nvshare": "/env"},
-            "problem",
-            "not installed in /env",
-            "install nvshare there",
-        ),
-        (program(BARE, NVSHARE_ENABLE="1"), "problem", "works in Python programs alone", "nvshare-run"),
+        (ENABLED | {"process_without_nvshare": "/env"}, "problem", "not installed in /env", "install nvshare there"),
+        (ENABLED, "problem", "works in Python programs alone", "nvshare-run"),
         (program(BARE, NVSHARE_SOCKET="/a/hooks.sock"), "problem", "the loader did not load it", "standard error"),
         (program(HOOKED) | well(clients=[]), "problem", "no connection to the coordinator", "NVSHARE_LOG"),
-        (
-            program(HOOKED, NVSHARE_RUNTIME_DIR="/y") | well(clients=[]),
-            "warning",
-            "coordinator in /y",
-            "--runtime-dir /y",
-        ),
+        (ELSEWHERE | well(clients=[]), "warning", "coordinator in /y", "--runtime-dir /y"),
         ({"unhooked": ((0, BARE),)}, "warning", "uses GPU 0 without the hook", "nvshare-run"),
     ],
 )
