@@ -119,11 +119,13 @@ class Harness:
         attach: bool = True,
         wanted: bool = False,
         memory: int = 0,
+        resident: int | None = None,
+        host: int = 0,
         mode: messages.MemoryMode = messages.MemoryMode.MANAGED,
         process_id: int | None = None,
         **rank: Any,
     ) -> ScriptedClient:
-        """Registers a client and attaches it to the first GPU."""
+        """Registers a client and attaches it to the first GPU; `resident`, `host`: bytes that it then reports."""
         number = self._next
         self._next += 1
         pid = 1000 + number if process_id is None else process_id
@@ -131,6 +133,8 @@ class Harness:
         client.register(name or f"c{number}", program="test", process_id=pid, mode=mode, **rank)
         if attach:
             client.attach(wanted=wanted, memory=memory)
+        if resident is not None:
+            client.report(allocated=resident + host, resident=resident, host=host)
         return client
 
     def advance(self, by_ns: int) -> None:

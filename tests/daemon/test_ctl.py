@@ -61,7 +61,10 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     answer(running, "set", "priority", "train", "-5")
     answer(running, "set", "weight", "train", "12")
     answer(running, "set", "class", "train", "best-effort")
-    answer(running, "set", "share", "train", "--request", "30%", "--limit", "0.5")
+    said = ctl(running.directory.path, "set", "share", "train", "--request", "30%", "--limit", "0.5").stdout
+    assert "a share request of 30% and a share limit of 50%" in said
+    refused = ctl(running.directory.path, "set", "share", "train", "--limit", "0.2")
+    assert (refused.returncode, "above the limit" in refused.stderr) == (1, True)
     assert hook.next(messages.GpuSettings).sharing == messages.Sharing.CONCURRENT
     answer(running, "set", "limit", "train", "2GiB")
     assert hook.next(messages.GpuSettings).memory_limit_bytes == 2 << 30
@@ -118,8 +121,6 @@ def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running
     assert "cannot allocate more" in ctl(where, "limit", "train", "--memory", "5GiB").stdout
     assert "has a limit of 7GiB of GPU memory\n" in ctl(where, "limit", "train", "--memory", "7GiB").stdout
     assert "clients get no more" in ctl(where, "set", "host-budget", "1GiB").stdout
-    device = connect(coordinator).hello("fixed", memory_mode=int(messages.MemoryMode.DEVICE)).attach()
-    device.next(messages.GpuSettings)
 
 
 def test_changes_reach_a_lease_that_is_held(coordinators: Coordinators, connect: Connect) -> None:
@@ -162,25 +163,6 @@ def test_explain_says_who_runs_and_why(coordinators: Coordinators, connect: Conn
     assert ctl(where, "explain", "--gpu", "7").returncode == 1
 
 
-def test_shares_last_and_stay_consistent(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if a request could exceed its limit, or a removed limit left the request lowered."""
-    running = coordinators.start()
-    where = running.directory.path
-    connect(running).hello("train").attach().next(messages.GpuSettings)
-    said = ctl(where, "set", "share", "train", "--request", "0.6").stdout
-    assert "a share request of 60% and a share limit of 100%" in said
-    refused = ctl(where, "set", "share", "train", "--limit", "0.5")
-    assert (refused.returncode, "above the limit" in refused.stderr) == (1, True)
-    answer(running, "set", "share", "train", "--limit", "0.7")
-    answer(running, "set", "class", "train", "interactive")
-    assert f"live setting: share-limit of train (pid {os.getpid()}): 70%\n" in ctl(where, "status").stdout
-    assert "interactive" in ctl(where, "clients").stdout
-    assert len(answer(running, "unset", "share", "train")["undone"]) == 2
-    answer(running, "unset", "class", "train")
-    client = answer(running, "clients")["clients"][0]
-    assert (client["job_class"], client["share_request"], client["share_limit"]) == ("batch", 0.0, 1.0)
-
-
 def test_live_settings_are_shown_and_removed(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if nobody could see why the settings are not as configured, or could not go back."""
     running = coordinators.start("--quantum", "60s", gpus=2)
@@ -192,8 +174,11 @@ def test_live_settings_are_shown_and_removed(coordinators: Coordinators, connect
     answer(running, "set", "policy", "priority", "--gpu", "1")
     answer(running, "set", "priority", "train", "9")
     answer(running, "pause", "train")
+    answer(running, "set", "share", "train", "--limit", "0.7")
+    answer(running, "set", "class", "train", "interactive")
     shown = ctl(where, "status").stdout
     for line in (
+        f"live setting: share-limit of train (pid {os.getpid()}): 70%\n",
         "live setting: quantum: 5ms on GPU 0, 1\n",
         "live setting: policy: priority on GPU 1\n",
         f"live setting: priority of train (pid {os.getpid()}): 9\n",
@@ -204,6 +189,10 @@ def test_live_settings_are_shown_and_removed(coordinators: Coordinators, connect
     assert [gpu["quantum_ns"] for gpu in answer(running, "status")["gpus"]] == [5_000_000, 60_000_000_000]
     assert "removed: priority" in ctl(where, "unset", "priority", "train").stdout
     assert answer(running, "clients")["clients"][0]["priority"] == 3
+    assert len(answer(running, "unset", "share", "train")["undone"]) == 1
+    answer(running, "unset", "class", "train")
+    client = answer(running, "clients")["clients"][0]
+    assert (client["job_class"], client["share_request"], client["share_limit"]) == ("batch", 0.0, 1.0)
     answer(running, "resume", "train")
     again = ctl(where, "unset", "paused", "train")
     assert (again.returncode, again.stdout) == (1, "")

@@ -70,8 +70,7 @@ def test_a_new_quantum_holds_for_a_turn_that_a_new_policy_has_bounded() -> None:
 def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
     """Broken: a policy that is replaced during a switch still decides the length of the turn after it."""
     harness = turns_of_an_hour(100)
-    a, b = harness.client(), harness.client()
-    a.report(allocated=60, resident=20, host=40)
+    a, b = harness.client(resident=20, host=40), harness.client()
     a.request()
     (restore,) = a.take(messages.Restore)
     harness.handle(events.Set("policy", "round_robin"))

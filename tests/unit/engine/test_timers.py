@@ -67,8 +67,7 @@ def test_a_wake_up_time_does_not_outlive_the_choice_that_it_was_for() -> None:
     """Broken: a policy's wake-up time in the past is armed for ever, and the coordinator takes a whole processor."""
     harness = Harness(make, policy="throttle", drain_deadline_ns=DRAIN_NS)
     harness.gpu(capacity=1000)
-    hung, waiter = harness.client(mode=SWAP), harness.client(mode=SWAP)
-    hung.report(allocated=600, resident=600)
+    hung, waiter = harness.client(mode=SWAP, resident=600), harness.client(mode=SWAP)
     hung.request()
     waiter.report(allocated=300, resident=300)
     waiter.request()
@@ -113,9 +112,7 @@ def test_an_order_that_hangs_is_noticed_though_everything_fits_by_now() -> None:
     """Broken: nobody hears of a client that does not move its memory, or its deadline is armed for ever."""
     harness = Harness(registry.create)
     harness.gpu(capacity=1000)
-    hung, other = harness.client(mode=SWAP), harness.client(mode=SWAP)
-    hung.report(allocated=600, resident=600)
-    other.report(allocated=600, resident=0, host=600)
+    hung, other = harness.client(mode=SWAP, resident=600), harness.client(mode=SWAP, resident=0, host=600)
     other.request()
     assert len(hung.take(messages.Evict)) == 1
     hung.report(allocated=300, resident=300)

@@ -86,8 +86,7 @@ def test_a_later_report_of_a_liar_counts_once_it_is_checked() -> None:
 def test_managed_memory_that_does_not_move_takes_no_room() -> None:
     """Broken: a program in mode `managed` that ignores orders keeps one in mode `swap` from running."""
     harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
-    hangs, honest = harness.client(), harness.client(mode=MemoryMode.SWAP)
-    hangs.report(allocated=1000, resident=1000)
+    hangs, honest = harness.client(resident=1000), harness.client(mode=MemoryMode.SWAP)
     honest.request()
     harness.handle(events.Received(honest.client, messages.ReserveMemory(0, 1, 500)))
     assert hangs.take(messages.Evict), "it may move"

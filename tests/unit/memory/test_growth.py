@@ -152,8 +152,7 @@ def test_managed_memory_under_a_lease_gives_way() -> None:
     """Broken: a program in mode `device` is out of memory beside pages that leave by themselves."""
     harness = Harness(create)
     harness.gpu(capacity=100)
-    managed = harness.client(wanted=True)
-    managed.report(allocated=90, resident=90)
+    managed = harness.client(wanted=True, resident=90)
     assert managed.granted() is not None
     assert harness.client(mode=MemoryMode.DEVICE).reserve(50) == 50
 

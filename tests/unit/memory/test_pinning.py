@@ -6,27 +6,24 @@ Non-goals: what other growth is allowed (test_admission.py, test_growth.py).
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 
 from nvshare.coordinator.cli.views import sentences
-from nvshare.coordinator.daemon.control.server import plain
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import RECONNECT_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.registry import create
 from tests.harness import Harness, ScriptedClient, one_gpu
+from tests.unit.cli.replies import status
 
 make_harness = partial(one_gpu, capacity=100)
 
 
 def swapping(harness: Harness, memory: int, **more: int | str | bool) -> ScriptedClient:
     """A client in mode `swap` that has so much, all of it on the GPU if that fits."""
-    client = harness.client(mode=MemoryMode.SWAP, **more)  # type: ignore[arg-type]
-    client.report(allocated=memory, resident=0, host=memory)
-    return client
+    return harness.client(mode=MemoryMode.SWAP, resident=0, host=memory, **more)  # type: ignore[arg-type]
 
 
 def pins(client: ScriptedClient, total: int) -> int:
@@ -164,7 +161,7 @@ def test_a_client_that_lacks_room_is_unschedulable() -> None:
     assert a.granted(), "nobody else waits"
     harness.milliseconds(200)
     assert not a.take(messages.Revoke), "and no turn ends for it"
-    (client,) = [client for client in _status(harness)["clients"] if client["client"] == b.client]
+    (client,) = [client for client in status(harness)["clients"] if client["client"] == b.client]
     assert client["seats"][0]["unschedulable"] is True
 
 
@@ -225,13 +222,6 @@ def test_people_are_told_why() -> None:
     """Broken: `nvshare-ctl status` shows that a program waits, and not for what."""
     harness = make_harness()
     stuck(harness)
-    (line,) = sentences.room_lines(_status(harness))
+    (line,) = sentences.room_lines(status(harness))
     assert line.startswith("c2 (1002) needs 70B of GPU 0 and has room for 40B: it waits")
     assert "Immovable: c1 (1001) 60B" in line
-
-
-def _status(harness: Harness) -> dict[str, Any]:
-    """As `nvshare-ctl status --json` has it."""
-    picture = harness.scheduler.snapshot(harness.clock.now_ns)
-    gpus = [{**plain(gpu), "index": index} for index, gpu in enumerate(picture.gpus)]
-    return {"now_ns": picture.now_ns, "gpus": gpus, "clients": [plain(client) for client in picture.clients]}

@@ -59,9 +59,7 @@ def test_the_next_is_brought_in_beside_the_holder_and_its_switch_moves_nothing()
 def test_free_memory_is_filled_although_there_is_no_time_to_evict() -> None:
     """Broken: room that nobody has is left empty."""
     harness = make_harness()
-    a, b = harness.client(wanted=True), harness.client()
-    a.report(allocated=60, resident=60)
-    b.report(allocated=60, resident=20, host=40)
+    a, b = harness.client(wanted=True, resident=60), harness.client(resident=20, host=40)
     b.request()
     (restore,) = b.take(messages.Restore)
     assert (restore.bytes, restore.credit_bytes) == (20, 20)
@@ -71,8 +69,7 @@ def test_free_memory_is_filled_although_there_is_no_time_to_evict() -> None:
 def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_without_it() -> None:
     """Broken: after a little was left over ahead, the switch moves nothing, and both have all of theirs on the GPU."""
     harness = make_harness()
-    a, b = harness.client(wanted=True, mode=MemoryMode.SWAP), harness.client(mode=MemoryMode.SWAP)
-    a.report(allocated=60, resident=60)
+    a, b = harness.client(wanted=True, mode=MemoryMode.SWAP, resident=60), harness.client(mode=MemoryMode.SWAP)
     b.report(allocated=60, resident=20, host=40)
     b.request()
     (restore,) = b.take(messages.Restore)
@@ -116,9 +113,7 @@ def test_nothing_is_evicted_ahead_without_time_for_all_of_it() -> None:
 def test_with_nobody_waiting_nothing_moves() -> None:
     """Broken: idle programs' memory is moved back and forth."""
     harness = make_harness()
-    a, b = harness.client(wanted=True), harness.client()
-    a.report(allocated=60, resident=60)
-    b.report(allocated=60, resident=0, host=60)
+    a, b = harness.client(wanted=True, resident=60), harness.client(resident=0, host=60)
     a.report(allocated=60, resident=60)
     assert not a.take(messages.Evict)
     assert not b.take(messages.Restore)
@@ -129,10 +124,8 @@ def test_who_does_not_ask_gives_before_those_who_wait() -> None:
     """Broken: memory goes out that is needed sooner."""
     harness = make_harness()
     quiet = harness.client(memory=30)
-    a, b = harness.client(wanted=True), harness.client()
-    a.report(allocated=50, resident=50)
-    b.report(allocated=50, resident=20, host=30)
-    b.request()
+    harness.client(wanted=True, resident=50)
+    harness.client(resident=20, host=30).request()
     (evict,) = quiet.take(messages.Evict)
     assert evict.bytes == 30
 
@@ -141,8 +134,7 @@ def test_a_priority_client_that_comes_is_brought_in_instead() -> None:
     """Broken: memory for the old order of turns goes on moving, or the new next one waits for all of it."""
     harness, (_, b, c) = three(policy="priority")
     (evict,) = c.take(messages.Evict)
-    high = harness.client(mode=MemoryMode.SWAP, priority=5)
-    high.report(allocated=20, resident=0, host=20)
+    high = harness.client(mode=MemoryMode.SWAP, priority=5, resident=0, host=20)
     harness.handle(events.Set("priority", 5, client=1))  # the holder, so that it is not preempted
     high.request()
     finish(c, evict)
@@ -168,8 +160,7 @@ def test_a_holder_that_grows_goes_first() -> None:
 def test_what_was_brought_in_ahead_makes_room_again() -> None:
     """Broken: growth is refused although what was brought in for later could go."""
     harness = make_harness()
-    a, b = harness.client(wanted=True, mode=MemoryMode.SWAP), harness.client(mode=MemoryMode.SWAP)
-    a.report(allocated=60, resident=60)
+    a, b = harness.client(wanted=True, mode=MemoryMode.SWAP, resident=60), harness.client(mode=MemoryMode.SWAP)
     b.report(allocated=60, resident=0, host=60)
     b.request()
     (restore,) = b.take(messages.Restore)
@@ -246,8 +237,7 @@ def restarted() -> Harness:
 def test_after_a_restart_nothing_comes_in_before_all_can_be_back() -> None:
     """Broken: invariant 4, room is given away that belongs to a client whose connection is not back yet."""
     harness = restarted()
-    b = harness.client(mode=MemoryMode.SWAP)
-    b.report(allocated=60, resident=0, host=60)
+    b = harness.client(mode=MemoryMode.SWAP, resident=0, host=60)
     b.request()
     assert harness.gpu_snapshot().leases.preparing == b.client
     harness.milliseconds(500)
@@ -311,7 +301,6 @@ def test_clients_hear_how_much_host_memory_to_have_ready() -> None:
 def test_others_than_swap_prepare_nothing() -> None:
     """Broken: memory is pinned that is never used."""
     harness = make_harness()
-    a, b = harness.client(wanted=True), harness.client(wanted=True, mode=MemoryMode.DEVICE)
-    a.report(allocated=90, resident=90)
+    a, b = harness.client(wanted=True, resident=90), harness.client(wanted=True, mode=MemoryMode.DEVICE)
     b.report(allocated=50, resident=10)
     assert set(prepared(a)) == set(prepared(b)) == {0}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from nvshare.coordinator.cli.views.sentences import room_lines
-from nvshare.coordinator.daemon.control.server import plain
 from nvshare.coordinator.memory.pinning import RETRY_NS
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from tests.harness import Harness, ScriptedClient, one_gpu
+from tests.unit.cli.replies import status
 
 PATIENCE_NS = 200 * MILLISECOND_NS
 """How long a hook keeps a lease that it can do nothing with, after the first attempts."""
@@ -23,16 +22,7 @@ make_harness = partial(one_gpu, capacity=100)
 
 def swapping(harness: Harness, *, resident: int, host: int = 0) -> ScriptedClient:
     """A client whose memory can move, and partly has."""
-    client = harness.client(mode=MemoryMode.SWAP)
-    client.report(allocated=resident + host, resident=resident, host=host)
-    return client
-
-
-def shown(harness: Harness) -> dict[str, Any]:
-    """As `nvshare-ctl status` has it, as far as its lines about room go."""
-    snapshot = harness.scheduler.snapshot(harness.clock.now_ns)
-    gpus = [{"uuid": gpu.uuid, "index": index} for index, gpu in enumerate(snapshot.gpus)]
-    return {"gpus": gpus, "clients": [plain(client) for client in snapshot.clients]}
+    return harness.client(mode=MemoryMode.SWAP, resident=resident, host=host)
 
 
 def try_to_run(client: ScriptedClient, size: int) -> bool:
@@ -42,9 +32,7 @@ def try_to_run(client: ScriptedClient, size: int) -> bool:
         return True
     client.harness.advance(PATIENCE_NS)
     lease = client.seat().lease_id
-    client.harness.handle(
-        events.Received(client.client, messages.Release(0, lease, messages.ReleaseReason.REVOKED, True, True, 0, 0, 0))
-    )
+    client.say(messages.Release(0, lease, messages.ReleaseReason.REVOKED, True, True, 0, 0, 0))
     return False
 
 
@@ -77,7 +65,7 @@ def test_it_is_tried_again_after_a_while() -> None:
     harness = make_harness()
     stopped, willing, evict = beside_one_that_hangs(harness)
     assert willing.seat().memory.unschedulable
-    (line,) = room_lines(shown(harness))
+    (line,) = room_lines(status(harness))
     assert line.startswith("c2 (1002) has no room on GPU 0")
     stopped.moved(evict.order_id, 20)
     harness.advance(RETRY_NS)
@@ -125,8 +113,7 @@ def test_one_beyond_its_own_limit_holds_no_turn_from_others() -> None:
     """Broken: a program whose limit was lowered below what it has is refused at each grant, and its priority has it
     granted again at once, for ever."""
     harness = make_harness(policy="priority", sharing=Sharing.EXCLUSIVE)
-    limited = harness.client(mode=MemoryMode.SWAP, priority=3, limit=50)
-    limited.report(allocated=100, resident=50, host=50)
+    limited = harness.client(mode=MemoryMode.SWAP, priority=3, limit=50, resident=50, host=50)
     other = swapping(harness, resident=40)
     limited.request()
     other.request()
@@ -146,7 +133,7 @@ def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
     assert large.reserve(90) == 90
     large.report(allocated=10, resident=10)  # it has freed the rest, and may allocate it again without asking
     small.request()
-    harness.handle(events.Received(small.client, messages.ReserveMemory(0, 1, 50)))
+    small.say(messages.ReserveMemory(0, 1, 50))
     assert not harness.notifications("refused")
     assert small.granted() is None, "they take turns, in which promises end"
     harness.until(lambda: bool(large.take(messages.Revoke)))

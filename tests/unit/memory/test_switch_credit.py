@@ -182,8 +182,7 @@ def test_exclusive_turns_begin_although_switches_are_held_back() -> None:
     harness.gpu(capacity=100)
     for _ in range(2):
         harness.client(wanted=True, mode=MemoryMode.SWAP).report(allocated=40, resident=40)
-    late = harness.client(mode=MemoryMode.SWAP)
-    late.report(allocated=60, resident=0, host=60)
+    late = harness.client(mode=MemoryMode.SWAP, resident=0, host=60)
     gpu = harness.scheduler._node.gpus["GPU-0"]
     gpu.switching.credit.credit_ns = -1e9
     late.request()

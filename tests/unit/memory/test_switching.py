@@ -23,10 +23,8 @@ make_harness = partial(one_gpu, capacity=100, move_deadline_ns=SECOND_NS)
 def oversubscribed(idle_release_ns: int = 2 * MILLISECOND_NS) -> tuple[Harness, ScriptedClient, ScriptedClient]:
     """`a` has run with 60 of 100 bytes resident and gives way to `b`, which has 40 of its 60."""
     harness = make_harness(idle_release_ns=idle_release_ns)
-    a = harness.client(wanted=True)
-    b = harness.client()
-    a.report(allocated=60, resident=60)
-    b.report(allocated=60, resident=40, host=20)
+    a = harness.client(wanted=True, resident=60)
+    b = harness.client(resident=40, host=20)
     b.request()
     harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
@@ -76,12 +74,9 @@ def test_reports_and_progress_count_once(report_first: bool) -> None:
 def test_one_that_moves_less_is_passed_over() -> None:
     """Broken: a client that cannot move its memory would keep the next one from its turn."""
     harness = make_harness()
-    a = harness.client(wanted=True)
-    b = harness.client()
-    c = harness.client()
-    c.report(allocated=20, resident=20)
-    a.report(allocated=60, resident=60)
-    b.report(allocated=40, resident=20, host=20)
+    a = harness.client(wanted=True, resident=60)
+    b = harness.client(resident=20, host=20)
+    c = harness.client(resident=20)
     b.request()
     harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
@@ -213,8 +208,7 @@ def test_device_memory_is_never_ordered_out() -> None:
     """Broken: a client that cannot evict would be asked to."""
     harness = make_harness()
     a = harness.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=60)
-    b = harness.client()
-    b.report(allocated=60, resident=10, host=50)
+    b = harness.client(resident=10, host=50)
     b.request()
     a.release(idle=True)
     assert not a.take(messages.Evict)
@@ -243,10 +237,9 @@ def test_the_last_in_turn_order_gives_first() -> None:
 def test_of_those_who_do_not_ask_the_longest_idle_gives_first() -> None:
     """Broken: memory would be taken from one that paused a moment ago, not from one that has been idle for hours."""
     harness = make_harness(capacity=90)
-    recent = harness.client()
+    recent = harness.client(resident=45)
     old = harness.client(memory=45)
     following = harness.client()
-    recent.report(allocated=45, resident=45)
     recent.request()
     recent.release(idle=True)
     following.report(allocated=45, resident=0, host=45)
@@ -278,10 +271,8 @@ def test_a_higher_priority_does_not_wait_for_the_memory_of_a_lower_one() -> None
     """Broken: who comes while memory moves for a client of lower priority would wait for that, or a whole quantum."""
     harness = Harness(create, policy="priority")
     harness.gpu(capacity=100)
-    a = harness.client(wanted=True)
-    b = harness.client()
-    a.report(allocated=60, resident=60)
-    b.report(allocated=60, resident=40, host=20)
+    a = harness.client(wanted=True, resident=60)
+    b = harness.client(resident=40, host=20)
     b.request()
     harness.milliseconds(QUANTUM_MS)
     a.release()
@@ -296,9 +287,7 @@ def test_a_higher_priority_does_not_wait_for_the_memory_of_a_lower_one() -> None
 def test_a_client_that_hangs_is_not_waited_for() -> None:
     """Broken: one stopped process would keep everybody else from their turns, one deadline after the other."""
     harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
-    a, b, stopped = harness.client(wanted=True), harness.client(), harness.client()
-    a.report(allocated=50, resident=50)
-    b.report(allocated=50, resident=20, host=30)
+    a, b, stopped = harness.client(wanted=True, resident=50), harness.client(resident=20, host=30), harness.client()
     stopped.report(allocated=30, resident=30)
     harness.milliseconds(QUANTUM_MS)
     b.request()
@@ -326,8 +315,7 @@ def test_a_client_that_hangs_is_not_waited_for() -> None:
 def test_a_next_client_that_hangs_gets_its_turn_and_its_deadline() -> None:
     """Broken: the GPU would wait for memory of a process that does not move it."""
     harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
-    a = harness.client()
-    a.report(allocated=60, resident=20, host=40)
+    a = harness.client(resident=20, host=40)
     a.request()
     assert a.take(messages.Restore)
     harness.milliseconds(110)
