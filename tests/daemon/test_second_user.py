@@ -87,8 +87,8 @@ def test_a_second_user_sees_and_cannot_change(
     """Broken: users of a shared server are blind, or each is root of the GPUs."""
     root = eventually(lambda: shared.status(), "an answer")
     assert second.json("status")["gpus"][0]["uuid"] == root["gpus"][0]["uuid"]
-    for words in (("clients",), ("memory",), ("explain",), ("status",), ("top",)):
-        code, out = second.ctl(*words)
+    for word in ("clients", "top"):
+        code, out = second.ctl(word)
         assert code == 0, out
     code, out = second.ctl("set", "quantum", "5ms")
     assert (code, "only root may change settings of the node" in out) == (1, True), out

@@ -30,7 +30,6 @@ def test_a_client_is_served_and_a_waiter_makes_the_holder_give_up(coordinator: R
     assert first.next(messages.Welcome).protocol == messages.PROTOCOL_VERSION
     lease = first.next(messages.Grant)
     second = connect(coordinator).hello("second").attach(wanted=True)
-    assert first.next(messages.Waiters).waiters == 1
     assert first.next(messages.Revoke).lease_id == lease.lease_id
     first.release(lease.lease_id)
     assert second.next(messages.Grant).lease_id > lease.lease_id
@@ -74,60 +73,17 @@ def test_files_are_private(coordinator: Running) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_directories_that_cannot_be_used_are_refused_with_a_remedy(coordinators: Coordinators) -> None:
-    """Broken if a bad directory ended in a traceback, or was used."""
-    base = coordinators.base
-    (base / "file").write_text("")
-    (base / "open").mkdir()
-    (base / "open").chmod(0o777)
-    cases = {
-        base / "file": "not a directory",
-        base / "open": "chmod go-w",
-        base / ("x" * 120): "choose a shorter directory",
-        Path("/proc/nvshare"): "--runtime-dir",
-    }
-    if os.geteuid() == 0:
-        (base / "foreign").mkdir()
-        os.chown(base / "foreign", 12_345, 12_345)
-        cases[base / "foreign"] = "belongs to user 12345"
-    else:
-        (base / "closed").mkdir(mode=0o500)
-        cases[base / "closed"] = "no permission"
-    for directory, remedy in cases.items():
-        code, text = coordinators.refused(directory=directory)
-        assert code == 1, text
-        assert remedy in text
-        assert "Traceback" not in text
-
-
-def test_a_link_in_place_of_the_lock_is_not_followed(coordinators: Coordinators) -> None:
-    """Broken if somebody could make a coordinator overwrite another file."""
-    directory = coordinators.base / "run"
-    directory.mkdir(mode=0o700)
-    victim = coordinators.base / "victim"
-    victim.write_text("precious")
-    (directory / "coordinator.lock").symlink_to(victim)
-    code, text = coordinators.refused()
-    assert code == 1
-    assert "coordinator.lock" in text
-    assert victim.read_text() == "precious"
-
-
-def test_a_gpu_or_policy_that_is_not_there_is_named(coordinators: Coordinators) -> None:
-    """Broken if settings for a misspelt GPU or policy were silently without effect."""
+def test_a_gpu_that_is_not_there_is_named(coordinators: Coordinators) -> None:
+    """Broken if settings for a misspelt GPU were silently without effect."""
     settings = coordinators.base / "settings.toml"
     settings.write_text('[gpu."GPU-nowhere"]\nquantum = "1s"\n')
     code, text = coordinators.refused("--config", str(settings))
     assert code == 2
     assert "GPU-nowhere" in text
     assert uuid_of(0) in text
-    for words, said in (
-        (("--policy", "nobody"), "no policy 'nobody'; known: "),
-        (("--simulate=2xbig",), "[xCAPACITY]"),
-    ):
-        code, text = coordinators.refused(*words)
-        assert code == 2
-        assert said in text
+    code, text = coordinators.refused("--simulate=2xbig")
+    assert code == 2
+    assert "[xCAPACITY]" in text
 
 
 def test_settings_of_one_gpu_are_its_own(coordinators: Coordinators) -> None:

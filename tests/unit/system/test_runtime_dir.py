@@ -173,3 +173,36 @@ def test_the_mode_does_not_depend_on_the_umask() -> None:
             finally:
                 os.umask(before)
             assert made.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_directories_that_cannot_be_used_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    """Broken if a bad directory ended in a traceback, or was used."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    cases = {
+        tmp_path / "file": "not a directory",
+        tmp_path / "open": "chmod go-w",
+        tmp_path / ("x" * 120): "choose a shorter directory",
+        Path("/proc/nvshare"): "--runtime-dir",
+    }
+    if os.geteuid() == 0:
+        (tmp_path / "foreign").mkdir()
+        os.chown(tmp_path / "foreign", 12_345, 12_345)
+        cases[tmp_path / "foreign"] = "belongs to user 12345"
+    else:
+        (tmp_path / "closed").mkdir(mode=0o500)
+        cases[tmp_path / "closed"] = "no permission"
+    for path, remedy in cases.items():
+        with pytest.raises(RuntimeDirError, match=remedy):
+            prepare(RuntimeDir(path))
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(directory: RuntimeDir, tmp_path: Path) -> None:
+    """Broken if somebody could make a coordinator overwrite another file."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    directory.lock_file.symlink_to(victim)
+    with pytest.raises(RuntimeDirError, match=r"coordinator\.lock"):
+        lock(directory)
+    assert victim.read_text() == "precious"
