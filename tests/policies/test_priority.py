@@ -52,8 +52,8 @@ def test_the_turn_of_a_starved_job_is_not_preempted() -> None:
     world = VirtualGpu(Priority())
     world.job(priority=5, drain_ns=250_000_000)
     low = world.job(priority=0)
-    world.till(lambda: world.holder() is low)
-    world.play(1)
+    while world.holder() is not low:
+        world.play(1)
     world.job(priority=9)
     world.play(98)
     assert world.holder() is low

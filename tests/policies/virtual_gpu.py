@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nvshare.scheduler_policies.api import (
@@ -270,13 +270,3 @@ class VirtualGpu:
     def used_ns(self, job: Job) -> int:
         """GPU time of a job so far."""
         return job.view.used_ns(self.now_ns)
-
-    def till(self, true: Callable[[], bool], steps: int = 1000) -> None:
-        """Plays turn by turn until something is true."""
-        for _ in range(steps):
-            if true():
-                return
-            next_ns = self._next_ns()
-            assert next_ns is not None
-            self.until(next_ns)
-        raise AssertionError("it never became true")
