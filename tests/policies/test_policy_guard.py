@@ -179,7 +179,7 @@ def test_a_good_policy_stays() -> None:
     for at_ms in (0, 30, 60):
         harness.milliseconds(at_ms and 30)
         lease = a.seat().lease_id
-        harness.handle(events.Received(a.client, messages.Progress(0, lease, harness.clock.now_ns, 1 + at_ms, 0, 0, 0)))
+        a.say(messages.Progress(0, lease, harness.clock.now_ns, 1 + at_ms, 0, 0, 0))
     assert harness.gpu_snapshot().rules.policy == "wild"
     assert {"decide", TurnEnded, JobLeft} <= set(policy.calls)
 

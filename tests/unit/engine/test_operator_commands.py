@@ -253,8 +253,7 @@ def test_orders_for_what_is_gone_are_logged() -> None:
 
 def test_the_share_of_switching_changes_an_automatic_quantum_at_once() -> None:
     """Broken: `set switch-share` would show and not act, or change a quantum that was fixed."""
-    harness = Harness(create, quantum_ns=None)
-    harness.gpu()
+    harness = one_gpu(quantum_ns=None)
     a, b = harness.client(wanted=True), harness.client(wanted=True)
     assert a.granted() is not None
     harness.milliseconds(200)

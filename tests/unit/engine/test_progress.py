@@ -31,12 +31,7 @@ class Reporter:
         self.busy_ns += round(busy * STEP_MS * MILLISECOND_NS)
         lease = self.client.seat().lease_id if lease_id is None else lease_id
         now_ns = harness.clock.now_ns
-        harness.handle(
-            events.Received(
-                self.client.client,
-                messages.Progress(0, lease, now_ns, self.work, self.busy_ns, self.watched_ns, self.steps),
-            )
-        )
+        self.client.say(messages.Progress(0, lease, now_ns, self.work, self.busy_ns, self.watched_ns, self.steps))
         return self.client.seat().progress
 
     def works(self, work: int, *, busy: float = 0.0) -> Progress:

@@ -29,8 +29,7 @@ from tests.harness import Harness, ScriptedClient, one_gpu, steps
 
 def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Harness, ScriptedClient, ScriptedClient]:
     """`a` has 40 of 100 bytes, `b` 50; both run."""
-    harness = Harness(create, sharing=Sharing.CONCURRENT)
-    harness.gpu(capacity=100)
+    harness = one_gpu(100, sharing=Sharing.CONCURRENT)
     a, b = (harness.client(wanted=True, mode=mode) for _ in range(2))
     assert a.granted() is not None
     assert b.granted() is not None
@@ -258,7 +257,7 @@ def test_a_turn_waits_for_the_drain_of_the_one_before() -> None:
     for work in (1, 2):
         harness.milliseconds(50)
         now_ns = harness.clock.now_ns
-        harness.handle(events.Received(a.client, messages.Progress(0, lease, now_ns, work, 0, 0, 0)))
+        a.say(messages.Progress(0, lease, now_ns, work, 0, 0, 0))
     assert b.granted() is None
     a.release(wanted=True)
     granted = b.granted()
@@ -306,8 +305,7 @@ def test_a_plan_that_no_report_changes_is_kept() -> None:
 
 def test_concurrent_sharing_waits_for_no_drain() -> None:
     """Broken: a program that came for a turn waits for one that hangs, while all others run beside it."""
-    harness = Harness(create, sharing=Sharing.AUTO)
-    harness.gpu()
+    harness = one_gpu(sharing=Sharing.AUTO)
     a, b, c = (harness.client(wanted=True) for _ in range(3))
     harness.milliseconds(100)
     assert a.take(messages.Revoke)

@@ -33,7 +33,7 @@ def test_pinned_memory_of_movable_clients_counts() -> None:
     a.report(allocated=80, resident=80, pinned=40)
     b = harness.client(mode=MemoryMode.DEVICE)
     assert b.reserve(61) == 0
-    harness.handle(events.Received(b.client, messages.ReserveMemory(0, 1, 60)))
+    b.say(messages.ReserveMemory(0, 1, 60))
     (evict,) = a.take(messages.Evict)
     a.moved(evict.order_id, 40)
     assert [answer.bytes for answer in b.take(messages.MemoryReserved)] == [60]
@@ -113,7 +113,7 @@ def test_a_refusal_names_the_limit() -> None:
     assert a.reserve(40) == 40
 
     def refused(client: ScriptedClient, total: int) -> bool:
-        harness.handle(events.Received(client.client, messages.ReserveMemory(0, 2, total)))
+        client.say(messages.ReserveMemory(0, 2, total))
         (answer,) = client.take(messages.MemoryReserved)
         assert answer.bytes == 0
         return answer.by_limit

@@ -88,7 +88,7 @@ def test_managed_memory_that_does_not_move_takes_no_room() -> None:
     harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
     hangs, honest = harness.client(resident=1000), harness.client(mode=MemoryMode.SWAP)
     honest.request()
-    harness.handle(events.Received(honest.client, messages.ReserveMemory(0, 1, 500)))
+    honest.say(messages.ReserveMemory(0, 1, 500))
     assert hangs.take(messages.Evict), "it may move"
     harness.milliseconds(110)
     (given,) = honest.take(messages.MemoryReserved)

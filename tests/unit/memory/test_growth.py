@@ -7,14 +7,12 @@ import pytest
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.scheduler_policies.registry import create
-from tests.harness import Harness, ScriptedClient
+from tests.harness import Harness, ScriptedClient, one_gpu
 
 
 def crowded() -> tuple[Harness, ScriptedClient, ScriptedClient]:
     """`a` holds the lease with 40 of 100 bytes; `b` sits on 50."""
-    harness = Harness(create)
-    harness.gpu(capacity=100)
+    harness = one_gpu(100)
     a = harness.client(wanted=True, mode=MemoryMode.SWAP)
     b = harness.client(mode=MemoryMode.SWAP)
     assert a.granted() is not None
@@ -132,8 +130,7 @@ def test_memory_that_cannot_move_evicts_others_first() -> None:
 
 def test_memory_that_cannot_move_ends_leases_that_do_not_fit_beside_it() -> None:
     """Broken: it is refused, or exceeds the capacity, because all others run side by side and hold leases."""
-    harness = Harness(create, sharing=messages.Sharing.CONCURRENT)
-    harness.gpu(capacity=100)
+    harness = one_gpu(100, sharing=messages.Sharing.CONCURRENT)
     both = [harness.client(wanted=True, mode=MemoryMode.SWAP) for _ in range(2)]
     for client in both:
         assert client.granted() is not None
@@ -150,8 +147,7 @@ def test_memory_that_cannot_move_ends_leases_that_do_not_fit_beside_it() -> None
 
 def test_managed_memory_under_a_lease_gives_way() -> None:
     """Broken: a program in mode `device` is out of memory beside pages that leave by themselves."""
-    harness = Harness(create)
-    harness.gpu(capacity=100)
+    harness = one_gpu(100)
     managed = harness.client(wanted=True, resident=90)
     assert managed.granted() is not None
     assert harness.client(mode=MemoryMode.DEVICE).reserve(50) == 50

@@ -12,13 +12,12 @@ from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.system.host_memory import LEAST_BYTES, default_budget_bytes
 from nvshare.scheduler_policies.registry import create
-from tests.harness import Harness, ScriptedClient
+from tests.harness import Harness, ScriptedClient, one_gpu
 
 
 def make_harness(budget: int = 100, times: int = 8) -> Harness:
     """A GPU of 100, and a budget."""
-    harness = Harness(create, host_budget_bytes=budget, host_fair_times=times)
-    harness.gpu(capacity=100)
+    harness = one_gpu(100, host_budget_bytes=budget, host_fair_times=times)
     harness.milliseconds(1_000)  # nobody comes back from an earlier coordinator
     return harness
 
@@ -139,8 +138,7 @@ def test_the_share_of_the_dead_is_free_at_once() -> None:
 
 def test_what_is_pinned_already_is_counted_after_a_restart() -> None:
     """Broken: a new coordinator gives away what is pinned already, or forgets it since the rule would not allow it."""
-    harness = Harness(create, host_budget_bytes=900)
-    harness.gpu(capacity=100)
+    harness = one_gpu(100, host_budget_bytes=900)
     later, first = harness.client(user_id=2), harness.client(user_id=1)
     assert ask(later, 88) == 88
     assert ask(first, 800) == 800, "more than it could get, and there all the same"
@@ -151,8 +149,7 @@ def test_what_is_pinned_already_is_counted_after_a_restart() -> None:
 
 def test_the_first_second_gives_nobody_more_than_the_rule() -> None:
     """Broken: whoever asks right after a start has the whole budget, or more, and says that it is pinned already."""
-    harness = Harness(create, host_budget_bytes=8_100)
-    harness.gpu(capacity=100)
+    harness = one_gpu(100, host_budget_bytes=8_100)
     assert [ask(harness.client(user_id=1), 1 << 47) for _ in range(2)] == [7_200, 0]
     assert ask(harness.client(user_id=2), 1 << 47) == 800
     assert ask(harness.client(user_id=3), 10) == 10
@@ -239,8 +236,7 @@ def test_nobody_is_told_to_evict_what_the_host_has_no_room_for() -> None:
 
 def test_memory_from_before_a_restart_can_be_evicted_though_its_share_is_refused() -> None:
     """Broken: shares exceed the budget, the coordinator restarts, and memory that nobody may evict blocks its GPU."""
-    harness = Harness(create, host_budget_bytes=50, host_fair_times=0)
-    harness.gpu(capacity=100)
+    harness = one_gpu(100, host_budget_bytes=50, host_fair_times=0)
     a, b = harness.client(mode=MemoryMode.SWAP), harness.client(mode=MemoryMode.SWAP)
     assert ask(a, 60) == 50
     assert ask(b, 80) == 0
@@ -255,8 +251,7 @@ def test_memory_from_before_a_restart_can_be_evicted_though_its_share_is_refused
 
 def test_a_claim_of_memory_from_before_a_restart_never_grows() -> None:
     """Broken: a program that has freed memory puts more on the host than it has a share for."""
-    harness = Harness(create, host_budget_bytes=50, host_fair_times=0)
-    harness.gpu(capacity=100)
+    harness = one_gpu(100, host_budget_bytes=50, host_fair_times=0)
     a, b = harness.client(), harness.client(mode=MemoryMode.SWAP)
     ask(a, 50)
     for sequence, size in enumerate((80, 10, 80)):

@@ -190,8 +190,7 @@ def test_a_death_and_a_pause_while_unschedulable() -> None:
 
 def test_a_preempting_policy_sees_who_is_back() -> None:
     """Broken: who is let in again waits for the end of a turn that his rank would have ended."""
-    harness = Harness(create, policy="priority")
-    harness.gpu(capacity=100)
+    harness = one_gpu(100, policy="priority")
     a, b = swapping(harness, 60), swapping(harness, 70, priority=5)
     a.report(allocated=60, resident=60, pinned=60)
     b.request()

@@ -14,8 +14,7 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobView, Plan, PolicyBase
-from nvshare.scheduler_policies.registry import create
-from tests.harness import Harness, ScriptedClient
+from tests.harness import Harness, ScriptedClient, one_gpu
 
 CAPACITY, RATE = 8000, 40
 """Capacity, and what moves in each direction in a millisecond: all of it takes 200 ms."""
@@ -106,9 +105,7 @@ def run(harness: Harness, programs: list[Program], milliseconds: int) -> float:
 
 def make(policy: str, quantum_ms: int | None) -> Harness:
     quantum_ns = None if quantum_ms is None else quantum_ms * MILLISECOND_NS
-    harness = Harness(create, policy=policy, quantum_ns=quantum_ns, check_invariants=False)
-    harness.gpu(capacity=CAPACITY)
-    return harness
+    return one_gpu(CAPACITY, policy=policy, quantum_ns=quantum_ns, check_invariants=False)
 
 
 @pytest.mark.parametrize(("think_ms", "quantum_ms"), [(100, 100), (300, None)])

@@ -11,7 +11,6 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.fields import RemoteProtocolError
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.scheduler_policies.registry import create
 from tests.harness import Harness, ScriptedClient, one_gpu
 
 QUANTUM_MS = 100
@@ -269,8 +268,7 @@ def test_idle_holders_keep_longer_what_is_dear_to_move(idle_release_ns: int) -> 
 
 def test_a_higher_priority_does_not_wait_for_the_memory_of_a_lower_one() -> None:
     """Broken: who comes while memory moves for a client of lower priority would wait for that, or a whole quantum."""
-    harness = Harness(create, policy="priority")
-    harness.gpu(capacity=100)
+    harness = one_gpu(100, policy="priority")
     a = harness.client(wanted=True, resident=60)
     b = harness.client(resident=40, host=20)
     b.request()
