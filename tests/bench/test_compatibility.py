@@ -76,10 +76,10 @@ def test_interval_by_ranks(count: int, outside: int) -> None:
 
 def test_matrix_on_the_simulated_gpu(built: Built) -> None:
     """Broken: programs that are not really under the hook, or not there at the same time."""
-    words = ("--simulate", "--case=driver", "--mode=device", "--processes=1", "--seconds=0.1")
+    words = ("--simulate", "--case=driver.launches", "--mode=device", "--processes=1", "--seconds=0.1")
     told = lines("nvshare.bench.compatibility", *words)
     rows = page.final_rows(told)
-    assert [(row["result"], row["alone"], row["two"]) for row in rows] == [("ok", "identical", ["identical"] * 2)] * 3
+    assert [(row["result"], row["alone"], row["two"]) for row in rows] == [("ok", "identical", ["identical"] * 2)]
     assert all(row["cost"]["hooked_steps_per_s"] > 0 for row in rows)
     assert sum(row["handovers"] for row in rows) > 0
     text = page.page(told)
@@ -96,23 +96,16 @@ class Lossy(Member):
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("lossy", [False, True])
-def test_beyond_capacity_there_is_a_rival(
-    lossy: bool, options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beyond_capacity_there_is_a_rival(options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: rows beyond capacity would be measured on an idle card, or a rival's lost data would stay unnoticed."""
-    if lossy:
-        monkeypatch.setattr(matrix, "Member", Lossy)
-    row = matrix.run_case(WORKS, "beyond", options)
-    if lossy:
-        assert (row["result"], row["reason"]) == (
-            "failed", "the rival found 2 pages with other values than it had written",
-        )  # fmt: skip
-        return
-    assert (row["result"], row["cost"], row["two"]) == ("ok", None, ["identical", "identical"])
     with matrix.place("1x1GiB", WORKS, "beyond", 32 << 20, None) as stand:
         eventually(lambda: stand.control("status")["gpus"][0]["allocated_bytes"] > 36 << 20, "the rival's memory")
         assert stand.control("status")["gpus"][0]["capacity_bytes"] == 64 << 20
+    monkeypatch.setattr(matrix, "Member", Lossy)
+    row = matrix.run_case(WORKS, "beyond", options)
+    assert (row["result"], row["reason"]) == (
+        "failed", "the rival found 2 pages with other values than it had written",
+    )  # fmt: skip
 
 
 def test_every_row_has_its_own_name() -> None:

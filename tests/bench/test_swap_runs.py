@@ -7,7 +7,7 @@ from tests.bench.test_benches_run import run
 
 def test_swap() -> None:
     """Without figures nobody would notice that moving memory has become slow, or loses data."""
-    told = run("nvshare.bench.memory.swap", "--simulate", "--rounds=1", "--gib=0.125", "--capacity-gib=0.25")
+    told = run("nvshare.bench.memory.swap", "--simulate", "--rounds=1", "--gib=0.0625", "--capacity-gib=0.125")
     assert set(told["memcpy_gib_s"]) == {"out", "in"}
     assert min(told[name] for name in ("evict_gib_s", "restore_gib_s", "handover_gib_s", "first_evict_gib_s")) > 0
     assert min(told["first_evict_prepared_gib_s"], told["memcpy_two_programs_gib_s"]) > 0
