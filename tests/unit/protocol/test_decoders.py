@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nvshare.coordinator.protocol import messages
@@ -34,6 +34,7 @@ def test_made_frames(library: ctypes.CDLL, seed: int) -> None:
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.binary(max_size=messages.MAX_FRAME_BYTES + 8))
+@example(bytes(messages.MAX_FRAME_BYTES + 1))
 def test_any_bytes(library: ctypes.CDLL, frame: bytes) -> None:
     """Broken: garbage makes the two sides disagree, or crashes one of them."""
     agree(library, frame)
