@@ -119,7 +119,7 @@ def test_who_does_not_fit_is_named(hidden_share: float) -> None:
     assert sum(world.checks.unschedulable for world in worlds) > 10
 
 
-@settings(max_examples=SEEDS, deadline=None)
+@settings(max_examples=2 * SEEDS, deadline=None)
 @given(
     st.integers(0, 1 << 32),
     st.sampled_from(sorted(BUILT_IN)),
