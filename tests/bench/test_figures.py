@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.bench.handover import evaluate, turns
-from nvshare.bench.harness.fixture import BenchError, read_events
+from nvshare.bench.harness.fixture import BenchError, percentile, read_events, spread
 
 WHERE = {"uuid": "GPU-0", "waited_ns": 0}
 DRAINED = {"uuid": "GPU-0", "drained": True}
@@ -58,3 +58,11 @@ def test_a_follower_that_failed_is_said(tmp_path: Path) -> None:
     log.write_text('{"kind": "granted"}\n{"error": {"code": "no_coordinator", "text": "gone"}}\n', encoding="utf-8")
     with pytest.raises(BenchError, match="gone"):
         read_events(log)
+
+
+def test_percentiles() -> None:
+    """Nearest rank: an odd definition would not compare with anybody's figures."""
+    values = [float(value) for value in range(1, 101)]
+    assert (percentile(values, 0.5), percentile(values, 0.99), percentile(values, 1.0)) == (50.0, 99.0, 100.0)
+    assert percentile([7.0], 0.99) == 7.0
+    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0, "repetitions": 3}
