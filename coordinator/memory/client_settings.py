@@ -129,7 +129,7 @@ def _update_prepare(seat: Seat) -> bool:
     size = 0
     if seat.client.memory_mode is MemoryMode.SWAP:
         size = max(0, seat.memory.allocated_bytes - seat.memory.pinned_bytes)
-        if seat.client.parking.state is not ParkState.PREPARING:
+        if seat.client.parking.state not in (ParkState.PREPARING, ParkState.LEAVING):
             size = min(size, gpu.memory.overflow.bytes) if gpu.leases.active_seats >= 2 else 0
     before, seat.sent.prepare_bytes = seat.sent.prepare_bytes, _in_steps(seat.sent.prepare_bytes, size)
     return seat.sent.prepare_bytes != before

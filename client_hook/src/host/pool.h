@@ -10,7 +10,8 @@
  *  - a forked child has none of it.
  *
  * One thread allocates for probable evictions, in pieces of 16 MiB, so that the program is not slowed.  While the program
- * may submit work, that thread rests nine times as long as a piece took, unless the coordinator is about to move the program to another GPU.  Unused memory beyond that is freed after ten seconds.
+ * may submit work, that thread rests nine times as long as a piece took, unless the program is about to move to another GPU.  Unused memory beyond
+ * that is freed after ten seconds.
  *
  * Helper threads block all signals.  The lock is never held during a driver call.
  *

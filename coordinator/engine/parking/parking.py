@@ -246,6 +246,8 @@ def advance(node: Node, now_ns: int) -> None:
         if client.parking.state is PREPARING:
             if all(_is_prepared(seat, now_ns) for seat in client.used_seats):
                 begin(node, client, now_ns)
+            for seat in client.used_seats:  # it may have grown
+                client_settings.send_prepare(node, seat)
             continue
         if not client.parking.move.target and any(seat.phase is WAITING for seat in client.seats.values()):
             _stay(node, client, "it wants the GPU")
