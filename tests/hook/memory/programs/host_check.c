@@ -142,7 +142,7 @@ static void idle(void)
     until(&model.mapped);
     until(&model.mapped);
     MUST(model.mapped_bytes == 2 * slab && model.unmapped_bytes == 0);
-    nvs_host_ahead(0, slab);
+    nvs_host_ahead(0, slab, false);
     nvs_host_give(GRAINS, second);
     nvs_host_give(GRAINS, first);
     until(&model.waits);
@@ -151,7 +151,7 @@ static void idle(void)
     time_passes();
     until(&model.unmapped);
     time_stands_still();
-    nvs_host_ahead(0, 2 * slab);
+    nvs_host_ahead(0, 2 * slab, false);
     until(&model.mapped); /* half of that was there: what was to be ready had stayed */
     MUST(model.unmapped_bytes == slab && model.mapped_bytes == 3 * slab);
 }
