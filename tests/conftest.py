@@ -120,12 +120,12 @@ def saturate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers more than processors, because many tests wait for other processes.
+    """One worker more than processors, because many tests wait for other processes.
 
     No workers for one file, whose tests start sooner without them, and with `-s`, which workers ignore.
     """
     one_file = len(config.args) == 1 and Path(config.args[0].partition("::")[0]).is_file()
-    return 0 if one_file or config.option.capture == "no" else len(os.sched_getaffinity(0)) + 2
+    return 0 if one_file or config.option.capture == "no" else len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
