@@ -148,7 +148,7 @@ def alone(plan: Plan) -> dict[str, dict[str, Any]]:
             begin, count = time.monotonic(), 0
             firsts: list[float] = []
             until = begin + min(4.0, plan.seconds / 4)
-            if name == "training":  # a request for each step would cost it a quarter
+            if name == "training":  # as in the day, without a request for each step
                 count = member.ask(f"steps {until:.6f}", READY_S)["count"]
             while time.monotonic() < until or not firsts:
                 asked = time.monotonic()

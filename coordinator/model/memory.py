@@ -24,8 +24,9 @@ class SeatMemory:
     pinned_bytes: int = 0
     host_bytes: int = 0
     released_bytes: int = 0
-    prepared_bytes: int = 0
     """What the program itself has freed under pressure, as it reports."""
+    prepared_bytes: int = 0
+    """Pinned host memory that an eviction finds ready, as it reports."""
     reserved_bytes: int = 0
     """The client may allocate up to this without asking again."""
     limit_bytes: int = 0

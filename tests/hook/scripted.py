@@ -195,15 +195,6 @@ class ScriptedClient:
         self._pending = b""
         assert not greets or self.answer() == "ready"
 
-    @classmethod
-    def of(cls, process: subprocess.Popen[Any]) -> Self:
-        """Another program that says "ready" and answers lines."""
-        made = cls.__new__(cls)
-        made.process = process
-        made._pending = b""
-        assert made.answer() == "ready"
-        return made
-
     def __enter__(self) -> Self:
         return self
 

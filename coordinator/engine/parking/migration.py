@@ -94,7 +94,7 @@ def _begin(node: Node, client: Client, gpu: Gpu, why: str, now_ns: int) -> None:
         parking.wake(node, client)
         return
     (seat,) = client.used_seats
-    if seat.phase is HOLDING and seat.memory.prepared_bytes < seat.memory.resident_bytes - seat.memory.pinned_bytes:
+    if seat.phase is HOLDING:
         parking.prepare(node, seat, now_ns)
     else:
         parking.begin(node, client, now_ns)

@@ -209,7 +209,7 @@ def refuse(node: Node, client: Client, why: str) -> None:
 
 
 def prepare(node: Node, seat: Seat, now_ns: int) -> None:
-    """The client leaves its GPU when its host memory is ready."""
+    """The client leaves its GPU when its host memory is ready, which may be at once."""
     seat.client.parking.began_ns = now_ns
     _enter(node, seat.client, PREPARING)
     client_settings.send_prepare(node, seat)
@@ -227,6 +227,9 @@ def begin(node: Node, client: Client, now_ns: int, why: str = "") -> None:
     if parking.state not in (RUNNING, PREPARING):
         return
     against = obstacle(node, client)
+    if against and parking.state is PREPARING:
+        _stay(node, client, against)
+        return
     if against:
         parking.refused_at = _leases(client)
         refuse(node, client, against)

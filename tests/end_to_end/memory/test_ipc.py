@@ -101,7 +101,7 @@ def test_sharing_memory_under_sanitizers(node: Node, kind: str) -> None:
 
 
 def refusals(exporter: Told, importer: Told) -> dict[str, Any]:
-    """What the driver, or the hook, answers where it says no, and beside that."""
+    """Results of calls that the driver, or the hook, refuses, and of some beside them."""
     pointer = exporter.filled(4 * MIB, 1)
     handle = exporter.ask(f"ipc_get {pointer}")[1]
     opened = importer.ask(f"ipc_open {handle} {LAZY}")[1]

@@ -112,6 +112,19 @@ def test_host_memory_that_does_not_come_is_not_waited_for() -> None:
     assert len(client.take(messages.Revoke)) == 1
 
 
+def test_a_move_that_becomes_impossible_ends_the_preparation() -> None:
+    """Broken: the program counts as preparing for ever, and its refusal is said at each event."""
+    harness = two_gpus()
+    client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    assert client.granted() is not None
+    migrate(harness, client)
+    harness.scheduler._node.cannot_park = "the helper is gone"
+    prepared(client)
+    assert client.take(messages.Revoke) == []
+    found = shown(harness, client)
+    assert (found.parking, found.parking_why, found.moves_to) == ("running", "the helper is gone", "")
+
+
 def test_the_operator_ends_the_preparation() -> None:
     """Broken: the hook goes on making memory without rests, or the program moves all the same."""
     harness = two_gpus()
