@@ -1,7 +1,7 @@
 """The driver's checkpoints of other processes, which park programs (engine/parking/parking.py).
 
 The driver wants the user of the process, or root, and its calls take up to seconds.  So one helper process for each
-user makes them: `python -m nvshare.coordinator.system.checkpoints`.  It starts while the first program's memory leaves
+user makes them: `python -m nvshare.coordinator.system.checkpoints`.  It starts before the first program's memory leaves
 and is kept, because a program that wakes should not wait for Python.  It reads lines
 `{"process_id": P, "do": "save" | "restore"}`, for a restoration on another GPU with `"home": UUID, "target": UUID`, and
 answers each by `{"process_id": P, "error": "...", "gpu": "...", "lost": false}` (`Outcome`).  It looks at the state of

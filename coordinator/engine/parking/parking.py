@@ -212,6 +212,7 @@ def prepare(node: Node, seat: Seat, now_ns: int) -> None:
     """The client leaves its GPU when its host memory is ready, which may be at once."""
     seat.client.parking.began_ns = now_ns
     _enter(node, seat.client, PREPARING)
+    node.out.append(ExpectCheckpoint(seat.client.identity.user_id))
     client_settings.send_prepare(node, seat)
 
 

@@ -85,6 +85,7 @@ def test_a_holder_moves_and_goes_on_there() -> None:
     (settings,) = client.take(messages.GpuSettings)
     assert (settings.prepare_now, settings.prepare_host_bytes) == (True, PREPARE_STEP_BYTES)
     assert (shown(harness, client).parking, client.take(messages.Revoke)) == ("preparing", [])
+    assert asked(harness, commands.ExpectCheckpoint), "its helper starts while the program runs on"
     client.say(messages.MemoryReport(0, PREPARE_STEP_BYTES + SIZE, SIZE, 0, 0))
     (settings,) = client.take(messages.GpuSettings)
     assert settings.prepare_host_bytes == 2 * PREPARE_STEP_BYTES, "the program has grown"

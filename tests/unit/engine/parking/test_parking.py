@@ -68,7 +68,7 @@ def parked(harness: Harness, client: ScriptedClient) -> None:
     assert state(harness, client) == ("parked", "")
 
 
-def asked(harness: Harness, kind: type[commands.Checkpoint | commands.Restore]) -> list[commands.Command]:
+def asked(harness: Harness, kind: type[commands.DriverCall]) -> list[commands.Command]:
     """What the driver is asked for since the last call."""
     found: list[commands.Command] = [command for command in harness.commands if isinstance(command, kind)]
     harness.commands = [command for command in harness.commands if not isinstance(command, kind)]
