@@ -98,6 +98,10 @@ def test_a_report_counts_up_to_what_the_client_may_have() -> None:
     harness.handle(events.Set("limit", 10, client=limited.client))
     limited.report(allocated=20, resident=20)
     assert limited.seat().memory.resident_bytes == 20, "what it has stays when its limit falls"
+    limited.die()
+    survivor = harness.client(mode=MemoryMode.SWAP, limit=10, memory=20)
+    survivor.report(allocated=30, resident=30)
+    assert survivor.seat().memory.allocated_bytes == 20, "and after a restart of the coordinator"
 
 
 def test_a_refusal_names_the_limit() -> None:
