@@ -458,4 +458,7 @@ def _following(gpu: Gpu) -> Seat | None:
 
 def _no_alert(seat: Seat) -> bool:
     lease = seat.lease
-    return lease.alerted or lease.ends_ns is None or lease.ends_ns - lease.began_ns < ALERTED_QUANTUM_NS
+    if lease.alerted or lease.ends_ns is None:
+        return True
+    turn_ns = min(lease.ends_ns - lease.began_ns, seat.gpu.rules.quantum_ns)  # a policy may have renewed it
+    return turn_ns < ALERTED_QUANTUM_NS
