@@ -57,7 +57,7 @@ def test_a_short_soak_is_clean() -> None:
         110812203848556,  # two members of a gang count as strangers, when the slot has ended with the grant
         115180171499236,  # a new coordinator believes only the lowered limit of what a program has
         99025532190949,  # the same: others get memory that it still has
-        127252191475471,  # a turn that is renewed all the time has an alert before each of its ends, however short they are
+        127252191475471,  # a turn that is renewed each 2 ms has an alert before each end
         17946471801988,  # the check of waits counts the drain of another program, while others run beside it
     ],
 )
