@@ -85,6 +85,9 @@ class Side:
     busy_until_ns: int = 0
     settings: messages.GpuSettings | None = None
     counts: Counts = field(default_factory=Counts)
+    over_its_limit: bool | None = None
+    """It had more than its limit when it connected, so a coordinator that has begun since believes only the limit.
+    None: it has no settings yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +148,7 @@ class Memory:
     def lost(self, side: Side) -> None:
         """The connection is lost: open requests and orders get no answer."""
         memory = side.memory
+        side.over_its_limit = None
         memory.move = None
         memory.growing = memory.pinning = 0
         if memory.restoring:
@@ -459,6 +463,8 @@ class Process:
             return
         if isinstance(message, messages.GpuSettings):
             side.settings = message
+            if side.over_its_limit is None:
+                side.over_its_limit = 0 < message.memory_limit_bytes < side.memory.allocated
         elif isinstance(message, messages.Allot):
             side.counts.wanted = message.report
         elif isinstance(message, messages.Grant):

@@ -458,9 +458,11 @@ class World(Clock):
         """Brings memory onto a GPU and returns the size that fits.
 
         Invariant 4: all of it fits, unless the engine cannot know the present memory, because a process has lost its
-        connection or a pager has filled the GPU."""
+        connection, has had more since before a restart than its limit is now, or a pager has filled the GPU."""
         room = self.plan.capacity_bytes - self.resident(side.uuid)
         known = self.now_ns >= self.unknown_until_ns and self.plan.swap_share + self.plan.device_share >= 1.0
+        sides = [s for p in self.processes.values() for s in p.sides.values() if s.uuid == side.uuid]
+        known = known and not any(each.over_its_limit for each in sides)
         assert size <= room or not known, f"invariant 4: {size} brought to {side.uuid}, room for {room}"
         side.memory.resident += (size := max(0, min(size, room)))
         return size

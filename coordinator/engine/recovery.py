@@ -73,7 +73,7 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
     if client.client_id in gpu.seats:
         raise RemoteProtocolError(f"{message.uuid} is attached under another ordinal already")
     gpu.recovery.survivors = gpu.recovery.survivors or message.lease_id != 0 or message.allocated_bytes != 0
-    seat = _add_seat(node, client, gpu, message, now_ns)
+    seat = _add_seat(node, client, gpu, message, message.allocated_bytes, now_ns)
     if message.parked and not message.lease_id and len(client.seats) == 1:  # of a client that has asked for nothing yet
         client.parking.state = ParkState.PARKED  # perhaps: the driver knows (engine/parking/parking.py)
     _resolve_claim(node, gpu, seat, message, now_ns)
@@ -116,7 +116,8 @@ def _as_attached(seat: Seat, gpu: Gpu) -> AttachGpu:
 def _arrive(node: Node, seat: Seat, gpu: Gpu, figures: AttachGpu, promised_bytes: int, now_ns: int) -> None:
     old, had = seat.gpu, seat.memory
     gpu.leases.next_lease_id = max(gpu.leases.next_lease_id, old.leases.next_lease_id)  # the hook expects growing ids
-    moved = _add_seat(node, seat.client, gpu, figures, now_ns)
+    attached_bytes = max(had.attached_bytes, figures.allocated_bytes)
+    moved = _add_seat(node, seat.client, gpu, figures, attached_bytes, now_ns)
     moved.room.promised_bytes = promised_bytes
     room.update(moved)
     moved.memory.released_bytes = had.released_bytes
@@ -130,9 +131,11 @@ def _arrive(node: Node, seat: Seat, gpu: Gpu, figures: AttachGpu, promised_bytes
         leases.request(node, moved, now_ns)
 
 
-def _add_seat(node: Node, client: Client, gpu: Gpu, message: AttachGpu, now_ns: int) -> Seat:
+def _add_seat(
+    node: Node, client: Client, gpu: Gpu, message: AttachGpu, attached_bytes: int, now_ns: int
+) -> Seat:
     limit = client.facts.limit_on(gpu.uuid)
-    memory = SeatMemory(limit_bytes=limit, highest_limit_bytes=max(limit, message.allocated_bytes) if limit else 0)
+    memory = SeatMemory(limit_bytes=limit, highest_limit_bytes=limit, attached_bytes=attached_bytes)
     place = Place(attached_at_ns=now_ns, turn=gpu.leases.next_turn)
     seat = Seat(client, gpu, message.gpu, place, memory)
     gpu.leases.next_turn += 1

@@ -51,7 +51,7 @@ def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
 def refusal(node: Node, seat: Seat, total_bytes: int) -> str | None:
     """Why the client may not have `total_bytes` in all; None: it may."""
     device, memory = seat.client.memory_mode is MemoryMode.DEVICE, seat.memory
-    had = 0 if device else memory.allocated_bytes
+    had = 0 if device else max(memory.allocated_bytes, memory.attached_bytes)
     if total_bytes <= max(memory.reserved_bytes, had):
         return None  # nothing grows: memory that it has comes back to the GPU
     if memory.limit_bytes and total_bytes + room.group_bytes(seat) > memory.limit_bytes:

@@ -32,7 +32,9 @@ class SeatMemory:
     limit_bytes: int = 0
     """0: none."""
     highest_limit_bytes: int = 0
-    """Since it attached, or what it had then if that is more; 0: none.  It keeps what it has if its limit falls."""
+    """Since it attached; 0: none.  What it has may be more than its limit, if that has fallen."""
+    attached_bytes: int = 0
+    """Allocated as it attached, by its own word.  It may be more than its limit, and may come back to the GPU."""
     growth: Growth | None = None
     check: ReportCheck = field(default_factory=lambda: ReportCheck())
     claimed_bytes: int = 0

@@ -55,8 +55,8 @@ def test_a_short_soak_is_clean() -> None:
         12549090860748,  # a program of a slot allocates beyond its limit, as no hook does, and keeps its turn for ever
         8859097133635,  # a program that has more than its lowered limit waits for ever, once it has connected again
         110812203848556,  # two members of a gang count as strangers, when the slot has ended with the grant
-        115180171499236,  # a new coordinator believes only the lowered limit of what a program has
-        99025532190949,  # the same: others get memory that it still has
+        115180171499236,  # a check takes memory for known, of which a new coordinator believes only the lowered limit
+        99025532190949,  # the same: others keep memory that it had
         127252191475471,  # a turn that is renewed each 2 ms has an alert before each end
         17946471801988,  # the check of waits counts the drain of another program, while others run beside it
     ],

@@ -95,13 +95,12 @@ def test_a_report_counts_up_to_what_the_client_may_have() -> None:
         client.report(allocated=1 << 47, resident=1 << 47, pinned=1 << 47)
     assert harness.gpu_snapshot().memory.resident_bytes == 50
     assert harness.client(mode=MemoryMode.DEVICE).reserve(50) == 50
+    attached = harness.client(mode=MemoryMode.DEVICE, limit=10, memory=95)
+    assert attached.seat().memory.reserved_bytes == 10, "also by its word as it connects"
+    attached.die()
     harness.handle(events.Set("limit", 10, client=limited.client))
     limited.report(allocated=20, resident=20)
     assert limited.seat().memory.resident_bytes == 20, "what it has stays when its limit falls"
-    limited.die()
-    survivor = harness.client(mode=MemoryMode.SWAP, limit=10, memory=20)
-    survivor.report(allocated=30, resident=30)
-    assert survivor.seat().memory.allocated_bytes == 20, "and after a restart of the coordinator"
 
 
 def test_a_refusal_names_the_limit() -> None:
