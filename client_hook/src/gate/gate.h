@@ -3,6 +3,18 @@
  * A thread announces itself in its own slot with plain stores.  The thread that closes the gate orders them with
  * membarrier(PRIVATE_EXPEDITED), and then waits for the slots.  The proof is in gate.c.
  *
+ * Which entrance when:
+ *   nvs_gate_enter_fast, _leave_fast    most submissions: one GPU, its lease held, nobody else on it.  NULL: the next row
+ *   nvs_gate_enter, _leave              a submission; waits for the lease
+ *   nvs_gate_enter_stoppable            the same where a signal handler or another thread may end the wait: the call then fails
+ *   nvs_gate_leave_graph                instead of _leave after a graph, which may be much work
+ *   nvs_gate_also_enter, _also_leave    inside a gate, for work that reaches other GPUs too; never waits
+ *   nvs_gate_enter_nowait, _leave_nowait  a call that submits nothing but that a drain must wait for: the end of a context, a stream, a pool
+ *   nvs_gate_enter_host                 the thread of a host function of the application: it passes all gates, and nobody waits for it
+ *   nvs_query_enter, nvs_gate_awaited   a call that asks what the card writes: stopped only while the process is parked
+ *   nvs_gate_await, nvs_gate_awaited    the same for a call that waits for work of a GPU
+ * The functions that end in _slow are the slow paths of these.  The agent's own: arm, open, close, queries_close, queries_open.
+ *
  * Non-goals: messages, leases, CUDA contexts; more work on the fast path.
  */
 #ifndef NVS_GATE_H
