@@ -341,7 +341,7 @@ class Scheduler:
             leases.client_left(self._node, seat.gpu, seat, now_ns)
             orders.outlive_client(self._node, seat, size, now_ns)
         host_budget.client_left(self._node, client, now_ns)
-        self._node.parking.pop(event.client, None)
+        parking.client_left(self._node, client)
         self._node.own_park_times.discard(event.client)
         self._node.out.append(Notify("gone", {"client": event.client, "name": client.identity.name}))
         return [seat.gpu for seat in client.seats.values()]

@@ -82,8 +82,10 @@ class CheckMemory:
 
 @dataclass(frozen=True, slots=True)
 class ExpectCheckpoint:
-    """A process of this user will soon be saved: what calls the driver for it starts meanwhile."""
+    """The process will soon be saved: what calls the driver for it starts meanwhile."""
 
+    client: int
+    process_id: int
     user_id: int
 
 
@@ -108,5 +110,12 @@ class Restore:
     """With both: the process left the GPU `home` and comes back on `target`."""
 
 
-DriverCall = ExpectCheckpoint | Checkpoint | Restore
+@dataclass(frozen=True, slots=True)
+class ParkingOver:
+    """The client runs, or is gone: what calls the driver for it ends."""
+
+    client: int
+
+
+DriverCall = ExpectCheckpoint | Checkpoint | Restore | ParkingOver
 Command = Send | SetTimer | RecordLease | Notify | Log | Kill | CheckMemory | DriverCall

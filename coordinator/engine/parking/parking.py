@@ -36,7 +36,7 @@ from nvshare.coordinator.memory import checks, client_settings, orders, room
 from nvshare.coordinator.memory.planner import Eviction
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, ParkState
-from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, Notify, Restore, Send
+from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, Notify, ParkingOver, Restore, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, IDLE, WAITING, Seat
@@ -212,8 +212,12 @@ def prepare(node: Node, seat: Seat, now_ns: int) -> None:
     """The client leaves its GPU when its host memory is ready, which may be at once."""
     seat.client.parking.began_ns = now_ns
     _enter(node, seat.client, PREPARING)
-    node.out.append(ExpectCheckpoint(seat.client.identity.user_id))
+    _expect_checkpoint(node, seat.client)
     client_settings.send_prepare(node, seat)
+
+
+def _expect_checkpoint(node: Node, client: Client) -> None:
+    node.out.append(ExpectCheckpoint(client.client_id, client.identity.process_id, client.identity.user_id))
 
 
 def _is_prepared(seat: Seat, now_ns: int) -> bool:
@@ -237,7 +241,7 @@ def begin(node: Node, client: Client, now_ns: int, why: str = "") -> None:
         return
     parking.why, parking.began_ns = why, now_ns
     _enter(node, client, LEAVING)
-    node.out.append(ExpectCheckpoint(client.identity.user_id))
+    _expect_checkpoint(node, client)
     for seat in client.seats.values():
         reconcile.withdraw(node, seat, "parked", now_ns)
 
@@ -291,10 +295,18 @@ def _stay(node: Node, client: Client, why: str, *, lost: bool = False) -> None:
     parking.why, parking.refused_at = why, _leases(client) if why else -1
     parking.retry_at_ns, parking.unwanted, parking.move.target = None, False, ""
     _enter(node, client, RUNNING)
+    node.out.append(ParkingOver(client.client_id))
     for seat in client.seats.values():
         client_settings.send_prepare(node, seat)
         if seat.phase is WAITING and seat.schedulable and seat not in seat.gpu.wait_queue:
             seat.gpu.wait_queue.join(seat)
+
+
+def client_left(node: Node, client: Client) -> None:
+    """The client is gone."""
+    node.parking.pop(client.client_id, None)
+    if client.parking.state is not RUNNING:
+        node.out.append(ParkingOver(client.client_id))
 
 
 def answered(node: Node, client: Client, message: ParkAnswer, now_ns: int) -> Iterable[Gpu]:

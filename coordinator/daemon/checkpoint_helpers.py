@@ -1,0 +1,216 @@
+"""The helpers that make the driver's calls for programs which leave their GPUs (system/checkpoints.py), one for each.
+
+A helper starts when the memory of its program begins to leave, so that neither the checkpoint nor the way back waits
+for Python, and ends when the program runs again or is gone.
+
+It belongs to the program's user, who may stop it, end it, or speak in its place.  So
+- its words are parsed like a peer's, and count for what it was asked, for its own program;
+- nothing waits for it: it is killed if it is late, breaks the rules, or does not take a request.  The request then ends
+  as `unsure`, and the next one has a new helper;
+- it gets a few variables of the environment, and its standard error goes nowhere.
+
+Non-goals: which programs leave (engine/parking/parking.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from nvshare.coordinator.daemon.peers import printable
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.protocol.fields import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from nvshare.coordinator.daemon.loop import Waiter
+
+DEADLINE_NS: Final = 120_000_000_000
+"""For one checkpoint or restoration: some GiB of contexts and pinned memory."""
+MOST_BYTES: Final = 1024
+"""Of an answer."""
+MOST_OF_USER: Final = 16
+"""Helpers.  For one more, the one that has been idle longest ends: the wake of its program waits for a new one."""
+KEPT: Final = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+"""Variables of the environment.  Others may be secrets of the coordinator's user."""
+
+Request = commands.Checkpoint | commands.Restore
+
+
+@dataclass(slots=True)
+class _Helper:
+    user_id: int
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+    request: Request | None = None
+    deadline_ns: int = 0
+    said: bytes = b""
+
+
+class CheckpointHelpers:
+    """All helpers, by client.  A source of the loop."""
+
+    def __init__(
+        self,
+        waiter: Waiter,
+        environment: Mapping[str, str],
+        gpus: Collection[str],
+        report: Callable[[events.Saved | events.Restored], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """`gpus`: the UUIDs on which a process may be.  `report` gets the end of each request, also within `ask`."""
+        self._waiter = waiter
+        self._environment = dict(environment)
+        self._gpus = gpus
+        self._report = report
+        self._clock = clock
+        self._helpers: dict[int, _Helper] = {}
+        self._clients: dict[int, int] = {}  # descriptor of the connection -> client
+        self._killed: dict[int, subprocess.Popen[bytes]] = {}  # by pidfd: to be reaped
+
+    def carry_out(self, command: commands.DriverCall) -> None:
+        """Starts or ends the client's helper, or asks it."""
+        if isinstance(command, commands.ExpectCheckpoint):
+            with contextlib.suppress(OSError):  # else the request says so
+                self._start(command)
+        elif isinstance(command, commands.ParkingOver):
+            self._end(command.client, "it is not needed any more")
+        else:
+            self._ask(command)
+
+    def _ask(self, command: Request) -> None:
+        try:
+            helper = self._helpers.get(command.client) or self._start(command)
+        except OSError as error:
+            self._report(_failed(command, f"no helper: {error.strerror}"))
+            return
+        words = ["save"] if isinstance(command, commands.Checkpoint) else ["restore", command.home, command.target]
+        line = " ".join(words).strip().encode() + b"\n"
+        helper.request, helper.deadline_ns = command, self._clock() + DEADLINE_NS
+        try:
+            taken = helper.connection.send(line) == len(line)
+        except OSError:
+            taken = False
+        if not taken:
+            self._end(command.client, "its helper takes no request")
+
+    def _start(self, command: commands.ExpectCheckpoint | Request) -> _Helper:
+        """Raises OSError."""
+        client, user_id = command.client, command.user_id
+        if client in self._helpers:
+            return self._helpers[client]
+        own = [each for each, helper in self._helpers.items() if helper.user_id == user_id]
+        if len(own) >= MOST_OF_USER:
+            idle = next((each for each in own if self._helpers[each].request is None), None)
+            if idle is None:
+                raise OSError(0, f"{MOST_OF_USER} programs of its user are leaving or coming back now")
+            self._end(idle)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        words = [sys.executable, "-P", "-m", "nvshare.coordinator.system.checkpoints"]
+        try:
+            process = subprocess.Popen(
+                [*words, str(command.process_id), str(user_id)],
+                stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL,
+                cwd="/", env=self._environment, start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._waiter.add(ours.fileno())
+        self._clients[ours.fileno()] = client
+        self._helpers[client] = made = _Helper(user_id, process, ours)
+        return made
+
+    def _end(self, client: int, why: str = "") -> None:
+        """Kills the client's helper, if it has one; what it was asked ends for this reason."""
+        helper = self._helpers.pop(client, None)
+        if helper is None:
+            return
+        del self._clients[helper.connection.fileno()]
+        self._waiter.remove(helper.connection.fileno())
+        helper.connection.close()
+        helper.process.kill()
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(helper.process.pid)
+            self._killed[descriptor] = helper.process
+            self._waiter.add(descriptor)
+        if helper.request is not None:
+            self._report(_failed(helper.request, why, unsure=True))
+
+    def serve(self, ready: set[int]) -> None:
+        """Reads answers, and the ends of helpers."""
+        for descriptor in self._killed.keys() & ready:
+            self._waiter.remove(descriptor)
+            os.close(descriptor)
+            self._killed.pop(descriptor).poll()
+        for descriptor in self._clients.keys() & ready:
+            self._read(self._clients[descriptor])
+
+    def _read(self, client: int) -> None:
+        helper = self._helpers[client]
+        try:
+            found = helper.connection.recv(MOST_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            found = b""
+        helper.said += found
+        if not found:
+            self._end(client, "its helper has ended")
+        elif helper.request is None or b"\n" in helper.said or len(helper.said) > MOST_BYTES:
+            try:
+                event = read_answer(helper.request, helper.said, self._gpus)
+            except RemoteProtocolError as error:
+                self._end(client, f"its helper has said {error}")
+                return
+            helper.request, helper.said = None, b""
+            self._report(event)
+
+    def next_deadline_ns(self) -> int | None:
+        """When `expire` has something to do."""
+        return min((each.deadline_ns for each in self._helpers.values() if each.request is not None), default=None)
+
+    def expire(self, now_ns: int) -> None:
+        """Ends helpers that are late."""
+        for client, helper in list(self._helpers.items()):
+            if helper.request is not None and now_ns >= helper.deadline_ns:
+                self._end(client, f"its helper waited longer than {DEADLINE_NS // 10**9} s for the driver")
+
+    def close(self) -> None:
+        """Ends the helpers.  What they have parked stays parked, until a coordinator wakes it."""
+        for client, helper in list(self._helpers.items()):
+            helper.request = None
+            self._end(client)
+        for descriptor in self._killed:
+            os.close(descriptor)
+
+
+def read_answer(request: Request | None, said: bytes, gpus: Collection[str]) -> events.Saved | events.Restored:
+    """The end of a request by the words of a helper.  Raises RemoteProtocolError."""
+    word, _, rest = said.decode(errors="replace").removesuffix("\n").partition(" ")
+    if request is None or len(said) > MOST_BYTES or said.find(b"\n") != len(said) - 1:
+        raise RemoteProtocolError(f"too much: {printable(word)[:40]}")
+    if word in ("failed", "lost") and rest:
+        return _failed(request, printable(rest), lost=word == "lost")
+    if word == "done" and isinstance(request, commands.Checkpoint) and not rest:
+        return events.Saved(request.client)
+    if word == "done" and isinstance(request, commands.Restore):
+        known = (request.home, request.target) if request.target else gpus
+        if not rest or rest in known:
+            return events.Restored(request.client, gpu=rest)
+    raise RemoteProtocolError(printable(f"{word} {rest}")[:40])
+
+
+def _failed(request: Request, why: str, *, lost: bool = False, unsure: bool = False) -> events.Saved | events.Restored:
+    if isinstance(request, commands.Checkpoint):
+        return events.Saved(request.client, why, lost, unsure)
+    return events.Restored(request.client, why, lost=lost)
