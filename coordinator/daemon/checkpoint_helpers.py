@@ -37,6 +37,9 @@ MOST_BYTES: Final = 1024
 """Of an answer."""
 MOST_OF_USER: Final = 16
 """Helpers.  For one more, the one that has been idle longest ends: the wake of its program waits for a new one."""
+MOST_STARTING: Final = 2
+"""Of one user; other requests wait.  A start costs the loop some milliseconds, and the machine a second of Python."""
+READY: Final = b"ready\n"
 KEPT: Final = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 """Variables of the environment.  Others may be secrets of the coordinator's user."""
 
@@ -48,6 +51,8 @@ class _Helper:
     user_id: int
     process: subprocess.Popen[bytes]
     connection: socket.socket
+    ready: bool = False
+    """It has started."""
     request: Request | None = None
     deadline_ns: int = 0
     said: bytes = b""
@@ -71,6 +76,7 @@ class CheckpointHelpers:
         self._report = report
         self._clock = clock
         self._helpers: dict[int, _Helper] = {}
+        self._waiting: dict[int, Request] = {}  # for a helper
         self._clients: dict[int, int] = {}  # descriptor of the connection -> client
         self._killed: dict[int, subprocess.Popen[bytes]] = {}  # by pidfd: to be reaped
 
@@ -78,17 +84,21 @@ class CheckpointHelpers:
         """Starts or ends the client's helper, or asks it."""
         if isinstance(command, commands.ExpectCheckpoint):
             with contextlib.suppress(OSError):  # else the request says so
-                self._start(command)
+                self._helper(command)
         elif isinstance(command, commands.ParkingOver):
+            self._waiting.pop(command.client, None)
             self._end(command.client, "it is not needed any more")
         else:
             self._ask(command)
 
     def _ask(self, command: Request) -> None:
         try:
-            helper = self._helpers.get(command.client) or self._start(command)
+            helper = self._helper(command)
         except OSError as error:
             self._report(_failed(command, f"no helper: {error.strerror}"))
+            return
+        if helper is None:
+            self._waiting[command.client] = command
             return
         words = ["save"] if isinstance(command, commands.Checkpoint) else ["restore", command.home, command.target]
         line = " ".join(words).strip().encode() + b"\n"
@@ -100,16 +110,18 @@ class CheckpointHelpers:
         if not taken:
             self._end(command.client, "its helper takes no request")
 
-    def _start(self, command: commands.ExpectCheckpoint | Request) -> _Helper:
-        """Raises OSError."""
+    def _helper(self, command: commands.ExpectCheckpoint | Request) -> _Helper | None:
+        """The client's helper, which is started if there is none; None: its user has too many.  Raises OSError."""
         client, user_id = command.client, command.user_id
         if client in self._helpers:
             return self._helpers[client]
-        own = [each for each, helper in self._helpers.items() if helper.user_id == user_id]
+        own = {each: helper for each, helper in self._helpers.items() if helper.user_id == user_id}
+        if sum(not helper.ready for helper in own.values()) >= MOST_STARTING:
+            return None
         if len(own) >= MOST_OF_USER:
-            idle = next((each for each in own if self._helpers[each].request is None), None)
+            idle = next((each for each, helper in own.items() if helper.ready and helper.request is None), None)
             if idle is None:
-                raise OSError(0, f"{MOST_OF_USER} programs of its user are leaving or coming back now")
+                return None
             self._end(idle)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -145,6 +157,13 @@ class CheckpointHelpers:
             self._waiter.add(descriptor)
         if helper.request is not None:
             self._report(_failed(helper.request, why, unsure=True))
+        self._go_on(helper.user_id)
+
+    def _go_on(self, user_id: int) -> None:
+        """Asks for what had to wait, as far as there are helpers for it now."""
+        for command in [each for each in self._waiting.values() if each.user_id == user_id]:
+            if self._waiting.pop(command.client, None) is not None:
+                self._ask(command)
 
     def serve(self, ready: set[int]) -> None:
         """Reads answers, and the ends of helpers."""
@@ -164,9 +183,12 @@ class CheckpointHelpers:
         except OSError:
             found = b""
         helper.said += found
+        if not helper.ready and helper.said.startswith(READY):
+            helper.ready, helper.said = True, helper.said.removeprefix(READY)
+            self._go_on(helper.user_id)
         if not found:
             self._end(client, "its helper has ended")
-        elif helper.request is None or b"\n" in helper.said or len(helper.said) > MOST_BYTES:
+        elif b"\n" in helper.said or len(helper.said) > MOST_BYTES:
             try:
                 event = read_answer(helper.request, helper.said, self._gpus)
             except RemoteProtocolError as error:
@@ -174,6 +196,7 @@ class CheckpointHelpers:
                 return
             helper.request, helper.said = None, b""
             self._report(event)
+            self._go_on(helper.user_id)
 
     def next_deadline_ns(self) -> int | None:
         """When `expire` has something to do."""
@@ -187,6 +210,7 @@ class CheckpointHelpers:
 
     def close(self) -> None:
         """Ends the helpers.  What they have parked stays parked, until a coordinator wakes it."""
+        self._waiting.clear()
         for client, helper in list(self._helpers.items()):
             helper.request = None
             self._end(client)

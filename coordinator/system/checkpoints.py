@@ -3,7 +3,7 @@
 The driver wants the user of the process, or root, and its calls take up to seconds.  So a helper process of that user
 makes them: `python -m nvshare.coordinator.system.checkpoints PROCESS_ID USER_ID`.  Started by root it becomes that
 user, with the groups that the kernel shows of the program: a directory service may block, and knows none of a pod.
-Each line of its standard input is a request, which it answers by one line; it ends with its input.
+It says `ready`.  Each line of its standard input is a request, which it answers by one line; it ends with its input.
 
     save                    ->  done                 or  failed TEXT: the process runs
     restore [HOME TARGET]   ->  done [GPU]           or  failed TEXT: the process is still off the GPUs
@@ -242,6 +242,7 @@ def serve(process_id: int, user_id: int) -> None:
     with contextlib.suppress(OSError, DriverError):
         Process(process_id)  # the first request need not wait for it
     memory: dict[str, int] = {}
+    say("ready")
     for line in sys.stdin:
         try:
             do, *gpus = line.split()
@@ -256,8 +257,12 @@ def serve(process_id: int, user_id: int) -> None:
             answer = f"lost {error}"
         except (DriverError, MemoryError, OSError, pynvml.NVMLError) as error:
             answer = f"failed {error}"
-        sys.stdout.write(f"{answer[:200].strip()}\n")
-        sys.stdout.flush()
+        say(answer[:200].strip())
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

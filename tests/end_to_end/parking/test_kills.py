@@ -18,10 +18,9 @@ from nvshare.coordinator.cli.ctl_call import call, call_and_settle
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.end_to_end.conftest import Node
-from tests.end_to_end.parking.test_parking import begin, charged_bytes, pytestmark, said, start, tell
+from tests.end_to_end.parking.test_parking import begin, charged_bytes, said, start, tell
 from tests.waiting import eventually
 
-__all__ = ["pytestmark"]
 COUNT, SEED = (int(os.environ.get(f"NVSHARE_PARK_{name}", given)) for name, given in (("KILLS", "8"), ("SEED", "29")))
 SIZE = 16 << 20
 """Of the program's memory."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ from tests.end_to_end.conftest import Node, new_node
 from tests.waiting import eventually
 
 PROGRAM = Path(__file__).with_name("parked.py")
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
 
 
 def start(node: Node, *options: str) -> subprocess.Popen[str]:
