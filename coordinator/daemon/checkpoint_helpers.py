@@ -15,13 +15,12 @@ Non-goals: which programs leave (engine/parking/parking.py).
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nvshare.coordinator.daemon.peers import printable
@@ -44,6 +43,7 @@ KEPT: Final = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 """Variables of the environment.  Others may be secrets of the coordinator's user."""
 
 Request = commands.Checkpoint | commands.Restore
+End = events.Saved | events.Restored
 
 
 @dataclass(slots=True)
@@ -58,27 +58,24 @@ class _Helper:
     said: bytes = b""
 
 
+@dataclass(slots=True)
 class CheckpointHelpers:
     """All helpers, by client.  A source of the loop."""
 
-    def __init__(
-        self,
-        waiter: Waiter,
-        environment: Mapping[str, str],
-        gpus: Collection[str],
-        report: Callable[[events.Saved | events.Restored], None],
-        clock: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        """`gpus`: the UUIDs on which a process may be.  `report` gets the end of each request, also within `ask`."""
-        self._waiter = waiter
-        self._environment = dict(environment)
-        self._gpus = gpus
-        self._report = report
-        self._clock = clock
-        self._helpers: dict[int, _Helper] = {}
-        self._waiting: dict[int, Request] = {}  # for a helper
-        self._clients: dict[int, int] = {}  # descriptor of the connection -> client
-        self._killed: dict[int, subprocess.Popen[bytes]] = {}  # by pidfd: to be reaped
+    waiter: Waiter
+    environment: Mapping[str, str]
+    gpus: Collection[str]
+    """UUIDs of those on which a process may be."""
+    report: Callable[[End], None]
+    """Gets the end of each request, also within `carry_out`."""
+    clock: Callable[[], int] = time.monotonic_ns
+    _helpers: dict[int, _Helper] = field(default_factory=dict)
+    _waiting: dict[int, Request] = field(default_factory=dict)
+    """For a helper."""
+    _clients: dict[int, int] = field(default_factory=dict)
+    """By descriptor of the connection."""
+    _killed: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """To be reaped."""
 
     def carry_out(self, command: commands.DriverCall) -> None:
         """Starts or ends the client's helper, or asks it."""
@@ -95,19 +92,16 @@ class CheckpointHelpers:
         try:
             helper = self._helper(command)
         except OSError as error:
-            self._report(_failed(command, f"no helper: {error.strerror}"))
+            self.report(_end_of(command, f"no helper: {error.strerror}"))
             return
         if helper is None:
             self._waiting[command.client] = command
             return
-        words = ["save"] if isinstance(command, commands.Checkpoint) else ["restore", command.home, command.target]
-        line = " ".join(words).strip().encode() + b"\n"
-        helper.request, helper.deadline_ns = command, self._clock() + DEADLINE_NS
+        line = "save" if isinstance(command, commands.Checkpoint) else f"restore {command.home} {command.target}"
+        helper.request, helper.deadline_ns = command, self.clock() + DEADLINE_NS
         try:
-            taken = helper.connection.send(line) == len(line)
+            helper.connection.send(line.encode() + b"\n")  # taken whole or not at all, because it is short
         except OSError:
-            taken = False
-        if not taken:
             self._end(command.client, "its helper takes no request")
 
     def _helper(self, command: commands.ExpectCheckpoint | Request) -> _Helper | None:
@@ -125,19 +119,13 @@ class CheckpointHelpers:
             self._end(idle)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        words = [sys.executable, "-P", "-m", "nvshare.coordinator.system.checkpoints"]
-        try:
+        words = [sys.executable, "-P", "-m", "nvshare.coordinator.system.checkpoints", str(command.process_id)]
+        with theirs:
             process = subprocess.Popen(
-                [*words, str(command.process_id), str(user_id)],
+                [*words, str(user_id)], env=self.environment, cwd="/", start_new_session=True,
                 stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL,
-                cwd="/", env=self._environment, start_new_session=True,
             )  # fmt: skip
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self._waiter.add(ours.fileno())
+        self.waiter.add(ours.fileno())
         self._clients[ours.fileno()] = client
         self._helpers[client] = made = _Helper(user_id, process, ours)
         return made
@@ -148,15 +136,12 @@ class CheckpointHelpers:
         if helper is None:
             return
         del self._clients[helper.connection.fileno()]
-        self._waiter.remove(helper.connection.fileno())
+        self.waiter.remove(helper.connection.fileno())
         helper.connection.close()
         helper.process.kill()
-        with contextlib.suppress(OSError):
-            descriptor = os.pidfd_open(helper.process.pid)
-            self._killed[descriptor] = helper.process
-            self._waiter.add(descriptor)
+        self._killed.append(helper.process)
         if helper.request is not None:
-            self._report(_failed(helper.request, why, unsure=True))
+            self.report(_end_of(helper.request, why, unsure=True))
         self._go_on(helper.user_id)
 
     def _go_on(self, user_id: int) -> None:
@@ -166,11 +151,8 @@ class CheckpointHelpers:
                 self._ask(command)
 
     def serve(self, ready: set[int]) -> None:
-        """Reads answers, and the ends of helpers."""
-        for descriptor in self._killed.keys() & ready:
-            self._waiter.remove(descriptor)
-            os.close(descriptor)
-            self._killed.pop(descriptor).poll()
+        """Reads answers."""
+        self._killed = [each for each in self._killed if each.poll() is None]
         for descriptor in self._clients.keys() & ready:
             self._read(self._clients[descriptor])
 
@@ -190,12 +172,12 @@ class CheckpointHelpers:
             self._end(client, "its helper has ended")
         elif b"\n" in helper.said or len(helper.said) > MOST_BYTES:
             try:
-                event = read_answer(helper.request, helper.said, self._gpus)
+                event = read_answer(helper.request, helper.said, self.gpus)
             except RemoteProtocolError as error:
                 self._end(client, f"its helper has said {error}")
                 return
             helper.request, helper.said = None, b""
-            self._report(event)
+            self.report(event)
             self._go_on(helper.user_id)
 
     def next_deadline_ns(self) -> int | None:
@@ -211,30 +193,27 @@ class CheckpointHelpers:
     def close(self) -> None:
         """Ends the helpers.  What they have parked stays parked, until a coordinator wakes it."""
         self._waiting.clear()
-        for client, helper in list(self._helpers.items()):
-            helper.request = None
+        for client in list(self._helpers):
             self._end(client)
-        for descriptor in self._killed:
-            os.close(descriptor)
 
 
-def read_answer(request: Request | None, said: bytes, gpus: Collection[str]) -> events.Saved | events.Restored:
+def read_answer(request: Request | None, said: bytes, gpus: Collection[str]) -> End:
     """The end of a request by the words of a helper.  Raises RemoteProtocolError."""
     word, _, rest = said.decode(errors="replace").removesuffix("\n").partition(" ")
     if request is None or len(said) > MOST_BYTES or said.find(b"\n") != len(said) - 1:
         raise RemoteProtocolError(f"too much: {printable(word)[:40]}")
     if word in ("failed", "lost") and rest:
-        return _failed(request, printable(rest), lost=word == "lost")
-    if word == "done" and isinstance(request, commands.Checkpoint) and not rest:
-        return events.Saved(request.client)
-    if word == "done" and isinstance(request, commands.Restore):
-        known = (request.home, request.target) if request.target else gpus
-        if not rest or rest in known:
-            return events.Restored(request.client, gpu=rest)
+        return _end_of(request, printable(rest), lost=word == "lost")
+    if isinstance(request, commands.Checkpoint):
+        gpus = ()
+    elif request.target:
+        gpus = (request.home, request.target)
+    if word == "done" and rest in ("", *gpus):
+        return _end_of(request, gpu=rest)
     raise RemoteProtocolError(printable(f"{word} {rest}")[:40])
 
 
-def _failed(request: Request, why: str, *, lost: bool = False, unsure: bool = False) -> events.Saved | events.Restored:
+def _end_of(request: Request, error: str = "", gpu: str = "", *, lost: bool = False, unsure: bool = False) -> End:
     if isinstance(request, commands.Checkpoint):
-        return events.Saved(request.client, why, lost, unsure)
-    return events.Restored(request.client, why, lost=lost)
+        return events.Saved(request.client, error, lost, unsure)
+    return events.Restored(request.client, error, gpu, lost)

@@ -81,30 +81,26 @@ class CheckMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectCheckpoint:
+class _OfProcess:
+    client: int
+    process_id: int
+    user_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectCheckpoint(_OfProcess):
     """The process will soon be saved: what calls the driver for it starts meanwhile."""
 
-    client: int
-    process_id: int
-    user_id: int
-
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(_OfProcess):
     """The driver saves the process and takes it off the GPUs.  Answered by `events.Saved`."""
 
-    client: int
-    process_id: int
-    user_id: int
-
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(_OfProcess):
     """The driver brings the process back, whatever its state.  Answered by `events.Restored`."""
 
-    client: int
-    process_id: int
-    user_id: int
     home: str = ""
     target: str = ""
     """With both: the process left the GPU `home` and comes back on `target`."""

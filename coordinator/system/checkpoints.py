@@ -47,6 +47,7 @@ UNKNOWN_BYTES: Final = 1 << 30
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
 """CUprocessState"""
 NOT_SUPPORTED: Final = 801
+REFUSED: Final = "the driver refuses it: it has managed memory or memory of another process, or is a client of MPS"
 _PR_SET_DUMPABLE: Final = 4
 
 
@@ -68,16 +69,9 @@ def cannot_park() -> str:
 class DriverError(Exception):
     """A call of the driver has failed."""
 
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
 
 class LostError(Exception):
     """The driver has failed in the midst of a process's memory."""
-
-    def __init__(self) -> None:
-        super().__init__("the driver has failed in its midst, and cannot repeat it")
 
 
 class _LockArgs(ctypes.Structure):
@@ -104,25 +98,20 @@ class Process:
     @property
     def state(self) -> int:
         found = ctypes.c_int()
-        self._step("GetState", ctypes.byref(found))
+        self.step("GetState", ctypes.byref(found))
         return found.value
 
     def lock(self) -> None:
-        self._step("Lock", ctypes.byref(_LockArgs(LOCK_MS)))
-
-    def checkpoint(self) -> None:
-        self._step("Checkpoint", None)
+        self.step("Lock", ctypes.byref(_LockArgs(LOCK_MS)))
 
     def restore(self, gpus: Mapping[bytes, bytes]) -> None:
         """`gpus`: the UUID of each old one, and of the new one in its place; empty: all stay."""
         uuid = ctypes.c_ubyte * 16
         pairs = (_GpuPair * len(gpus))(*(_GpuPair(uuid(*old), uuid(*new)) for old, new in gpus.items()))
-        self._step("Restore", ctypes.byref(_RestoreArgs(pairs, len(gpus))) if gpus else None)
+        self.step("Restore", ctypes.byref(_RestoreArgs(pairs, len(gpus))) if gpus else None)
 
-    def unlock(self) -> None:
-        self._step("Unlock", None)
-
-    def _step(self, name: str, argument: object) -> None:
+    def step(self, name: str, argument: object = None) -> None:
+        """One of the driver's functions for checkpoints."""
         self._call(f"cuCheckpointProcess{name}", self.process_id, argument)
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -130,7 +119,8 @@ class Process:
         if code:
             text = ctypes.c_char_p()
             self._cuda.cuGetErrorString(code, ctypes.byref(text))
-            raise DriverError(code, f"{name}: error {code}, {(text.value or b'unknown').decode()}")
+            said = REFUSED if code == NOT_SUPPORTED else (text.value or b"unknown").decode()
+            raise DriverError(f"{name}: error {code}, {said}")
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -198,7 +188,7 @@ def restore(process: Process, memory: Mapping[str, int], home: str = "", target:
     else:  # a helper or a coordinator has died: it may have been moved before
         found = set(card_memory(process.process_id))
     if process.state == LOCKED:
-        process.unlock()
+        process.step("Unlock")
     return found.pop() if len(found) == 1 else ""
 
 
@@ -208,15 +198,12 @@ def save(process: Process) -> None:
         if process.state == RUNNING:
             process.lock()
         if process.state == LOCKED:
-            process.checkpoint()
+            process.step("Checkpoint")
     except DriverError as error:
         if process.state == FAILED:
             raise LostError from error
         if process.state == LOCKED:
-            process.unlock()
-        if error.code == NOT_SUPPORTED:
-            why = "it has memory that the driver's checkpoint refuses: managed memory, or memory of another process"
-            raise DriverError(error.code, why) from error
+            process.step("Unlock")
         raise
 
 
@@ -242,7 +229,7 @@ def serve(process_id: int, user_id: int) -> None:
     with contextlib.suppress(OSError, DriverError):
         Process(process_id)  # the first request need not wait for it
     memory: dict[str, int] = {}
-    say("ready")
+    print("ready", flush=True)
     for line in sys.stdin:
         try:
             do, *gpus = line.split()
@@ -253,16 +240,11 @@ def serve(process_id: int, user_id: int) -> None:
                 answer = "done"
             else:
                 answer = f"done {restore(process, memory, *gpus)}"
-        except LostError as error:
-            answer = f"lost {error}"
+        except LostError:
+            answer = "lost the driver has failed in its midst, and cannot repeat it"
         except (DriverError, MemoryError, OSError, pynvml.NVMLError) as error:
             answer = f"failed {error}"
-        say(answer[:200].strip())
-
-
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+        print(answer[:200].strip(), flush=True)
 
 
 if __name__ == "__main__":

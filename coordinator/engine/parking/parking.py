@@ -191,6 +191,11 @@ def _enter(node: Node, client: Client, state: ParkState) -> None:
         node.parking[client.client_id] = client
     else:
         node.parking.pop(client.client_id, None)
+    if state in (PREPARING, LEAVING):
+        identity = client.identity
+        node.out.append(ExpectCheckpoint(client.client_id, identity.process_id, identity.user_id))
+    elif state is RUNNING:
+        node.out.append(ParkingOver(client.client_id))
     for seat in client.seats.values():
         seat.gpu.schedule.stale = True
         node.changed_gpus[seat.gpu.uuid] = seat.gpu
@@ -212,12 +217,7 @@ def prepare(node: Node, seat: Seat, now_ns: int) -> None:
     """The client leaves its GPU when its host memory is ready, which may be at once."""
     seat.client.parking.began_ns = now_ns
     _enter(node, seat.client, PREPARING)
-    _expect_checkpoint(node, seat.client)
     client_settings.send_prepare(node, seat)
-
-
-def _expect_checkpoint(node: Node, client: Client) -> None:
-    node.out.append(ExpectCheckpoint(client.client_id, client.identity.process_id, client.identity.user_id))
 
 
 def _is_prepared(seat: Seat, now_ns: int) -> bool:
@@ -241,7 +241,6 @@ def begin(node: Node, client: Client, now_ns: int, why: str = "") -> None:
         return
     parking.why, parking.began_ns = why, now_ns
     _enter(node, client, LEAVING)
-    _expect_checkpoint(node, client)
     for seat in client.seats.values():
         reconcile.withdraw(node, seat, "parked", now_ns)
 
@@ -295,18 +294,10 @@ def _stay(node: Node, client: Client, why: str, *, lost: bool = False) -> None:
     parking.why, parking.refused_at = why, _leases(client) if why else -1
     parking.retry_at_ns, parking.unwanted, parking.move.target = None, False, ""
     _enter(node, client, RUNNING)
-    node.out.append(ParkingOver(client.client_id))
     for seat in client.seats.values():
         client_settings.send_prepare(node, seat)
         if seat.phase is WAITING and seat.schedulable and seat not in seat.gpu.wait_queue:
             seat.gpu.wait_queue.join(seat)
-
-
-def client_left(node: Node, client: Client) -> None:
-    """The client is gone."""
-    node.parking.pop(client.client_id, None)
-    if client.parking.state is not RUNNING:
-        node.out.append(ParkingOver(client.client_id))
 
 
 def answered(node: Node, client: Client, message: ParkAnswer, now_ns: int) -> Iterable[Gpu]:

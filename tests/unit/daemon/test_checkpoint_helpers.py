@@ -27,7 +27,7 @@ from nvshare.coordinator.daemon.checkpoint_helpers import (
 from nvshare.coordinator.daemon.loop import Waiter
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol.fields import RemoteProtocolError
-from tests.waiting import BOUND_S
+from tests.waiting import BOUND_S, eventually
 
 GPUS = ("GPU-a", "GPU-b", "GPU-c")
 SAVE = commands.Checkpoint(1, 4711, 1000)
@@ -67,11 +67,14 @@ class Scene:
     def turn(self) -> None:
         self.helpers.serve(self.waiter.wait(int(BOUND_S * 1e9)))
 
+    def reaped(self, process: Process) -> bool:
+        self.helpers.serve(set())
+        return process.returncode is not None
+
     def killed(self, helper: int = -1) -> bool:
         """Whether it is dead, and reaped by the loop."""
         process = self.made[helper][0]
-        while process.returncode is None:
-            self.turn()
+        eventually(lambda: self.reaped(process), "its end")
         return process.returncode == -signal.SIGKILL
 
 
@@ -98,7 +101,7 @@ def test_a_helper_is_asked_and_answers(scene: Scene) -> None:
         (SAVE, b"save\n", b"done\n", events.Saved(1)),
         (MOVE, b"restore GPU-a GPU-b\n", b"failed no room\n", events.Restored(1, "no room")),
         (MOVE, b"restore GPU-a GPU-b\n", b"done GPU-b\n", events.Restored(1, gpu="GPU-b")),
-        (RESTORE, b"restore\n", b"done GPU-c\n", events.Restored(1, gpu="GPU-c")),
+        (RESTORE, b"restore  \n", b"done GPU-c\n", events.Restored(1, gpu="GPU-c")),
         (SAVE, b"save\n", b"lost in its \x1b[31m midst\n", events.Saved(1, "in its ?[31m midst", True)),
     ):
         scene.ask(command)
@@ -183,7 +186,7 @@ def test_a_helper_that_its_user_ends(scene: Scene) -> None:
     scene.turn()
     assert scene.ends == [events.Saved(1, "its helper has ended", unsure=True)]
     scene.ask(RESTORE)
-    assert scene.asked() == b"restore\n"
+    assert scene.asked() == b"restore  \n"
 
 
 def test_one_user_has_a_bounded_number(scene: Scene) -> None:
