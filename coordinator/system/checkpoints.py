@@ -28,6 +28,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import pynvml
@@ -212,10 +213,11 @@ def save(process: Process) -> None:
 
 def become(user_id: int, process_id: int) -> None:
     """Takes the user and the groups of the process for good.  Raises OSError."""
-    with open(f"/proc/{process_id}/status", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - pathlib is large
-        facts = dict(line.rstrip("\n").split(":", 1) for line in file if ":" in line)
+    lines = Path(f"/proc/{process_id}/status").read_text(errors="replace").split("\n")
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
     if int(facts["Uid"].split()[1]) != user_id:
         raise PermissionError(f"process {process_id} is another one now")
+    Path("/proc/self/oom_score_adj").write_text("0")  # a service's protection is not the user's
     os.setgroups([int(group) for group in facts["Groups"].split()])
     os.setgid(int(facts["Gid"].split()[0]))
     os.setuid(user_id)

@@ -50,6 +50,7 @@ def test_it_is_a_process_of_the_programs_user(program: subprocess.Popen[bytes]) 
         assert [found[name] for name in ("Uid", "Gid", "Groups")] == [theirs[name] for name in ("Uid", "Gid", "Groups")]
         assert set(found["CapPrm"] + found["CapEff"]) == {"0" * 16}
         assert Path(f"/proc/{process.pid}").stat().st_uid == NOBODY
+        assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "0\n", "a service's is lower"
         process.stdin.close()
         assert (process.wait(), process.stderr.read()) == (0, "")
 
