@@ -123,8 +123,6 @@ def moved(stand: Fixture, mib: int, moves: int, library: str) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
-    if importlib.util.find_spec("cuda") is None:
-        raise BenchError("the driver's checkpoints need the extra `park`")
     simulate = simulated(options, "2x8GiB")
     library = "torch" if simulate is None and importlib.util.find_spec("torch") is not None else "driver"
     with uncoordinated(simulate=simulate) as stand, coordinator(stand, []):

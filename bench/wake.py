@@ -20,7 +20,7 @@ import time
 from typing import Any, Final
 
 from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, simulated
-from nvshare.bench.harness.fixture import BenchError, Fixture, coordinator, percentile, uncoordinated
+from nvshare.bench.harness.fixture import Fixture, coordinator, percentile, uncoordinated
 from nvshare.bench.harness.worker_group import Member, closing
 from nvshare.bench.park import GIB, LINK, WAIT_S, park, program
 
@@ -49,8 +49,6 @@ def host_gib(stand: Fixture) -> float:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
-    if importlib.util.find_spec("cuda") is None:
-        raise BenchError("the driver's checkpoints need the extra `park`")
     simulate, mib = simulated(options, "1x8GiB"), round(float(options.gib) * 1024)
     torch = simulate is None and importlib.util.find_spec("torch") is not None
     where, library, capacity = *(("cuda", "torch") if torch else ("driver", "driver")), round(mib * SPARE)

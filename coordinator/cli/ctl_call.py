@@ -15,11 +15,19 @@ import typer
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import ControlCaller, NoCoordinatorError
+from nvshare.coordinator.system.journal import is_stopped
 from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES, RuntimeDir, client_directory, foreign_text
 
 REFUSED: Final = 1
 NO_COORDINATOR: Final = 3
-PARK_LOOK_S: Final = 0.01
+FIRST_PAUSE_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 0.25
+"""Between looks at a program that parks or moves."""
+STOPPED_S: Final = 1.0
+"""A program that is stopped for longer is not waited for."""
+SETTLE_S: Final = 300.0
+"""More than the largest program takes to a slow host."""
+BUSY_S: Final = 10.0
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
 Where = Annotated[Path | None, typer.Option("--runtime-dir", help="runtime directory of the coordinator")]
@@ -86,16 +94,43 @@ def call(directory: RuntimeDir, request: api.Request) -> Any:
 
 
 def call_and_settle(directory: RuntimeDir, request: api.Request) -> dict[str, Any]:
-    """`call` for parking and migration: waits until the client is parked or runs, and moves to no GPU."""
-    result: dict[str, Any] = call(directory, request)
+    """`call` for parking and migration: waits until the client is parked or runs, and moves to no GPU.
+
+    It does not wait for a client that is stopped, nor longer than `SETTLE_S`; `why` then says so.
+    """
+    result: dict[str, Any] = _call_patiently(directory, request)
+    parks = isinstance(request, api.ParkClient) and request.parked
+    pause_s, stopped_s, end_s = FIRST_PAUSE_S, 0.0, time.monotonic() + SETTLE_S
     while result["parking"] not in ("parked", "running", "gone") or result["moves_to"]:
-        time.sleep(PARK_LOOK_S)
+        stopped_s = stopped_s + pause_s if is_stopped(result["process_id"]) else 0.0
+        if stopped_s >= STOPPED_S:
+            verb = "parks" if parks else "comes back" if isinstance(request, api.ParkClient) else "moves"
+            return {**result, "why": f"it is stopped (SIGSTOP or a debugger); it {verb} when it continues"}
+        if time.monotonic() >= end_s:
+            return {**result, "why": f"it is still {result['parking']}; see `nvshare-ctl clients`"}
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+        status = _call_patiently(directory, api.Status())
         result.update(parking="gone", why="it has ended", moves_to="", gpus=[])
-        for each in call(directory, api.Status())["clients"]:
+        for each in status["clients"]:
             if each["client"] == result["client"]:
                 result.update(parking=each["parking"], why=each["parking_why"], moves_to=each["moves_to"])
                 result.update(gpus=[seat["uuid"] for seat in each["seats"]])
+    if parks and result["parking"] == "running":
+        result["why"] = result["why"] or "a call of the program has brought it back"
     return result
+
+
+def _call_patiently(directory: RuntimeDir, request: api.Request) -> Any:
+    """`call`, again if the coordinator has no time for this user's requests just now."""
+    end_s = time.monotonic() + BUSY_S
+    while True:
+        try:
+            return call(directory, request)
+        except ControlError as error:
+            if error.code != "busy" or time.monotonic() >= end_s:
+                raise
+        time.sleep(LONGEST_PAUSE_S)
 
 
 def run(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon import settings_file, time_limit
+from nvshare.coordinator.daemon.checkpoint_helpers import KEPT, CheckpointHelpers
 from nvshare.coordinator.daemon.control.live_settings import LiveSettings
 from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.control.server import Administration
@@ -26,11 +27,11 @@ from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot import note_hook_registered
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
-from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import Settings, Value
 from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
 from nvshare.coordinator.system import runtime_dir
-from nvshare.coordinator.system.checkpoints import Checkpoints, Outcome, cannot_park
+from nvshare.coordinator.system.checkpoints import cannot_park
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.gpu_processes import (
     CardMemory,
@@ -111,9 +112,8 @@ class Coordinator:
         self._mps = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
         by_process = self._mps is None and (options.simulate is not None or in_initial_pid_namespace())
         self._card_memory = CardMemory(self._memory_checked, by_process=by_process)
-        self._checkpoints = Checkpoints(self._driver_environment(), self._driver_done)
-        self._parking: dict[int, commands.Checkpoint | commands.Restore] = {}
-        """By process id: what the driver does now."""
+        gpus = frozenset(device.uuid for device in devices)
+        self._helpers = CheckpointHelpers(self._sockets.waiter, self._helper_environment(), gpus, self._driver_done)
         self.dispatcher = Dispatcher(
             self.scheduler,
             self._sockets.hooks,
@@ -124,11 +124,11 @@ class Coordinator:
             live=self._live,
             watch_end=self._sockets.ends.watch,
             check_memory=self._card_memory.ask if options.devices is None else None,
-            park=self._park,
+            park=self._helpers.carry_out,
             events_to=self._sockets.events,
             observe=None if self._observations is None else self._observations.observe,
         )
-        self.server = Server(self._sockets, self.dispatcher, self._administration(devices))
+        self.server = Server(self._sockets, self.dispatcher, self._administration(devices), self._helpers)
         self._devices = devices
         self._metrics: Any = None
         self._web: WebProcess | None = None
@@ -193,38 +193,18 @@ class Coordinator:
         checked = events.MemoryChecked(uuid, by_process, unlisted_bytes)
         self.server.post(lambda: self.dispatcher.event(checked, time.monotonic_ns()))
 
-    def _driver_environment(self) -> Mapping[str, str]:
+    def _helper_environment(self) -> Mapping[str, str]:
         """For processes of ours that use the driver."""
-        if self.options.simulate is None:
-            return os.environ
+        simulated = self.options.simulate is not None
+        kept = {k: v for k, v in os.environ.items() if k in KEPT or (simulated and k.startswith("NVSHARE_SIM_"))}
+        if not simulated:
+            return kept
         from nvshare.simulated_gpu.environment import simulated_environment
 
-        return simulated_environment(self.options.directory.simulated_gpu, None, os.environ)
+        return simulated_environment(self.options.directory.simulated_gpu, None, kept)
 
-    def _park(self, command: commands.DriverCall) -> None:
-        if isinstance(command, commands.ExpectCheckpoint):
-            self._checkpoints.expect(command.user_id)
-            return
-        self._parking[command.process_id] = command
-        if isinstance(command, commands.Checkpoint):
-            self._checkpoints.ask("save", command.process_id, command.user_id)
-        else:
-            self._checkpoints.ask("restore", command.process_id, command.user_id, command.home, command.target)
-
-    def _driver_done(self, process_id: int, outcome: Outcome) -> None:
-        def report() -> None:
-            command = self._parking.pop(process_id, None)
-            if command is not None:
-                client, error, lost = command.client, outcome.error, outcome.lost
-                saved = isinstance(command, commands.Checkpoint)
-                event = (
-                    events.Saved(client, error, lost, unsure=outcome.unsure)
-                    if saved
-                    else events.Restored(client, error, outcome.gpu, lost)
-                )
-                self.dispatcher.event(event, time.monotonic_ns())
-
-        self.server.post(report)
+    def _driver_done(self, event: events.Saved | events.Restored) -> None:
+        self.server.post(lambda: self.dispatcher.event(event, time.monotonic_ns()))
 
     def _add(self, device: Device, now_ns: int) -> None:
         capacity = settings_file.capacity_bytes(self.settings, device, real=self._real)
@@ -355,7 +335,7 @@ class Coordinator:
         """
         self._unhooked.close()
         self._card_memory.close()
-        self._checkpoints.close()
+        self._helpers.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._web is not None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import explanations
+from nvshare.coordinator.daemon.peers import printable
 from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.engine.scheduler import AS_THEY_COME
 from nvshare.coordinator.model import commands, events
@@ -182,12 +183,12 @@ class Dispatcher:
             connection,
             replace(
                 hello,
-                name=_printable(hello.name or hello.program),
-                program=_printable(hello.program),
+                name=printable(hello.name or hello.program),
+                program=printable(hello.program),
                 priority=priority,
                 weight=weight,
                 # Gangs of different users are different, even with equal names.  For slots, see slot_book.py.
-                gang=f"user:{peer.user_id}/{_printable(hello.gang)}" if hello.gang else "",
+                gang=f"user:{peer.user_id}/{printable(hello.gang)}" if hello.gang else "",
             ),
             # The kernel reports 0 for a process in a foreign PID namespace.  The journal's 0 means no process, and
             # two such processes must stay distinct: each gets a negative id of its own.
@@ -350,6 +351,7 @@ class Dispatcher:
         commands.ExpectCheckpoint: _park,
         commands.Checkpoint: _park,
         commands.Restore: _park,
+        commands.ParkingOver: _park,
     }
 
 
@@ -363,11 +365,6 @@ def _end_process(process_id: int) -> None:
             os.close(descriptor)
 
 
-def _printable(name: str) -> str:
-    """Replaces control characters: a client chooses its name, and terminals and logs show it."""
-    return "".join(c if c.isprintable() else "?" for c in name) or "?"
-
-
 def _short(text: str) -> str:
     """Fits a text to `Rejected.text` and to one log line."""
-    return _printable(text).encode("utf-8", "replace")[:255].decode("utf-8", "ignore")
+    return printable(text).encode("utf-8", "replace")[:255].decode("utf-8", "ignore")

@@ -27,6 +27,7 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.system.journal import is_stopped, start_time
 
 if TYPE_CHECKING:
+    from nvshare.coordinator.daemon.checkpoint_helpers import CheckpointHelpers
     from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.control.server import Administration
     from nvshare.coordinator.daemon.dispatch import Dispatcher
@@ -143,11 +144,15 @@ class Sockets:
 class Server:
     """The loop.  It ends by `stop`, a signal, or the condition of `leave_when`."""
 
-    def __init__(self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration) -> None:
+    def __init__(
+        self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration, helpers: CheckpointHelpers
+    ) -> None:
         self._sockets = sockets
         self._dispatcher = dispatcher
         self._administration = administration
         self._listeners = (sockets.hooks, sockets.control, sockets.events)
+        self._helpers = helpers
+        self._timed = (*self._listeners, helpers)
         self._readers = ReadBudget(sockets.rights)
         self._stopping = False
         self.ended_by: int | None = None
@@ -253,6 +258,7 @@ class Server:
             ready = self._wait()
             if self._holders:
                 self._recovery_turn(ready)  # first: a stopped holder extends the deadline that timers act on
+            self._helpers.serve(ready)
             for process_id in self._sockets.ends.ended(ready):
                 self._dispatcher.event(events.ProcessEnded(process_id), time.monotonic_ns())
             if self._wake_read in ready:
@@ -359,10 +365,10 @@ class Server:
         elif now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_NS
             self._dispatcher.event(events.Look(), now_ns)
-        for listener in self._listeners:
-            due_ns = listener.next_deadline_ns()
+        for source in self._timed:
+            due_ns = source.next_deadline_ns()
             if due_ns is not None and now_ns >= due_ns:
-                listener.expire(now_ns)
+                source.expire(now_ns)
         if self._ping_at_ns is not None and now_ns >= self._ping_at_ns:
             self._ping_at_ns = now_ns + self._ping_period_ns
             self._ping()
@@ -381,7 +387,7 @@ class Server:
     def _timeout_ns(self) -> int | None:
         slots_ns = None if self._slots is None else self._slots.next_deadline_ns()
         due = [self._dispatcher.deadline_ns, self._leave_check_ns, self._look_ns, self._ping_at_ns, slots_ns]
-        due += [listener.next_deadline_ns() for listener in self._listeners]
+        due += [source.next_deadline_ns() for source in self._timed]
         due += [holder.check_at_ns for holder in self._holders.values()]
         times = [at for at in due if at is not None]
         return max(0, min(times) - time.monotonic_ns()) if times else None

@@ -31,6 +31,11 @@ def possible_connections(max_clients: int) -> int:
     return wanted
 
 
+def printable(text: str) -> str:
+    """Replaces control characters: a peer chooses the text, and terminals and logs show it."""
+    return "".join(c if c.isprintable() else "?" for c in text) or "?"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds on peers.  A connection without an accepted first message is cut after `hello_ns`."""

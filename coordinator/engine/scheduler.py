@@ -40,7 +40,7 @@ from nvshare.coordinator.memory import admission, checks, host_budget, orders, p
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, Facts, Identity
-from nvshare.coordinator.model.commands import MANY_HOLDERS, Command, Log, Notify, Send, SetTimer
+from nvshare.coordinator.model.commands import MANY_HOLDERS, Command, Log, Notify, ParkingOver, Send, SetTimer
 from nvshare.coordinator.model.gpu import Gpu, GpuLeases, GpuRules, Recovery
 from nvshare.coordinator.model.memory import GpuMemory
 from nvshare.coordinator.model.node import Node
@@ -342,6 +342,7 @@ class Scheduler:
             orders.outlive_client(self._node, seat, size, now_ns)
         host_budget.client_left(self._node, client, now_ns)
         self._node.parking.pop(event.client, None)
+        self._node.out.append(ParkingOver(event.client))
         self._node.own_park_times.discard(event.client)
         self._node.out.append(Notify("gone", {"client": event.client, "name": client.identity.name}))
         return [seat.gpu for seat in client.seats.values()]

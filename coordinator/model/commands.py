@@ -81,32 +81,37 @@ class CheckMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectCheckpoint:
-    """A process of this user will soon be saved: what calls the driver for it starts meanwhile."""
-
+class _OfProcess:
+    client: int
+    process_id: int
     user_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ExpectCheckpoint(_OfProcess):
+    """The process will soon be saved: what calls the driver for it starts meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(_OfProcess):
     """The driver saves the process and takes it off the GPUs.  Answered by `events.Saved`."""
 
-    client: int
-    process_id: int
-    user_id: int
-
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(_OfProcess):
     """The driver brings the process back, whatever its state.  Answered by `events.Restored`."""
 
-    client: int
-    process_id: int
-    user_id: int
     home: str = ""
     target: str = ""
     """With both: the process left the GPU `home` and comes back on `target`."""
 
 
-DriverCall = ExpectCheckpoint | Checkpoint | Restore
+@dataclass(frozen=True, slots=True)
+class ParkingOver:
+    """The client runs, or is gone: what calls the driver for it ends."""
+
+    client: int
+
+
+DriverCall = ExpectCheckpoint | Checkpoint | Restore | ParkingOver
 Command = Send | SetTimer | RecordLease | Notify | Log | Kill | CheckMemory | DriverCall

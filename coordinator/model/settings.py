@@ -329,7 +329,7 @@ class Settings:
         DURATION_OR_NEVER, 0, live=True,
         help="A program in mode `swap` that has not used its GPUs for this time leaves them altogether, contexts "
         "included, and comes back at its next call; 0: never. A program's own time (`--park-after`) comes first, "
-        "then that of its class, if it has one. Needs the extra `park` and NVIDIA's driver 570",
+        "then that of its class, if it has one. Needs NVIDIA's driver 570",
     )  # fmt: skip
     park_after_interactive_ns: int | None = setting(
         OWN_OR_COMMON, None, live=True, help="`park_after` of programs of class interactive",

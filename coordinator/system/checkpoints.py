@@ -1,60 +1,59 @@
-"""The driver's checkpoints of other processes, which park programs (engine/parking/parking.py).
+"""The driver's checkpoint of one other process, which parks a program (engine/parking/parking.py).
 
-The driver wants the user of the process, or root, and its calls take up to seconds.  So one helper process for each
-user makes them: `python -m nvshare.coordinator.system.checkpoints`.  It starts before the first program's memory leaves
-and is kept, because a program that wakes should not wait for Python.  It reads lines
-`{"process_id": P, "do": "save" | "restore"}`, for a restoration on another GPU with `"home": UUID, "target": UUID`, and
-answers each by `{"process_id": P, "error": "...", "gpu": "...", "lost": false}` (`Outcome`).  It looks at the state of
-the process first, so each request may be repeated, also after the death of a helper or a coordinator in the middle.
+The driver wants the user of the process, or root, and its calls take up to seconds.  So a helper process of that user
+makes them: `python -m nvshare.coordinator.system.checkpoints PROCESS_ID USER_ID`.  Started by root it becomes that
+user, with the groups that the kernel shows of the program: a directory service may block, and knows none of a pod.
+It says `ready`.  Each line of its standard input is a request, which it answers by one line; it ends with its input.
+
+    save                    ->  done                 or  failed TEXT: the process runs
+    restore [HOME TARGET]   ->  done [GPU]           or  failed TEXT: the process is still off the GPUs
+                                                     or  lost TEXT: it cannot be parked or brought back any more
+
+GPU is where the process is, if it is not where it was.  The helper looks at the state of the process first, so each
+request may be repeated, also after the death of a helper or a coordinator in the middle.
 
 The driver exchanges GPUs: a restoration on another one names all that the kernel module has, each once as the old and
 once as the new one.
 
-The calls are `cuda.core.checkpoint`'s, which the extra `park` brings.
+It uses few modules: each parked program has a helper (docs/decisions/parking.md).
 
-Non-goals: when a program is parked.
+Non-goals: when a program is parked; what of the answers is believed (daemon/checkpoint_helpers.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
-import logging
+import ctypes
 import os
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pynvml
 
 from nvshare.coordinator.system.devices import nvml, text_of
 from nvshare.coordinator.units import format_size
-
-log: Final = logging.getLogger("nvshare")
 
 DRIVER: Final = 570
 """NVIDIA's first one with checkpoints."""
 LOCK_MS: Final = 2000
 """The program is idle, so the driver gets its lock at once."""
-DEADLINE_S: Final = 120.0
-"""For one checkpoint or restoration: some GiB of contexts and pinned memory."""
 ROOM_S: Final = 2.0
 ROOM_LOOK_S: Final = 0.01
 SPARE_BYTES: Final = 64 << 20
 UNKNOWN_BYTES: Final = 1 << 30
 """Of a process that another helper has saved, or that NVML does not list: it moves only where there is plenty."""
-EXTRA: Final = "the driver's checkpoints need the extra `park` where the coordinator runs: pip install 'nvshare[park]'"
+RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
+"""CUprocessState"""
+NOT_SUPPORTED: Final = 801
+REFUSED: Final = "the driver refuses it: it has managed memory or memory of another process, or is a client of MPS"
+_PR_SET_DUMPABLE: Final = 4
 
 
 def cannot_park() -> str:
     """Why no program of this machine can be parked; "": some may be."""
-    import pynvml
-
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
-        return EXTRA
     try:
         with nvml():
             version = text_of(pynvml.nvmlSystemGetDriverVersion())
@@ -65,136 +64,71 @@ def cannot_park() -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The end of a request.  No error is success."""
+# --- the driver's calls -----------------------------------------------------------------------------------------------
 
-    error: str = ""
-    gpu: str = ""
-    """Where a restored process is, if it is not where it was."""
-    lost: bool = False
-    """The process cannot be parked or brought back any more; its calls fail."""
-    unsure: bool = False
-    """Nobody knows what the driver has done, or still does."""
+
+class DriverError(Exception):
+    """A call of the driver has failed."""
 
 
 class LostError(Exception):
     """The driver has failed in the midst of a process's memory."""
 
-    def __init__(self) -> None:
-        super().__init__("the driver has failed in its midst, and cannot repeat it")
+
+class _LockArgs(ctypes.Structure):
+    _fields_ = [("timeout_ms", ctypes.c_uint), ("reserved", ctypes.c_uint * 15)]
 
 
-# --- in the coordinator -----------------------------------------------------------------------------------------------
+class _GpuPair(ctypes.Structure):
+    _fields_ = [("old", ctypes.c_ubyte * 16), ("new", ctypes.c_ubyte * 16)]
 
 
-class Checkpoints:
-    """The helpers, by user.  `report(process_id, outcome)` is called in a thread of this object."""
-
-    def __init__(self, environment: Mapping[str, str], report: Callable[[int, Outcome], None]) -> None:
-        self._environment = dict(environment)
-        self._report = report
-        self._lock = threading.Lock()
-        self._helpers: dict[int, subprocess.Popen[str]] = {}
-        self._pending: dict[int, tuple[int, threading.Timer]] = {}  # process id -> its user
-
-    def expect(self, user_id: int) -> None:
-        """Starts this user's helper, if there is none: a request will follow."""
-        with self._lock, contextlib.suppress(OSError, subprocess.SubprocessError):  # else the request says so
-            self._helper(user_id)
-
-    def ask(self, do: str, process_id: int, user_id: int, home: str = "", target: str = "") -> None:
-        """Has the process saved, or restored on `target`.  The result comes by `report`, within `DEADLINE_S`."""
-        request = {"process_id": process_id, "do": do, "home": home, "target": target}
-        timer = threading.Timer(DEADLINE_S, self._too_long, (process_id, user_id))
-        timer.daemon = True
-        with self._lock:
-            self._pending[process_id] = (user_id, timer)
-            try:
-                helper = self._helper(user_id)
-                assert helper.stdin is not None
-                helper.stdin.write(json.dumps(request) + "\n")
-                helper.stdin.flush()
-            except (OSError, subprocess.SubprocessError) as error:
-                del self._pending[process_id]
-                failed = process_id, Outcome(f"no helper: {error}")
-                threading.Thread(target=self._report, args=failed, daemon=True).start()
-                return
-        timer.start()
-
-    def close(self) -> None:
-        """Ends the helpers.  What they have parked stays parked, until a coordinator wakes it."""
-        with self._lock:
-            helpers, self._helpers = list(self._helpers.values()), {}
-        for helper in helpers:
-            helper.kill()
-            helper.wait()
-
-    def _helper(self, user_id: int) -> subprocess.Popen[str]:
-        """Under the lock.  Raises OSError and SubprocessError."""
-        helper = self._helpers.get(user_id)
-        if helper is None or helper.poll() is not None:
-            helper = self._helpers[user_id] = self._start(user_id)
-        return helper
-
-    def _start(self, user_id: int) -> subprocess.Popen[str]:
-        other: dict[str, Any] = {}
-        if os.geteuid() == 0 and user_id != 0:
-            import pwd
-
-            try:
-                other = {"user": user_id, "group": pwd.getpwuid(user_id).pw_gid, "extra_groups": []}
-            except KeyError:
-                other = {"user": user_id, "group": user_id, "extra_groups": []}
-        command = [sys.executable, "-m", "nvshare.coordinator.system.checkpoints"]
-        helper = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd="/",
-            env=self._environment,
-            start_new_session=True,
-            **other,
-        )
-        threading.Thread(target=self._read, args=(helper, user_id), name="checkpoints", daemon=True).start()
-        return helper
-
-    def _read(self, helper: subprocess.Popen[str], user_id: int) -> None:
-        assert helper.stdout is not None
-        for line in helper.stdout:
-            answer = json.loads(line)
-            self._answered(answer.pop("process_id"), Outcome(**answer))
-        helper.wait()
-        with self._lock:
-            lost = [process_id for process_id, (user, _) in self._pending.items() if user == user_id]
-        for process_id in lost:
-            self._answered(process_id, Outcome(f"its helper ended with code {helper.returncode}", unsure=True))
-
-    def _answered(self, process_id: int, outcome: Outcome) -> None:
-        with self._lock:
-            pending = self._pending.pop(process_id, None)
-        if pending is not None:
-            pending[1].cancel()
-            self._report(process_id, outcome)
-
-    def _too_long(self, process_id: int, user_id: int) -> None:
-        log.warning("process %d: the driver's checkpoint took longer than %g s", process_id, DEADLINE_S)
-        with self._lock:
-            helper = self._helpers.get(user_id)
-        if helper is not None:
-            helper.kill()  # `_read` reports what is pending
-        why = f"its helper waited longer than {DEADLINE_S:g} s for the driver"
-        self._answered(process_id, Outcome(why, unsure=True))
+class _RestoreArgs(ctypes.Structure):
+    _fields_ = [("pairs", ctypes.POINTER(_GpuPair)), ("count", ctypes.c_uint), ("reserved", ctypes.c_uint * 13)]
 
 
-# --- in the helper ----------------------------------------------------------------------------------------------------
+class Process:
+    """Another process, as the driver sees it.  Its methods raise DriverError."""
+
+    def __init__(self, process_id: int) -> None:
+        """Raises OSError without a driver."""
+        self.process_id = process_id
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self._call("cuInit", 0)  # a restoration wants it in the caller
+
+    @property
+    def state(self) -> int:
+        found = ctypes.c_int()
+        self.step("GetState", ctypes.byref(found))
+        return found.value
+
+    def lock(self) -> None:
+        self.step("Lock", ctypes.byref(_LockArgs(LOCK_MS)))
+
+    def restore(self, gpus: Mapping[bytes, bytes]) -> None:
+        """`gpus`: the UUID of each old one, and of the new one in its place; empty: all stay."""
+        uuid = ctypes.c_ubyte * 16
+        pairs = (_GpuPair * len(gpus))(*(_GpuPair(uuid(*old), uuid(*new)) for old, new in gpus.items()))
+        self.step("Restore", ctypes.byref(_RestoreArgs(pairs, len(gpus))) if gpus else None)
+
+    def step(self, name: str, argument: object = None) -> None:
+        """One of the driver's functions for checkpoints."""
+        self._call(f"cuCheckpointProcess{name}", self.process_id, argument)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code: int = self._cuda[name](*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            self._cuda.cuGetErrorString(code, ctypes.byref(text))
+            said = REFUSED if code == NOT_SUPPORTED else (text.value or b"unknown").decode()
+            raise DriverError(f"{name}: error {code}, {said}")
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 def card_memory(process_id: int) -> dict[str, int]:
     """Memory that a process has on each card where it has a context, by UUID, as far as NVML says."""
-    import pynvml
-
     found = {}
     with contextlib.suppress(pynvml.NVMLError), nvml():
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -210,8 +144,6 @@ def await_room(had: Mapping[str, int]) -> None:
 
     Raises MemoryError after `ROOM_S`.
     """
-    import pynvml
-
     end_s = time.monotonic() + ROOM_S
     while True:
         lacking = {}
@@ -227,101 +159,95 @@ def await_room(had: Mapping[str, int]) -> None:
         time.sleep(ROOM_LOOK_S)
 
 
-def exchange(home: str, target: str) -> dict[str, str]:
+def exchange(home: str, target: str) -> dict[bytes, bytes]:
     """All GPUs by the UUIDs that the driver takes; these two change places.  Raises NVMLError."""
-    import pynvml
-
     with nvml():
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        pairs = {str(pynvml.nvmlDeviceGetUUID(handle)): "" for handle in handles}
-    for uuid in pairs:
-        pairs[uuid] = {home: target, target: home}.get(uuid, uuid)
-    return {old.removeprefix("GPU-"): new.removeprefix("GPU-") for old, new in pairs.items()}
+        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    places = {uuid: {home: target, target: home}.get(uuid, uuid) for uuid in uuids}
+    return {_driver_uuid(old): _driver_uuid(new) for old, new in places.items()}
 
 
-def restore(process: Any, memory: Mapping[str, int], home: str, target: str) -> str:
+def _driver_uuid(uuid: str) -> bytes:
+    return bytes.fromhex(uuid.removeprefix("GPU-").replace("-", ""))
+
+
+def restore(process: Process, memory: Mapping[str, int], home: str = "", target: str = "") -> str:
     """Brings the process back, on `target` if there is one.  Returns where it is, "" for where it was.
 
-    `memory`: what it had, as far as is known.  Raises what cuda.core does, MemoryError and NVMLError.
+    `memory`: what it had, as far as is known.  Raises DriverError, LostError, MemoryError and NVMLError.
     """
-    if process.state == "running":  # perhaps a helper has died: the lock waits for the step that it has begun
-        with contextlib.suppress(Exception):
-            process.lock(LOCK_MS)
-    if process.state == "checkpointed":
-        if target:
-            await_room({target: memory.get(home) or UNKNOWN_BYTES})
-            process.restore(gpu_mapping=exchange(home, target))
-        else:
-            await_room(memory)
-            process.restore()
+    if process.state == RUNNING:  # perhaps a helper has died: the lock waits for the step that it has begun
+        with contextlib.suppress(DriverError):
+            process.lock()
+    if process.state == CHECKPOINTED:
+        await_room({target: memory.get(home) or UNKNOWN_BYTES} if target else memory)
+        process.restore(exchange(home, target) if target else {})
         found = {target}
-    elif process.state == "failed":
+    elif process.state == FAILED:
         raise LostError
     else:  # a helper or a coordinator has died: it may have been moved before
-        found = set(card_memory(process.pid))
-    if process.state == "locked":
-        process.unlock()
+        found = set(card_memory(process.process_id))
+    if process.state == LOCKED:
+        process.step("Unlock")
     return found.pop() if len(found) == 1 else ""
 
 
-def perform(process: Any, request: Mapping[str, Any], had: dict[int, dict[str, int]]) -> str:
-    """One request, from whatever state the process is in.  After a failure to save it runs.
-
-    `had`: by process id, the memory that saved processes had.  Returns and raises as `restore`.
-    """
-    if request["do"] == "restore":
-        return restore(process, had.get(process.pid, {}), request["home"], request["target"])
-    had[process.pid] = card_memory(process.pid)
+def save(process: Process) -> None:
+    """Takes the process off the GPUs; after a failure it runs.  Raises DriverError and LostError."""
     try:
-        if process.state == "running":
-            process.lock(LOCK_MS)
-        if process.state == "locked":
-            process.checkpoint()
-    except Exception as error:
-        if process.state == "failed":
+        if process.state == RUNNING:
+            process.lock()
+        if process.state == LOCKED:
+            process.step("Checkpoint")
+    except DriverError as error:
+        if process.state == FAILED:
             raise LostError from error
-        if process.state == "locked":
-            process.unlock()
+        if process.state == LOCKED:
+            process.step("Unlock")
         raise
-    return ""
 
 
-def calls() -> Any:
-    """The module of the calls, ready for use.  Raises ImportError."""
-    from cuda.bindings import driver
-    from cuda.core import checkpoint
-
-    driver.cuInit(0)  # a restoration wants it in the caller
-    return checkpoint
+# --- the helper -------------------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    """Serves requests until standard input ends."""
-    with contextlib.suppress(ImportError):
-        calls()  # the first request need not wait for it
-    printing = threading.Lock()
-    had: dict[int, dict[str, int]] = {}
+def become(user_id: int, process_id: int) -> None:
+    """Takes the user and the groups of the process for good.  Raises OSError."""
+    lines = Path(f"/proc/{process_id}/status").read_text(errors="replace").split("\n")
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    if int(facts["Uid"].split()[1]) != user_id:
+        raise PermissionError(f"process {process_id} is another one now")
+    Path("/proc/self/oom_score_adj").write_text("0")  # a service's protection is not the user's
+    os.setgroups([int(group) for group in facts["Groups"].split()])
+    os.setgid(int(facts["Gid"].split()[0]))
+    os.setuid(user_id)
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)  # else its files in /proc, which the driver reads, are root's
 
-    def serve(request: dict[str, Any]) -> None:
-        gpu, lost = "", False
-        try:
-            gpu = perform(calls().Process(request["process_id"]), request, had)
-            error = ""
-        except ImportError:
-            error = EXTRA
-        except Exception as failure:  # the driver's, of many types
-            error, lost = str(failure) or repr(failure), isinstance(failure, LostError)
-        with printing:
-            answer = {"process_id": request["process_id"], "error": error[:200], "gpu": gpu, "lost": lost}
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
 
-    threads: list[threading.Thread] = []
+def serve(process_id: int, user_id: int) -> None:
+    """Answers requests until standard input ends."""
+    if os.geteuid() == 0 and user_id != 0:
+        become(user_id, process_id)
+    with contextlib.suppress(OSError, DriverError):
+        Process(process_id)  # the first request need not wait for it
+    memory: dict[str, int] = {}
+    print("ready", flush=True)
     for line in sys.stdin:
-        thread = threading.Thread(target=serve, args=(json.loads(line),))
-        thread.start()
-        threads = [each for each in threads if each.is_alive()] + [thread]
+        try:
+            do, *gpus = line.split()
+            process = Process(process_id)
+            if do == "save":
+                memory = card_memory(process_id)
+                save(process)
+                answer = "done"
+            else:
+                answer = f"done {restore(process, memory, *gpus)}"
+        except LostError:
+            answer = "lost the driver has failed in its midst, and cannot repeat it"
+        except (DriverError, MemoryError, OSError, pynvml.NVMLError) as error:
+            answer = f"failed {error}"
+        print(answer[:200].strip(), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -5,7 +5,6 @@ Non-goals: figures.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -102,7 +101,6 @@ def test_gangs_want_two_gpus() -> None:
     assert "NCCL needs" in started("nvshare.bench.gangs", "--simulate", "--exchange=nccl").stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
 def test_park() -> None:
     """Broken: a program is not parked, or finds other memory, and the benchmark does not notice."""
     told = run("nvshare.bench.park", "--simulate", "--gib=0.06", "--cycles=2", "--idle=1")
@@ -112,7 +110,6 @@ def test_park() -> None:
     assert (len(told["moved"]["standing_s"]), told["moved"]["mismatches"]) == (4, 0)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
 def test_wake() -> None:
     """Broken: the server is asked while its memory is on the card, or answers differently after it was away."""
     told = run("nvshare.bench.wake", "--simulate", "--gib=0.05", "--rounds=1", "--loads=1")

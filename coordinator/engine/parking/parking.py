@@ -36,7 +36,7 @@ from nvshare.coordinator.memory import checks, client_settings, orders, room
 from nvshare.coordinator.memory.planner import Eviction
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, ParkState
-from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, Notify, Restore, Send
+from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, Notify, ParkingOver, Restore, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, IDLE, WAITING, Seat
@@ -191,6 +191,11 @@ def _enter(node: Node, client: Client, state: ParkState) -> None:
         node.parking[client.client_id] = client
     else:
         node.parking.pop(client.client_id, None)
+    if state in (PREPARING, LEAVING):
+        identity = client.identity
+        node.out.append(ExpectCheckpoint(client.client_id, identity.process_id, identity.user_id))
+    elif state is RUNNING:
+        node.out.append(ParkingOver(client.client_id))
     for seat in client.seats.values():
         seat.gpu.schedule.stale = True
         node.changed_gpus[seat.gpu.uuid] = seat.gpu
@@ -212,7 +217,6 @@ def prepare(node: Node, seat: Seat, now_ns: int) -> None:
     """The client leaves its GPU when its host memory is ready, which may be at once."""
     seat.client.parking.began_ns = now_ns
     _enter(node, seat.client, PREPARING)
-    node.out.append(ExpectCheckpoint(seat.client.identity.user_id))
     client_settings.send_prepare(node, seat)
 
 
@@ -237,7 +241,6 @@ def begin(node: Node, client: Client, now_ns: int, why: str = "") -> None:
         return
     parking.why, parking.began_ns = why, now_ns
     _enter(node, client, LEAVING)
-    node.out.append(ExpectCheckpoint(client.identity.user_id))
     for seat in client.seats.values():
         reconcile.withdraw(node, seat, "parked", now_ns)
 

@@ -116,6 +116,12 @@ def second() -> tuple[int, bool]:
     return sum(results) + answer[0] + call("cuCtxPopCurrent_v2", ctypes.byref(popped)), answer[1]
 
 
+def managed() -> tuple[int, bool]:
+    """Managed memory of its own."""
+    made = ctypes.c_void_p()
+    return call("cuMemAllocManaged", ctypes.byref(made), ctypes.c_size_t(4096), 1), bool(made.value)
+
+
 DO: dict[str, Callable[[], tuple[object, object]]] = {
     "read": read,
     "make": make,
@@ -125,6 +131,7 @@ DO: dict[str, Callable[[], tuple[object, object]]] = {
     "look": look,
     "touch": touch,
     "second": second,
+    "managed": managed,
     "card": card,
     "nvml": nvml,
     "query": lambda: (call("cuEventQuery", event), call("cuStreamQuery", stream)),

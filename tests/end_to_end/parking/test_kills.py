@@ -9,7 +9,6 @@ import os
 import random
 import signal
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ from nvshare.coordinator.cli.ctl_call import call, call_and_settle
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.end_to_end.conftest import Node
-from tests.end_to_end.parking.test_parking import begin, charged_bytes, pytestmark, said, start, tell
+from tests.end_to_end.parking.test_parking import begin, charged_bytes, helpers, said, start, tell
 from tests.waiting import eventually
 
-__all__ = ["pytestmark"]
 COUNT, SEED = (int(os.environ.get(f"NVSHARE_PARK_{name}", given)) for name, given in (("KILLS", "8"), ("SEED", "29")))
 SIZE = 16 << 20
 """Of the program's memory."""
@@ -30,13 +28,6 @@ SIZE = 16 << 20
 def clients(node: Node) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = call(RuntimeDir(node.directory), api.Status())["clients"]
     return found
-
-
-def helpers(node: Node) -> list[int]:
-    """The processes that make the driver's calls."""
-    assert node.coordinator is not None
-    children = Path(f"/proc/{node.coordinator.pid}/task/{node.coordinator.pid}/children").read_text().split()
-    return [int(child) for child in children if b"checkpoints" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def act(node: Node, program: Any, action: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from tests.end_to_end.conftest import Node, new_node
 from tests.end_to_end.parking.test_parking import ANSWERS, begin, charged_bytes, said, shared, start, tell
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
 __all__ = ["shared"]  # a fixture
 SIZE = 16 << 20
 """Of the program's memory."""
@@ -123,11 +121,10 @@ def test_a_coordinator_that_dies_in_between(node: Node, word: str) -> None:
     process_id = client(node)["process_id"]
     node.kill_coordinator()
     look = (
-        "import sys; from cuda.bindings import driver; from cuda.core.checkpoint import Process\n"
-        "from nvshare.coordinator.system.checkpoints import exchange\n"
-        "import pynvml as n; n.nvmlInit(); driver.cuInit(0)\n"
+        "from nvshare.coordinator.system.checkpoints import Process, exchange\n"
+        "import pynvml as n; n.nvmlInit()\n"
         "cards = [n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in range(2)]\n"
-        f"Process({process_id}).restore(gpu_mapping=exchange(*cards)); print('moved')"
+        f"Process({process_id}).restore(exchange(*cards)); print('moved')"
     )
     assert said(node.run_plain([sys.executable, "-c", look])) == "moved"
     node.start_coordinator()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tests.end_to_end.conftest import Node, new_node
 from tests.waiting import eventually
 
 PROGRAM = Path(__file__).with_name("parked.py")
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda.core is missing (extra park)")
 
 
 def start(node: Node, *options: str) -> subprocess.Popen[str]:
@@ -58,6 +56,19 @@ def charged_bytes(node: Node, card: int = 0) -> int:
 
 def park(node: Node) -> None:
     assert node.control("park", "parked")["parking"] == "parked"
+
+
+def helpers(node: Node) -> list[int]:
+    """The processes that make the driver's calls."""
+    assert node.coordinator is not None
+    children = Path(f"/proc/{node.coordinator.pid}/task/{node.coordinator.pid}/children").read_text().split()
+    return are_helpers(map(int, children))
+
+
+def are_helpers(processes: Iterable[int]) -> list[int]:
+    """Those of them that live, and make the driver's calls."""
+    paths = {process: Path(f"/proc/{process}/cmdline") for process in processes}
+    return [process for process, path in paths.items() if path.exists() and b"checkpoints" in path.read_bytes()]
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +127,48 @@ def test_a_parked_program_ends(shared: Node) -> None:
     killed.wait()
     eventually(lambda: not shared.control("clients")["clients"], "its seat to go")
     assert charged_bytes(shared) == 0
+    eventually(lambda: not helpers(shared), "its helper to end")
+
+
+def test_what_a_helper_has_of_the_coordinator(node: Node) -> None:
+    """Broken: a user reads root's secrets or writes to its log, a helper stays for ever, or a kill of the coordinator
+    leaves it or its tracebacks."""
+    node.start_coordinator(variables={"PASSWORD": "secret"})
+    program = start(node)
+    for _ in range(2):
+        park(node)
+        (helper,) = helpers(node)
+        proc = Path(f"/proc/{helper}")
+        assert b"secret" not in (proc / "environ").read_bytes()
+        assert str((proc / "fd" / "2").readlink()) == "/dev/null"
+        assert tell(program, "read") == "0 True"
+        eventually(lambda: not helpers(node), "it to end")
+    park(node)
+    (helper,) = helpers(node)
+    node.kill_coordinator()
+    eventually(lambda: not are_helpers([helper]), "it to end")
+    assert "Traceback" not in node.log()
+
+
+def test_a_stopped_program(shared: Node) -> None:
+    """Broken: `park` hangs while a program is stopped, or the program is never parked afterwards."""
+    program = start(shared)
+    client = shared.control("clients")["clients"][0]
+    os.kill(client["process_id"], signal.SIGSTOP)
+    done = ctl(shared.directory, "park", "parked")
+    assert (done.returncode, "it parks when it continues" in done.stdout) == (1, True), done.stdout
+    os.kill(client["process_id"], signal.SIGCONT)
+    eventually(lambda: parking(shared) == "parked", "it to be parked")
+    assert tell(program, "read") == "0 True"
+
+
+def test_managed_memory_of_its_own(shared: Node) -> None:
+    """Broken: a program that the driver refuses for its memory is told to upgrade the driver."""
+    program = start(shared)
+    assert tell(program, "managed") == "0 True"
+    done = ctl(shared.directory, "park", "parked")
+    assert "managed memory" in done.stdout
+    assert tell(program, "read") == "0 True"
 
 
 def test_a_coordinator_that_dies_meanwhile(node: Node) -> None:
@@ -134,11 +187,8 @@ def test_a_helper_that_dies(shared: Node) -> None:
     """Broken: the death of the process that calls the driver leaves its programs parked."""
     program = start(shared)
     park(shared)
-    assert shared.coordinator is not None
-    helpers = Path(f"/proc/{shared.coordinator.pid}/task/{shared.coordinator.pid}/children").read_text().split()
-    assert helpers
-    for helper in helpers:
-        os.kill(int(helper), signal.SIGKILL)
+    (helper,) = helpers(shared)
+    os.kill(helper, signal.SIGKILL)
     assert tell(program, "read") == "0 True"
 
 

@@ -7,10 +7,9 @@ import sys
 import pytest
 
 from tests.end_to_end.conftest import Node
-from tests.end_to_end.parking.test_parking import PROGRAM, pytestmark, said, tell
+from tests.end_to_end.parking.test_parking import PROGRAM, said, tell
 from tests.waiting import eventually
 
-__all__ = ["pytestmark"]
 CONTEXT = {"NVSHARE_SIM_CONTEXT_BYTES": str(32 << 20)}
 
 
