@@ -271,8 +271,7 @@ class Coordinator:
             snapshot = self.scheduler.snapshot(time.monotonic_ns())
             book = self.dispatcher.slots
             slots = None if book is None else tuple(book.snapshots(snapshot.clients))
-            # Any user of the machine reads a port without a token.
-            hide = self.settings.hide_other_users and self._started.metrics_token_file is None
+            hide = self.settings.hide_other_users  # any user of the machine reads a port
             return metrics.take(snapshot, observations, slots, self._sockets.hooks.refusals, hide_names=hide)
 
         address = self.settings.metrics_address
@@ -281,7 +280,7 @@ class Coordinator:
                 address,
                 port,
                 metrics.Collector(lambda: self.server.run_on_loop(picture)),
-                settings_file.access(self.settings),
+                settings_file.tls_dir(self.settings),
                 lambda: self.server.run_on_loop(lambda: True),
             )
         except AccessError as error:

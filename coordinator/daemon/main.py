@@ -115,9 +115,9 @@ def _answer_probes(settings: Settings, until: contextlib.ExitStack) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         until.callback(signal.signal, number, signal.signal(number, lambda *_: sys.exit(0)))
     if settings.metrics_port:
-        address, port, access = settings.metrics_address, settings.metrics_port, settings_file.access(settings)
+        address, port, tls_dir = settings.metrics_address, settings.metrics_port, settings_file.tls_dir(settings)
         try:
-            until.callback(MetricsServer(address, port, None, access).close)
+            until.callback(MetricsServer(address, port, None, tls_dir).close)
         except (OSError, AccessError) as error:
             raise StartError(f"metrics on {address}:{port}: {error}") from None
 

@@ -291,7 +291,7 @@ class Settings:
     hide_other_users: bool = setting(
         FLAG, False, reloaded=True,
         help="`nvshare-ctl` hides names and process ids of other users' programs, except from root and the "
-        "coordinator's own user; the web page shows no names at all, nor do metrics without `metrics_token_file`",
+        "coordinator's own user; the web page and the metrics show no names at all",
     )  # fmt: skip
     capacity_bytes: int | None = setting(
         SIZE, None, by_gpu=True, sample='"20GiB"', default_text="most of the card's",
@@ -369,10 +369,6 @@ class Settings:
         in_chart=False,
         help="Address of the metrics",
     )
-    metrics_token_file: str | None = setting(
-        TEXT, None, sample='"/etc/nvshare/metrics-token"', in_chart=False,
-        help="File with a token: scrapes then need `Authorization: Bearer TOKEN`. Read again at each scrape",
-    )  # fmt: skip
     metrics_tls_dir: str | None = setting(
         TEXT, None, sample='"/etc/nvshare/tls"', in_chart=False,
         help="Directory with `tls.crt` and `tls.key`: metrics over HTTPS; a renewed certificate is used at once",

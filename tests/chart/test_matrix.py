@@ -77,7 +77,6 @@ MATRIX: dict[str, dict[str, Any]] = {
     "openshift": {"openshift": {"securityContextConstraints": True}, "mig": {"enabled": False}},
     "guarded": {
         "metrics": {
-            "tokenSecret": "scrape",
             "tlsSecret": "metrics-tls",
             "tlsConfig": {"ca": {"secret": {"name": "metrics-tls", "key": "ca.crt"}}, "serverName": "nvshare"},
             "podMonitor": {"enabled": True},

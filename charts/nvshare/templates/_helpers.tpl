@@ -57,20 +57,12 @@ node{{ with dig "name" "" .group }}-{{ . }}{{ end }}
 {{- end }}
 
 {{- define "nvshare.metricsArguments" -}}
-{{- if .Values.metrics.tokenSecret -}}
-- --metrics-token-file=/etc/nvshare-metrics/token/token
-{{ end }}
 {{- if .Values.metrics.tlsSecret -}}
 - --metrics-tls-dir=/etc/nvshare-metrics/tls
 {{- end }}
 {{- end }}
 
 {{- define "nvshare.metricsMounts" -}}
-{{- if .Values.metrics.tokenSecret -}}
-- name: metrics-token
-  mountPath: /etc/nvshare-metrics/token
-  readOnly: true
-{{ end }}
 {{- if .Values.metrics.tlsSecret -}}
 - name: metrics-tls
   mountPath: /etc/nvshare-metrics/tls
@@ -79,11 +71,6 @@ node{{ with dig "name" "" .group }}-{{ . }}{{ end }}
 {{- end }}
 
 {{- define "nvshare.metricsVolumes" -}}
-{{- with .Values.metrics.tokenSecret -}}
-- name: metrics-token
-  secret:
-    secretName: {{ . }}
-{{ end }}
 {{- with .Values.metrics.tlsSecret -}}
 - name: metrics-tls
   secret:

@@ -52,7 +52,7 @@ def test_every_command_says_its_version_and_what_it_does(
         ("quantum =", 2, "not TOML"),
         ('policy = "nobody"\nquantm = "5ms"\n', 2, "no policy 'nobody'"),
         ('policy = "nobody"\nquantm = "5ms"\n', 2, "did you mean quantum?"),
-        ('metrics_port = 0\nmetrics_token_file = "/none"\n', 2, "/none: No such file"),
+        ('metrics_port = 0\nmetrics_tls_dir = "/none"\n', 2, "/none: no usable tls.crt"),
         ('metrics_port = 0\nmetrics_address = "no address"\n', 2, "metrics_address: no address: "),
         ('web_port = 0\nweb_token_file = "/none"\n', 2, "--web-token-file: /none: "),
     ],
