@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from nvshare.bench.simulate.figures import figures, jct_s
 from nvshare.bench.simulate.jobs import GIB
-from nvshare.bench.virtual_node.node import BEGIN_NS, FIRST_REPORT_NS, SHARED_REPORT_NS, Job, VirtualNode
+from nvshare.bench.virtual_node.node import SHARED_REPORT_NS, Job, VirtualNode
 from nvshare.coordinator.model.settings import SECOND_NS, Settings
-from nvshare.scheduler_policies.api import JobClass
 
 CAPACITY: Final = 80 * GIB
 HOUR_S: Final = 3600.0
@@ -99,25 +98,6 @@ def gandiva_fair() -> dict[str, Any]:
     return _found(holds, jain_users=index, largest_rho=rho)
 
 
-def tgs() -> dict[str, Any]:
-    """Production work keeps its speed, and other work gets most of the rest (TGS, AntMan)."""
-    production = job("production", 1200.0, busy=0.6)
-    spare = job("spare", 2400.0, job_class=JobClass.BEST_EFFORT, user=2)
-    found = {}
-    for name in ("opportunistic", "round_robin"):
-        world = outcome(name, [production, spare], report_ns=FIRST_REPORT_NS)  # as in life
-        assert world.segments is not None
-        ends_ns = world.tasks[0].ends_ns
-        done = sum(
-            (min(end, ends_ns) - begin) * speed for n, begin, end, speed in world.segments if n and begin < ends_ns
-        )
-        kept = production.work_ns / (ends_ns - BEGIN_NS)
-        found[name] = {"kept": round(kept, 4), "of_the_rest": round(done / (ends_ns - BEGIN_NS) / 0.4, 3)}
-    ours = found["opportunistic"]
-    holds = ours["kept"] >= 0.98 and ours["of_the_rest"] >= 0.5 and ours["kept"] > found["round_robin"]["kept"]
-    return _found(holds, production=found)
-
-
 def deadlines() -> dict[str, Any]:
     """Earliest deadline first meets all deadlines of a feasible mix; turns do not (Liu, Layland)."""
     chance, jobs, at_s = random.Random(3), [], 0.0
@@ -147,7 +127,6 @@ ORDERINGS: Final[dict[str, Callable[[], dict[str, Any]]]] = {
     "gandiva": gandiva,
     "themis": themis,
     "gandiva_fair": gandiva_fair,
-    "tgs": tgs,
     "deadlines": deadlines,
     "priorities": priorities,
 }

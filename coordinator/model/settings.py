@@ -252,7 +252,7 @@ class Settings:
         POLICY, "auto", by_gpu=True, chapter="How a GPU is shared",
         live=True,
         help="Chooses which programs run now and which is next: `auto`, `round_robin`, `priority`, `fair_share`, "
-        "`opportunistic`, `least_attained`, `edf`, or a plug-in",
+        "`least_attained`, `edf`, or a plug-in",
     )  # fmt: skip
     quantum_ns: int | None = setting(
         QUANTUM, None, by_gpu=True, live=True, sample='"auto"', default_text="`auto`",
@@ -446,7 +446,7 @@ _OF_CLIENT: Final = (
     ),
     Setting(
         name="class", field="job_class", reply="class", kind=JOB_CLASS, default="batch", live=True,
-        help="What a client is for, under the policies auto and opportunistic", done="{client} is {value}",
+        help="What a client is for, under the policy auto", done="{client} is {value}",
     ),
     Setting(name="share_request", field="share_request", kind=PART, default=0.0),
     Setting(name="share_limit", field="share_limit", kind=PART, default=1.0),

@@ -176,7 +176,7 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- end }}
 
 {{- define "nvshare.settings" -}}
-{{- $policies := concat (list "auto" "edf" "fair_share" "least_attained" "opportunistic" "priority" "round_robin") .Values.image.policies }}
+{{- $policies := concat (list "auto" "edf" "fair_share" "least_attained" "priority" "round_robin") .Values.image.policies }}
 {{- range concat (list .Values.settings) (values (default dict .Values.settings.gpu)) }}
 {{- if and .policy (not (has .policy $policies)) }}
 {{- fail (printf "settings.policy: %s: the image has %s; name policies of your own in image.policies" .policy (join ", " $policies)) }}
