@@ -347,11 +347,8 @@ class Coordinator:
         self._live.forget()  # its programs are gone
         return True
 
-    def close(self, *, restarts: bool = False) -> None:
-        """Closes the sockets first, so that clients notice at once.  The journal file stays for a successor.
-
-        `restarts`: a successor follows at once and goes on with the MPS daemon.
-        """
+    def close(self) -> None:
+        """Closes the sockets first, so that clients notice at once.  The journal file stays for a successor."""
         self._unhooked.close()
         self._card_memory.close()
         self._checkpoints.close()
@@ -361,6 +358,6 @@ class Coordinator:
             self._web.close()
         self._sockets.close()
         if self._mps is not None:
-            self._mps.close(keep_daemon=restarts)
+            self._mps.close()
         self.server.close()
         self._journal.close()

@@ -275,7 +275,7 @@ class Settings:
     )  # fmt: skip
     mps: str = setting(
         _choice("off", "same_user"), "off",
-        help="`same_user`: programs of one user at a time run as clients of MPS; a fault of one ends the others. Read "
+        help="`same_user`: the programs of one user run as clients of MPS; a fault of one ends the others. Read "
         "at the start",
     )  # fmt: skip
     share_by: str = setting(
