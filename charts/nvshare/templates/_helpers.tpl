@@ -247,14 +247,11 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if and (not $values.rbac.create) $values.podAnnotations.watch (not $values.serviceAccount.name) }}
 {{- fail "serviceAccount.name: with rbac.create: false and podAnnotations.watch: true, name an account that may list and watch pods" }}
 {{- end }}
-{{- if or (eq $values.admission.mode "webhook") $values.admission.webhook }}
-{{- fail "admission.mode: there is no webhook: use podAnnotations.watch, or admission.mode: policy with Kubernetes 1.34 or newer" }}
+{{- if $values.admission }}
+{{- fail "admission: nothing changes pods when they are made: set podAnnotations.watch; the bounds of priorities are podAnnotations.priorityRange" }}
 {{- end }}
-{{- if and (ne $values.admission.mode "none") (not (or $values.admission.namespaceSelector.matchLabels $values.admission.namespaceSelector.matchExpressions)) }}
-{{- fail "admission.namespaceSelector: empty would select every namespace; give it a label that namespaces opt in by" }}
-{{- end }}
-{{- if gt (int $values.admission.priorityRange.min) (int $values.admission.priorityRange.max) }}
-{{- fail (printf "admission.priorityRange.min: %d is more than admission.priorityRange.max: %d" (int $values.admission.priorityRange.min) (int $values.admission.priorityRange.max)) }}
+{{- if gt (int $values.podAnnotations.priorityRange.min) (int $values.podAnnotations.priorityRange.max) }}
+{{- fail (printf "podAnnotations.priorityRange.min: %d is more than podAnnotations.priorityRange.max: %d" (int $values.podAnnotations.priorityRange.min) (int $values.podAnnotations.priorityRange.max)) }}
 {{- end }}
 {{- $namespaces := list }}
 {{- range $index, $quota := $values.resourceQuotas }}
