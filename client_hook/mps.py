@@ -23,6 +23,8 @@ _ANSWER_BYTES = 4096
 _FIRST_DESCRIPTOR = 200
 _VARIABLES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_CLIENT_PRIORITY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 _OUT = ("0", "off")
+_SHARES = {"best-effort": ("1", "90")}
+"""Priority (1 is lower) and percentage of the multiprocessors, by class."""
 _UNSUPPORTED = ("cuda-gdb", "compute-sanitizer", "cuda-memcheck", "ncu", "nv-nsight-cu-cli", "cuda-checkpoint")
 """Tools that need a program with a context of its own."""
 
@@ -50,16 +52,16 @@ def with_mps(environ: Mapping[str, str], directory: RuntimeDir, program: str = "
         if os.path.basename(program) in _UNSUPPORTED:
             _say(f"without MPS: {os.path.basename(program)} needs a program with a context of its own")
             return without_mps(made)
-        answer = _ask(connection, made.get("NVSHARE_CLASS", ""))
-        if answer[0] != "joined" or len(answer) != 4:
-            _say(f"without MPS: {answer[-1]}")
+        state, _, text = _answer(connection).partition("\n")
+        if state != "joined":
+            _say(f"without MPS: {text}")
             return made
         os.set_inheritable(_keep(connection), True)
     finally:
         connection.close()
-    _, priority, percentage, pipe_directory = answer
+    priority, percentage = _SHARES.get(made.get("NVSHARE_CLASS", "").replace("_", "-"), ("0", "100"))
     made["NVSHARE_MPS"] = "1"
-    made["CUDA_MPS_PIPE_DIRECTORY"] = pipe_directory
+    made["CUDA_MPS_PIPE_DIRECTORY"] = text
     made.setdefault("CUDA_MPS_CLIENT_PRIORITY", priority)
     made.setdefault("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage)
     return made
@@ -86,14 +88,13 @@ def _connect(path: Path) -> socket.socket | None:
     return connection
 
 
-def _ask(connection: socket.socket, job_class: str) -> list[str]:
-    """The lines of the coordinator's answer."""
+def _answer(connection: socket.socket) -> str:
+    """The coordinator's: `joined` and the pipe directory, or `refused` and the reason."""
     try:
-        connection.send(job_class.replace("_", "-").encode("ascii", "replace")[:32] or b"batch")
         answer = connection.recv(_ANSWER_BYTES)
     except OSError as error:
-        return ["refused", f"the coordinator does not answer ({error}); see its log"]
-    return os.fsdecode(answer).split("\n") if answer else ["refused", "the coordinator ends or has too many programs"]
+        return f"refused\nthe coordinator does not answer ({error}); see its log"
+    return os.fsdecode(answer) or "refused\nthe coordinator ends"
 
 
 def _keep(connection: socket.socket) -> int:

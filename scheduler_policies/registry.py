@@ -20,7 +20,6 @@ BUILT_IN: Final = {
     "edf": "nvshare.scheduler_policies.edf:Edf",
     "fair_share": "nvshare.scheduler_policies.fair_share:FairShare",
     "least_attained": "nvshare.scheduler_policies.least_attained:LeastAttained",
-    "opportunistic": "nvshare.scheduler_policies.opportunistic:Opportunistic",
     "priority": "nvshare.scheduler_policies.priority:Priority",
     "round_robin": "nvshare.scheduler_policies.round_robin:RoundRobin",
 }

@@ -3,7 +3,7 @@
 `-d` starts a daemon with a pid file and a socket in the pipe directory.  Without arguments it sends its input to the
 daemon: `start_server -uid N`, `get_server_list`, `get_client_list PID`, `quit`.  The server is a child process.  The
 file `clients` beside the script has the clients' process ids.  The file `mode` beside it changes the behaviour:
-`refuse` (-d fails), `no-server`, `deaf` (quit is ignored).
+`refuse` (-d fails), `no-server`.
 """
 
 import os
@@ -57,15 +57,13 @@ def answer(command: str, servers: list[int]) -> str:
 
 def serve(listener: socket.socket) -> None:
     """The daemon: until `quit`, and then until it has no clients."""
-    if "deaf" in read("mode"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     servers: list[int] = []
     (PIPE / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()), encoding="ascii")
     while True:
         connection, _ = listener.accept()
         with connection:
             command = connection.recv(4096).decode()
-            if command.strip() == "quit" and "deaf" not in read("mode"):
+            if command.strip() == "quit":
                 break
             connection.sendall(answer(command, servers).encode())
     listener.close()

@@ -109,14 +109,3 @@ def limit_errors(shares: Sequence[float], due: Sequence[float]) -> dict[str, Any
         "over_limit_points": round(max(100 * (share - d) for share, d in zip(shares, due, strict=True)), 2),
         "loss": round(1 - total / sum(due), DIGITS),
     }
-
-
-def harvest(production: float, other: float, busy: float) -> dict[str, float]:
-    """Share of the production job's idle time that an opportunistic program takes; `busy`: of that job, alone."""
-    left = 1 - busy
-    return {
-        "production_np": round(production, DIGITS),
-        "left": round(left, DIGITS),
-        "harvest": round(other, DIGITS),
-        "harvest_of_left": round(other / left, DIGITS),
-    }

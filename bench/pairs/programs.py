@@ -185,7 +185,7 @@ def sharing(way: Way, plan: Plan) -> Iterator[Programs]:
 def check_clients(programs: Programs) -> None:
     """Raises BenchError if the way is one with MPS and the programs are no clients of its daemon."""
     try:
-        if programs.daemon is not None and programs.daemon.clients() == 0:
+        if programs.daemon is not None and not _clients(programs.daemon):
             raise BenchError("no program is a client of MPS")
     except DaemonError as error:
         raise BenchError(str(error)) from None
@@ -193,6 +193,12 @@ def check_clients(programs: Programs) -> None:
         found = programs.stand.control("status")["mps"]
         if not found["programs"]:
             raise BenchError(f"no program is a client of MPS: {found['reason'] or found['state']}")
+
+
+def _clients(daemon: ControlDaemon) -> list[str]:
+    """Process ids.  Raises DaemonError."""
+    servers = daemon.command("get_server_list").split()
+    return [pid for server in servers for pid in daemon.command(f"get_client_list {server}").split()]
 
 
 @contextmanager
@@ -206,7 +212,8 @@ def control_daemon(directory: Path) -> Iterator[ControlDaemon]:
     try:
         yield daemon
     finally:
-        daemon.stop()
+        daemon.quit(wait=True)
+        daemon.forget()
 
 
 def measure_all(mixes: Sequence[Mix], ways: Sequence[Way], plan: Plan) -> dict[str, Any]:

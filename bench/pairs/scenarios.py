@@ -1,4 +1,4 @@
-"""Questions about classes and shares: `--scenario class|limits|opportunistic`.
+"""Questions about classes and shares: `--scenario class|limits`.
 
 Each gives the rates alone, the cases by mix and way as in the other mixes, and its own figures in `found`.
 
@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nvshare.bench.pairs.figures import harvest, limit_errors
+from nvshare.bench.pairs.figures import limit_errors
 from nvshare.bench.pairs.mixes import WAYS, Job, Mix, Way
 from nvshare.bench.pairs.programs import Plan, measure_all
-from nvshare.bench.workloads.steps import DATA_IN_PRODUCTS
 
 INTERACTIVE = (("NVSHARE_CLASS", "interactive"),)
-BATCH = (("NVSHARE_CLASS", "batch"),)
 BEST_EFFORT = (("NVSHARE_CLASS", "best-effort"),)
 LIMITS = (0.3, 0.7)
 
@@ -55,12 +53,6 @@ def limited(name: str, cases: Cases, alone: Mapping[str, Any]) -> dict[str, Any]
     return {way: limit_errors(case["np"], LIMITS) for way, case in measured(cases)}
 
 
-def opportunistic(name: str, cases: Cases, alone: Mapping[str, Any]) -> dict[str, Any]:
-    """A production job that leaves half of the time, and a best-effort job that takes it."""
-    busy = DATA_IN_PRODUCTS * alone["data"]["rate"] / alone["products"]["rate"]
-    return {way: harvest(case["np"][0], case["np"][1], busy) for way, case in measured(cases)}
-
-
 def measured(cases: Cases) -> list[tuple[str, Mapping[str, Any]]]:
     """Cases that did not fail."""
     return [(way, case) for way, case in cases.items() if "np" in case]
@@ -88,10 +80,6 @@ SCENARIOS = {
             for name in ("products", "graphed", "long", "graphed_long", "wide", "graphed_wide")
         ),
         (WAYS["native"], WAYS["default"], _policy("fair_share", "--policy=fair_share")), 10.0, limited,
-    ),
-    "opportunistic": Scenario(
-        (_mix(Job("data", BATCH), Job("products", BEST_EFFORT)),),
-        (WAYS["native"], _policy("opportunistic", "--policy=opportunistic")), 6.0, opportunistic,
     ),
 }  # fmt: skip
 

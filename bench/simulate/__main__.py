@@ -18,8 +18,6 @@ from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.simulate.day import day
 from nvshare.bench.simulate.figures import figures
 from nvshare.bench.simulate.jobs import fitted, scaled, synthetic
-from nvshare.bench.simulate.orderings import run_orderings
-from nvshare.bench.simulate.pictures import write_pictures
 from nvshare.bench.simulate.traces import read_trace
 from nvshare.bench.virtual_node.node import Job, VirtualNode
 from nvshare.coordinator.model.settings import SECOND_NS, Settings
@@ -54,11 +52,7 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    if options.pictures is not None:
-        return {"pictures": [str(path) for path in write_pictures(options.pictures)]}
     about: dict[str, Any] = {"simulated": True, "machine": {"cpu": machine()["cpu"]}}
-    if options.orderings:
-        return about | {"orderings": run_orderings()}
     if options.trace is None and options.load is None:
         options.load = 0.7
     unknown = [name for name in options.policies if name not in BUILT_IN]
@@ -75,16 +69,9 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    if "pictures" in result:
-        print("\n".join(result["pictures"]))
-        return
     if "day" in result:
         for name, found in result["day"].items():
             print(f"{name:15} {found}")
-        return
-    if "orderings" in result:
-        for name, found in result["orderings"].items():
-            print(f"{name} ({'as reported' if found['holds'] else 'NOT as reported'}): {found['figures']}")
         return
     print(f"SIMULATED: {result['jobs']} jobs on {result['gpus']} GPUs, quantum {result['quantum']}")
     columns = ("mean JCT", "median", "p95", "makespan", "rho p95", "Jain users", "used", "moved GiB", "grants")
@@ -111,9 +98,7 @@ def main() -> int:
     parser.add_argument("--capacity", type=parse_size, default=80 << 30, metavar="SIZE", help="of each GPU (80GiB)")
     parser.add_argument("--quantum", type=parse_quantum, default=5 * SECOND_NS, help="5s; or auto")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="the jobs of a public trace instead of a mix")
-    parser.add_argument("--orderings", action="store_true", help="what papers report of their policies, in small mixes")
     parser.add_argument("--day", action="store_true", help="the programs of bench.day on a card of 24 GiB")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw what each policy does to four jobs")
     return run_benchmark(parser, _measure, _show)
 
 

@@ -142,8 +142,6 @@ trace.register(app)
 app.command()(doctor)
 app.add_typer(install.app, name="install")
 app.command("install-unit", hidden=True)(install.install_unit)  # its name before `install` had more to install
-app.command()(install.man)
-app.command()(install.completion)
 app.add_typer(kernelspec.app, name="kernelspec")
 app.add_typer(ctl_slot.app, name="slot")
 

@@ -1,4 +1,4 @@
-"""`nvshare-demo`: three unmodified programs share one GPU, shown live and checked at the end.
+"""`nvshare-demo`: three unmodified programs take turns on one GPU, and their work is checked at the end.
 
 It uses a real GPU, else the simulated one, and says which.  It starts the programs (bench/workloads/busy.py) as
 `nvshare-run` does.  The exit code is 0 only if no work of two programs overlapped (demo_proof.py), every program had
@@ -17,20 +17,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
+from rich.table import Table
 
-from nvshare.bench.harness.fixture import percentile
 from nvshare.bench.workloads.busy import read_log
 from nvshare.client_hook.embedded import Launch, prepare_client
 from nvshare.client_hook.launcher import ClientOptions, LaunchError
-from nvshare.coordinator.cli.demo_ledger import Ledger
 from nvshare.coordinator.cli.demo_proof import violations
-from nvshare.coordinator.cli.demo_view import live, summary
+from nvshare.coordinator.cli.trace.recording import Recording, record
 from nvshare.coordinator.daemon.control.api import decode_event
 from nvshare.coordinator.daemon.control.sockets import EventReader
 from nvshare.coordinator.system.devices import real_card
@@ -47,7 +46,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 }
 MAX_SECONDS = 120.0
 """Traces are ring buffers: a longer run could overwrite its beginning."""
-_REDRAW_S = 0.1
+_POLL_MS = 100
 _GRACE_S = 60.0
 """Extra time for the start and end of the programs."""
 
@@ -95,30 +94,20 @@ def start(setup: Setup, name: str, seconds: float) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
 
-def run_programs(setup: Setup, seconds: float, console: Console | None) -> tuple[Ledger, dict[str, str]]:
-    """Runs the programs to their end.  Returns the record of the events, and the reason of each failed program."""
-    ledger = Ledger(list(PROGRAMS))
+def run_programs(setup: Setup, seconds: float) -> tuple[Recording, dict[str, str]]:
+    """Runs the programs to their end.  Returns what happened, and the reason of each failed program."""
+    events: list[dict[str, Any]] = []
     reader = EventReader(setup.directory.events_socket)
-    terminal = console is not None and console.is_terminal
-    view = Live(console=console, refresh_per_second=8) if terminal else None
     running: dict[str, subprocess.Popen[bytes]] = {}
-    begun = time.monotonic()
+    end = time.monotonic() + seconds + _GRACE_S
     try:
-        with view or contextlib.nullcontext():
-            running.update({name: start(setup, name, seconds) for name in PROGRAMS})
-            shown = 0.0
-            while any(process.poll() is None for process in running.values()):
-                if time.monotonic() > begun + seconds + _GRACE_S:
+        running.update({name: start(setup, name, seconds) for name in PROGRAMS})
+        while any(process.poll() is None for process in running.values()) and time.monotonic() < end:
+            for frame in reader.frames(_POLL_MS):
+                events.append(decode_event(frame))
+                if time.monotonic() > end:
                     break
-                for frame in reader.frames(int(_REDRAW_S * 1000)):
-                    ledger.take(decode_event(frame))
-                    if time.monotonic() - shown > _REDRAW_S:
-                        break
-                shown = time.monotonic()
-                if view is not None:
-                    view.update(live(ledger, setup.where, begun + seconds - shown))
-            for frame in reader.frames(200):
-                ledger.take(decode_event(frame))
+        events += [decode_event(frame) for frame in reader.frames(2 * _POLL_MS)]
         failures = {name: _failure(setup, name, process) for name, process in running.items()}
     finally:
         reader.close()
@@ -126,7 +115,7 @@ def run_programs(setup: Setup, seconds: float, console: Console | None) -> tuple
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    return ledger, {name: text for name, text in failures.items() if text}
+    return record(events), {name: text for name, text in failures.items() if text}
 
 
 def _failure(setup: Setup, name: str, process: subprocess.Popen[bytes]) -> str:
@@ -146,29 +135,40 @@ def count_overlaps(setup: Setup) -> tuple[int, int]:
     return violations(logs), sum(bool(times) for times in logs.values())
 
 
-def result_of(setup: Setup, ledger: Ledger, overlapping: int) -> dict[str, Any]:
+def result_of(simulated: bool, found: Recording, overlapping: int) -> dict[str, Any]:
     """The figures of `--json`."""
-    costs = ledger.handover_ns
-    p50, p99 = (percentile(costs, share) if costs else None for share in (0.50, 0.99))
     return {
-        "simulated": setup.simulate is not None,
-        "gpus": max(1, ledger.gpus),
-        "clients": [
-            {
-                "name": record.name,
-                "leases": len(record.holds),
-                "gpu_seconds": round(record.held_ns / 1e9, 4),
-                "max_wait_ms": round(record.max_wait_ns / 1e6, 3),
-            }
-            for record in ledger.clients.values()
-        ],
-        "handovers": ledger.handovers,
+        "simulated": simulated,
+        "gpus": max(1, len({span.uuid for span in found.leases})),
+        "clients": [_figures(found, name) for name in PROGRAMS],
+        "handovers": sum(before.client != after.client for before, after in pairwise(found.leases)),
         "violations": overlapping,
-        "handover_us": {
-            "p50": None if p50 is None else round(p50 / 1e3, 1),
-            "p99": None if p99 is None else round(p99 / 1e3, 1),
-        },
     }
+
+
+def _figures(found: Recording, name: str) -> dict[str, Any]:
+    held, waited = (
+        [(span.end_ns or 0) - span.start_ns for span in spans if found.names.get(span.client, "").startswith(name)]
+        for spans in (found.leases, found.waits)
+    )
+    return {
+        "name": name,
+        "leases": len(held),
+        "gpu_seconds": round(sum(held) / 1e9, 4),
+        "max_wait_ms": round(max(waited, default=0) / 1e6, 3),
+    }
+
+
+def summary(result: dict[str, Any], where: str) -> Table:
+    """The table at the end."""
+    table = Table(title=where)
+    table.add_column("client")
+    for title in ("leases", "GPU seconds", "longest wait"):
+        table.add_column(title, justify="right")
+    for client in result["clients"]:
+        wait = f"{client['max_wait_ms']:.1f} ms"
+        table.add_row(client["name"], str(client["leases"]), f"{client['gpu_seconds']:.2f}", wait)
+    return table
 
 
 def verdict_of(result: dict[str, Any], failures: dict[str, str], traced: int) -> tuple[bool, str]:
@@ -207,9 +207,10 @@ def demo(
         with set_up(None if real_card() and not simulate else "1x16GiB", policy, quantum) as setup:
             if not as_json:
                 console.print(f"Three programs on one [bold]{setup.where}[/bold], in turns of {quantum}.")
-            ledger, failures = run_programs(setup, seconds, None if as_json else console)
+                console.print(f"Meanwhile: nvshare-ctl --runtime-dir {setup.directory.path} top", soft_wrap=True)
+            found, failures = run_programs(setup, seconds)
             overlapping, traced = count_overlaps(setup)
-            result = result_of(setup, ledger, overlapping)
+            result = result_of(setup.simulate is not None, found, overlapping)
             fine, verdict = verdict_of(result, failures, traced)
     except LaunchError as error:
         errors.print(f"nvshare-demo: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
@@ -219,9 +220,10 @@ def demo(
     if as_json:
         print(json.dumps(result))
     else:
-        console.print(summary(result, setup.where, verdict))
-        if ledger.lost:
-            console.print(f"{ledger.lost} events were lost, so the figures are too low.")
+        console.print(summary(result, setup.where))
+        console.print(verdict, style="bold", highlight=False, markup=False)
+        if found.lost:
+            console.print(f"{found.lost} events were lost, so the figures are too low.")
     if not fine and as_json:
         errors.print(verdict, highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(0 if fine else 1)

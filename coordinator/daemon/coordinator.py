@@ -251,8 +251,7 @@ class Coordinator:
             snapshot = self.scheduler.snapshot(time.monotonic_ns())
             book = self.dispatcher.slots
             slots = None if book is None else tuple(book.snapshots(snapshot.clients))
-            # Any user of the machine reads a port without a token.
-            hide = self.settings.hide_other_users and self._started.metrics_token_file is None
+            hide = self.settings.hide_other_users  # any user of the machine reads a port
             return metrics.take(snapshot, observations, slots, self._sockets.hooks.refusals, hide_names=hide)
 
         address = self.settings.metrics_address
@@ -261,7 +260,7 @@ class Coordinator:
                 address,
                 port,
                 metrics.Collector(lambda: self.server.run_on_loop(picture)),
-                settings_file.access(self.settings),
+                settings_file.tls_dir(self.settings),
                 lambda: self.server.run_on_loop(lambda: True),
             )
         except AccessError as error:
@@ -328,11 +327,8 @@ class Coordinator:
         self._live.forget()  # its programs are gone
         return True
 
-    def close(self, *, restarts: bool = False) -> None:
-        """Closes the sockets first, so that clients notice at once.  The journal file stays for a successor.
-
-        `restarts`: a successor follows at once and goes on with the MPS daemon.
-        """
+    def close(self) -> None:
+        """Closes the sockets first, so that clients notice at once.  The journal file stays for a successor."""
         self._unhooked.close()
         self._card_memory.close()
         self._helpers.close()
@@ -342,6 +338,6 @@ class Coordinator:
             self._web.close()
         self._sockets.close()
         if self._mps is not None:
-            self._mps.close(keep_daemon=restarts)
+            self._mps.close()
         self.server.close()
         self._journal.close()

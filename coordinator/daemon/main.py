@@ -115,9 +115,9 @@ def _answer_probes(settings: Settings, until: contextlib.ExitStack) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         until.callback(signal.signal, number, signal.signal(number, lambda *_: sys.exit(0)))
     if settings.metrics_port:
-        address, port, access = settings.metrics_address, settings.metrics_port, settings_file.access(settings)
+        address, port, tls_dir = settings.metrics_address, settings.metrics_port, settings_file.tls_dir(settings)
         try:
-            until.callback(MetricsServer(address, port, None, access).close)
+            until.callback(MetricsServer(address, port, None, tls_dir).close)
         except (OSError, AccessError) as error:
             raise StartError(f"metrics on {address}:{port}: {error}") from None
 
@@ -143,7 +143,7 @@ def serve(settings: Settings, options: Options) -> None:
         coordinator = Coordinator(settings, options, devices, supervisor)
     except OSError as error:
         raise runtime_dir.unusable(options.directory.path, error) from None
-    began_ns, crashed = time.monotonic_ns(), False
+    began_ns = time.monotonic_ns()
     try:
         coordinator.begin()
         kind = "" if options.simulate is None else "simulated "
@@ -160,13 +160,12 @@ def serve(settings: Settings, options: Options) -> None:
     except (StartError, RuntimeDirError):
         raise
     except Exception as error:
-        crashed = True
         log.critical("stopping", exc_info=True)
         if isinstance(error, InvariantError):
             _keep_event_log(options.directory, error)
         raise CrashedError(time.monotonic_ns() - began_ns) from error
     finally:
-        coordinator.close(restarts=crashed)
+        coordinator.close()
         for card in cards:
             card.close()
         os.close(lock)

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from nvshare.coordinator.model import settings as model
 from nvshare.coordinator.model.settings import CONFIGURED, POLICY, Kind, Setting, Settings, Value
@@ -23,9 +23,6 @@ from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.host_memory import default_budget_bytes
 from nvshare.coordinator.system.web_process import check_installed, read_token
 from nvshare.scheduler_policies import registry
-
-if TYPE_CHECKING:
-    from nvshare.coordinator.system.http.metrics import Access
 
 Key = tuple[str, str | None]
 """A setting's name, and its GPU or None."""
@@ -206,12 +203,9 @@ def capacity_bytes(settings: Settings, device: Device, *, real: bool) -> int:
     return capacity or max(device.total_bytes // 2, device.total_bytes - contexts)
 
 
-def access(settings: Settings) -> Access:
-    """Who may scrape the metrics.  Imports Prometheus' client."""
-    from nvshare.coordinator.system.http.metrics import Access
-
-    token, tls = settings.metrics_token_file, settings.metrics_tls_dir
-    return Access(Path(token) if token else None, Path(tls) if tls else None)
+def tls_dir(settings: Settings) -> Path | None:
+    """Directory of the metrics' certificate."""
+    return Path(settings.metrics_tls_dir) if settings.metrics_tls_dir else None
 
 
 def check_machine(settings: Settings) -> None:
@@ -220,7 +214,7 @@ def check_machine(settings: Settings) -> None:
         if settings.metrics_port is not None:
             from nvshare.coordinator.system.http import metrics
 
-            metrics.check(settings.metrics_address, access(settings))
+            metrics.check(settings.metrics_address, tls_dir(settings))
         if settings.web_port is not None:
             check_installed()
             if settings.web_token_file is not None:

@@ -18,19 +18,15 @@ import gc
 import io
 import json
 import pickle
-import pkgutil
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from types import ModuleType
 from typing import Any, Final, Protocol, get_type_hints
 
-from nvshare import scheduler_policies
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.model.commands import Command
 from nvshare.coordinator.protocol.messages import TO_COORDINATOR, Message
-from nvshare.scheduler_policies import parts
 
 SHOWN: Final = 40
 """Entries in the message of an InvariantError."""
@@ -38,34 +34,11 @@ SHOWN: Final = 40
 MAX_STATE_BYTES: Final = 1 << 30
 
 
-def _modules_of(package: ModuleType) -> set[str]:
-    return {module.name for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")}
-
-
-STATE_MODULES: Final = {
-    *(
-        f"nvshare.coordinator.model.{name}"
-        for name in (
-            "client",
-            "events",
-            "gang",
-            "gpu",
-            "memory",
-            "node",
-            "placement",
-            "seat",
-            "settings",
-            "statistics",
-        )
-    ),
-    *(f"nvshare.coordinator.engine.{name}" for name in ("invariants", "policy_guard")),
-    "nvshare.coordinator.protocol.kinds",
-    "nvshare.coordinator.protocol.messages",
-    *_modules_of(scheduler_policies),
-    *_modules_of(parts),
-}
-"""All classes of the core's state are in these modules.  Making one of their objects has no effect."""
-
+_PURE: Final = (
+    *(f"nvshare.coordinator.{layer}." for layer in ("engine", "model", "protocol")),
+    "nvshare.scheduler_policies.",
+)
+"""Layers without I/O, as the layer checks of pyproject.toml hold: making an object of their classes has no effect."""
 _CONTAINERS: Final[dict[str, type]] = {"Counter": Counter, "deque": deque}
 
 _EVENTS: Final[dict[str, type]] = {cls.__name__: cls for cls in events.Event.__args__}
@@ -190,7 +163,7 @@ class _Unpickler(pickle.Unpickler):
             return _CONTAINERS[name]
         if (module, name) == ("builtins", "getattr"):  # an enumeration's member, by Python up to 3.11.3
             return _member
-        found = super().find_class(module, name) if module in STATE_MODULES and "." not in name else None
+        found = super().find_class(module, name) if module.startswith(_PURE) and "." not in name else None
         if not isinstance(found, type) or found.__module__ != module:
             raise pickle.UnpicklingError(f"{module}.{name} is not a record of the core")
         return found

@@ -252,7 +252,7 @@ class Settings:
         POLICY, "auto", by_gpu=True, chapter="How a GPU is shared",
         live=True,
         help="Chooses which programs run now and which is next: `auto`, `round_robin`, `priority`, `fair_share`, "
-        "`opportunistic`, `least_attained`, `edf`, or a plug-in",
+        "`least_attained`, `edf`, or a plug-in",
     )  # fmt: skip
     quantum_ns: int | None = setting(
         QUANTUM, None, by_gpu=True, live=True, sample='"auto"', default_text="`auto`",
@@ -275,7 +275,7 @@ class Settings:
     )  # fmt: skip
     mps: str = setting(
         _choice("off", "same_user"), "off",
-        help="`same_user`: programs of one user at a time run as clients of MPS; a fault of one ends the others. Read "
+        help="`same_user`: the programs of one user run as clients of MPS; a fault of one ends the others. Read "
         "at the start",
     )  # fmt: skip
     share_by: str = setting(
@@ -291,7 +291,7 @@ class Settings:
     hide_other_users: bool = setting(
         FLAG, False, reloaded=True,
         help="`nvshare-ctl` hides names and process ids of other users' programs, except from root and the "
-        "coordinator's own user; the web page shows no names at all, nor do metrics without `metrics_token_file`",
+        "coordinator's own user; the web page and the metrics show no names at all",
     )  # fmt: skip
     capacity_bytes: int | None = setting(
         SIZE, None, by_gpu=True, sample='"20GiB"', default_text="most of the card's",
@@ -369,10 +369,6 @@ class Settings:
         in_chart=False,
         help="Address of the metrics",
     )
-    metrics_token_file: str | None = setting(
-        TEXT, None, sample='"/etc/nvshare/metrics-token"', in_chart=False,
-        help="File with a token: scrapes then need `Authorization: Bearer TOKEN`. Read again at each scrape",
-    )  # fmt: skip
     metrics_tls_dir: str | None = setting(
         TEXT, None, sample='"/etc/nvshare/tls"', in_chart=False,
         help="Directory with `tls.crt` and `tls.key`: metrics over HTTPS; a renewed certificate is used at once",
@@ -450,7 +446,7 @@ _OF_CLIENT: Final = (
     ),
     Setting(
         name="class", field="job_class", reply="class", kind=JOB_CLASS, default="batch", live=True,
-        help="What a client is for, under the policies auto and opportunistic", done="{client} is {value}",
+        help="What a client is for, under the policy auto", done="{client} is {value}",
     ),
     Setting(name="share_request", field="share_request", kind=PART, default=0.0),
     Setting(name="share_limit", field="share_limit", kind=PART, default=1.0),

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from nvshare.bench.pairs.figures import compare, geometric_means, harvest, limit_errors, progress
+from nvshare.bench.pairs.figures import compare, geometric_means, limit_errors, progress
 from nvshare.bench.pairs.mixes import WAYS, Job, Mix, Way, mix
 from nvshare.bench.pairs.programs import Plan, measure_all
-from nvshare.bench.pairs.scenarios import beside_best_effort, opportunistic
+from nvshare.bench.pairs.scenarios import beside_best_effort
 from nvshare.bench.workloads.pair_job import in_window, progress_at, rate_between
 
 FAKE = """
@@ -122,14 +122,10 @@ def test_shares_by_hand() -> None:
     found = limit_errors([0.27, 0.63], (0.3, 0.7))
     assert found == {"share_points": [30.0, 70.0], "share_error_points": 0.0, "over_limit_points": -3.0, "loss": 0.1}
     assert limit_errors([0.35, 0.65], (0.3, 0.7))["share_error_points"] == 5.0
-    assert harvest(0.99, 0.4, 0.5)["harvest_of_left"] == 0.8
 
 
 def test_scenarios_by_hand() -> None:
     """Broken: the figures that classes are judged by."""
-    alone = {"data": {"rate": 50.0}, "products": {"rate": 600.0}}
-    told = opportunistic("data+products", {"opportunistic": {"np": [1.0, 0.45]}}, alone)
-    assert told["opportunistic"] == {"production_np": 1.0, "left": 0.5, "harvest": 0.45, "harvest_of_left": 0.9}
     native = {"np": [1.0, 0.9], "latency_ms": {"p50": 1.0, "p99": 2.0}, "p99_over_alone": 4.0}
     ours = {"np": [1.0, 0.8], "latency_ms": {"p50": 1.0, "p99": 1.0}, "p99_over_alone": 2.0}
     told = beside_best_effort("server+products", {"native": native, "default": ours, "mps": {"failed": "x"}}, {})

@@ -16,8 +16,6 @@ import pytest
 from nvshare.bench.simulate.day import FAST_GIB_S, day
 from nvshare.bench.simulate.figures import figures, jain, jct_s
 from nvshare.bench.simulate.jobs import GIB, fitted, scaled, synthetic
-from nvshare.bench.simulate.orderings import ORDERINGS
-from nvshare.bench.simulate.pictures import picture
 from nvshare.bench.simulate.traces import read_trace
 from nvshare.bench.virtual_node.card import shares
 from nvshare.bench.virtual_node.node import Job, VirtualNode
@@ -183,23 +181,6 @@ def test_figures_by_hand() -> None:
     assert found["makespan_s"] == pytest.approx(100.0, abs=2.0)
     assert found["utilisation"] == pytest.approx(1.0, abs=0.02)
     assert found["by_class"].keys() == {"batch"}
-
-
-@pytest.mark.parametrize("name", sorted(ORDERINGS))
-def test_what_papers_report(name: str) -> None:
-    """Broken: a policy would not do what the paper that it comes from says of it."""
-    found = ORDERINGS[name]()
-    assert found["holds"], found["figures"]
-
-
-@pytest.mark.parametrize("policy", sorted(BUILT_IN))
-def test_pictures_are_those_of_the_policies(policy: str) -> None:
-    """Broken: the documentation would show another policy than the one that runs.
-
-    `python -m nvshare.bench.simulate --pictures docs/explanation/policies` draws them.
-    """
-    path = ROOT / "docs" / "explanation" / "policies" / f"{policy}.svg"
-    assert path.read_text(encoding="utf-8") == picture(policy)
 
 
 @pytest.mark.parametrize(

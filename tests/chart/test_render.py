@@ -178,14 +178,13 @@ def test_a_group_of_nodes_has_its_values() -> None:
 
 
 def test_guarded_metrics() -> None:
-    """A probe that needs a token ends the coordinator; a policy that forgets a port hides it from Prometheus."""
+    """Broken: probes speak plain HTTP to a port with TLS; a policy that forgets a port hides it from Prometheus."""
     rendered = render(MATRIX["guarded"])
     for name in ("coordinator", "device-plugin"):
         container = rendered.container(name)
-        assert "--metrics-token-file=/etc/nvshare-metrics/token/token" in container["args"]
         assert "--metrics-tls-dir=/etc/nvshare-metrics/tls" in container["args"]
         paths = {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert {"/etc/nvshare-metrics/token", "/etc/nvshare-metrics/tls"} <= paths
+        assert "/etc/nvshare-metrics/tls" in paths
         for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
             assert container[probe]["httpGet"]["path"] == path
             assert container[probe]["httpGet"]["scheme"] == "HTTPS"
@@ -193,7 +192,7 @@ def test_guarded_metrics() -> None:
     assert not [word for word in rendered.container("coordinator")["args"] if word.startswith("--wait")]
     for endpoint in rendered.one("PodMonitor")["spec"]["podMetricsEndpoints"]:
         assert endpoint["scheme"] == "https"
-        assert endpoint["authorization"]["credentials"] == {"name": "scrape", "key": "token"}
+        assert endpoint["tlsConfig"]["serverName"] == "nvshare"
     policy, template = rendered.one("NetworkPolicy")["spec"], rendered.one("DaemonSet")["spec"]["template"]
     assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     ports = {port["name"] for each in template["spec"]["containers"] for port in each["ports"]}

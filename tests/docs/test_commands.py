@@ -41,7 +41,7 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "nvshare-ctl kernelspec install": "changes the environment; tests/jupyter runs it in its own",
     "nvshare-coordinator --mps": "needs a card with MPS; its double is in tests/launch/test_mps.py",
     "nvshare-ctl park NOTEBOOK": "parks an idle program; tests/end_to_end/parking does that",
-    "python -m nvshare.bench.wake": "measures a card; tests/bench/test_benches_run.py runs it on a simulated one",
+    "python -m nvshare.bench.park": "measures a card; tests/bench/test_benches_run.py runs it on a simulated one",
     "nvshare-ctl migrate": "needs two GPUs; tests/end_to_end/parking does it",
     "install -D -m 755 -t /etc/slurm": "changes the machine; tests/kubernetes/slots/test_slurm.py uses the files",
     "sbatch": "needs Slurm; tests/kubernetes/slots/test_slurm.py runs jobs",

@@ -1,10 +1,13 @@
-"""Pictures of the terminal in the documentation are whole; `python -m tests.docs.pictures` makes them anew."""
+"""Pictures in the documentation: those of the terminal are whole, those of policies current."""
 
 from __future__ import annotations
 
 import re
 
-from tests.docs import pictures
+import pytest
+
+from nvshare.scheduler_policies.registry import BUILT_IN
+from tests.docs import pictures, policies
 from tests.docs.shell_blocks import PAGES
 
 
@@ -16,3 +19,10 @@ def test_pictures_of_the_pages() -> None:
         text = (pictures.FOLDER / file).read_text(encoding="utf-8")
         assert len(text) < 20_000
         assert not re.search(r"url\(\W*https?:", text)
+
+
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_pictures_are_those_of_the_policies(policy: str) -> None:
+    """Broken: the documentation would show another policy than the one that runs."""
+    drawn = (policies.FOLDER / f"{policy}.svg").read_text(encoding="utf-8")
+    assert drawn == policies.picture(policy), "run python -m tests.docs.policies"

@@ -31,7 +31,7 @@ def test_three_programs_take_turns(environ: dict[str, str]) -> None:
     done = demo(environ, "--simulate", "--seconds", "1", "--quantum", "20ms", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
-    assert list(result) == ["simulated", "gpus", "clients", "handovers", "violations", "handover_us"]
+    assert list(result) == ["simulated", "gpus", "clients", "handovers", "violations"]
     assert (result["simulated"], result["gpus"], result["violations"]) == (True, 1, 0)
     assert sorted(client["name"] for client in result["clients"]) == ["bursty", "copies", "steady"]
     for client in result["clients"]:
@@ -40,8 +40,6 @@ def test_three_programs_take_turns(environ: dict[str, str]) -> None:
         assert client["gpu_seconds"] > 0
         assert client["max_wait_ms"] > 0
     assert result["handovers"] >= 3
-    p50, p99 = result["handover_us"]["p50"], result["handover_us"]["p99"]
-    assert (p50, p99) == (None, None) or 0 < p50 <= p99  # None: nobody had to be asked to give the lease back
 
 
 def test_without_the_hook_the_check_fails(environ: dict[str, str]) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from nvshare.coordinator.cli.ctl_call import call
 from nvshare.coordinator.cli.views.sentences import mps_line
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system.mps import obstacles
+from nvshare.coordinator.system.mps.daemon import ControlDaemon
+from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests import fake_mps
 from tests.daemon.processes import Running, Trace
 from tests.launch.conftest import run_command, runtime_directory, wait_for_end
 from tests.waiting import eventually
 
+SYSTEM_PYTHON = "/usr/bin/python3"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 JOINED = ("NVSHARE_MPS", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_CLIENT_PRIORITY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 
@@ -149,41 +153,60 @@ def test_a_missing_binary_is_reported_at_the_start(nvshare_run: Run, runtime: Ru
     assert log.count("nvidia-cuda-mps-control is not in PATH") == 1
 
 
-def test_programs_are_counted_and_a_dead_daemon_comes_back(
-    held: Callable[[], subprocess.Popen[bytes]], runtime: RuntimeDir
+def test_programs_are_counted_and_a_dead_daemon_is_said(
+    held: Callable[[], subprocess.Popen[bytes]], nvshare_run: Run, runtime: RuntimeDir
 ) -> None:
-    """Broken: the daemon stops under its programs, or new programs find none after its death."""
+    """Broken: nobody learns that MPS is gone, or programs are sent to a daemon that is."""
     first, _ = held(), held()
     assert (status(runtime)["state"], status(runtime)["programs"]) == ("ready", 2)
     assert "ready for user" in mps_line(status(runtime))
     first.kill()
     first.wait()
     eventually(lambda: status(runtime)["programs"] == 1, "the end of the first program")
-    died = daemon_pid(runtime)
     trace = Trace(Running(first, runtime, runtime.path / "coordinator.log"))  # type: ignore[arg-type]
-    os.kill(died, signal.SIGKILL)
-    assert "clients: 1" in trace.next("mps", state="died")["text"]
-    trace.next("mps", state="ready")
+    os.kill(daemon_pid(runtime), signal.SIGKILL)
+    assert "died; 1 programs may fail; restart the coordinator" in trace.next("mps", state="refused")["text"]
     trace.close()
-    assert status(runtime)["state"] == "ready"
-    assert "MPS control daemon died" in (runtime.path / "coordinator.log").read_text()
-    assert daemon_pid(runtime) != died
+    assert "MPS daemon died" in (runtime.path / "coordinator.log").read_text()
+    done = nvshare_run("--", "env")
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in variables(done)
+    assert "without MPS: the MPS daemon died" in done.stderr
 
 
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_programs_outlive_the_coordinator(
-    held: Callable[[], subprocess.Popen[bytes]], nvshare_run: Run, runtime: RuntimeDir, binaries: Path
+    held: Callable[[], subprocess.Popen[bytes]], nvshare_run: Run, runtime: RuntimeDir, binaries: Path, end: int
 ) -> None:
     """Broken: a crash or a restart of the coordinator ends the MPS clients, or leaves a daemon for ever."""
     held()
     daemon = daemon_pid(runtime)
     (binaries / "clients").write_text("11")
-    end_coordinator(runtime, signal.SIGKILL)
-    assert variables(nvshare_run("--", "env"))["NVSHARE_MPS"] == "1"
-    assert daemon_pid(runtime) == daemon, "the next coordinator goes on with it"
-    held()
-    end_coordinator(runtime, signal.SIGTERM)
+    end_coordinator(runtime, end)
     ended = os.pidfd_open(daemon)
-    assert "still has clients" in nvshare_run("--", "true").stderr
+    assert "still has clients; MPS starts after the last one" in nvshare_run("--", "true").stderr
+    assert status(runtime)["state"] == "draining"
     (binaries / "clients").unlink()
     wait_for_end(ended)
     eventually(lambda: nvshare_run("--", "true").stderr == "", "a daemon of the new coordinator")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root serves another user")
+def test_a_second_user_is_refused(environ: dict[str, str]) -> None:
+    """Broken: a second user's program waits for ever in the first one's server."""
+    code = "import socket, sys; s = socket.socket(1, 5); s.connect(sys.argv[1]); print(s.recv(999).decode())"
+    with tempfile.TemporaryDirectory(prefix="nvs-") as place:
+        folder = Path(place)
+        folder.chmod(0o755)
+        daemon = ControlDaemon(folder / "mps", environ, real_cards=False)
+        service = Mps(folder / "sock", daemon, lambda *_: None, all_users=True)
+        service.start()
+        with contextlib.closing(service):
+            first, second, again = (
+                subprocess.run(
+                    [SYSTEM_PYTHON, "-c", code, folder / "sock"],
+                    user=user, cwd="/", capture_output=True, text=True, check=True,
+                ).stdout
+                for user in (0, 65534, 0)
+            )  # fmt: skip
+    assert first == again == f"joined\n{folder / 'mps' / 'pipe'}\n"
+    assert second.startswith("refused\nMPS serves user 0 until the coordinator ends")

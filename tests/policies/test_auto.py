@@ -308,6 +308,31 @@ def test_best_effort_work_leaves_the_others_their_progress() -> None:
     assert world.plan.running[0].rate == 1.0
 
 
+def test_noise_is_no_loss() -> None:
+    """Broken: a program's irregular reports count as losses, and the best-effort job's rate falls to nothing."""
+    world = Card(Auto())
+    batch = world.program(0.5)
+    world.noise[batch.client] = 0.15
+    world.program(*GEMM, job_class=JobClass.BEST_EFFORT)
+    world.until(60 * SECOND)
+    kept, harvest = world.rates(60 * SECOND).values()
+    assert kept >= 0.95
+    assert harvest >= 0.8 * 0.5
+
+
+def test_what_a_start_up_reported_is_measured_again() -> None:
+    """Broken: rates from a program's start-up count as its rate alone, and no loss beside others shows."""
+    world = Card(Auto())
+    batch = world.program(0.6)
+    world.noise[batch.client] = 0.6
+    world.until(SECOND // 2)
+    world.noise.clear()
+    world.program(*GEMM, job_class=JobClass.BEST_EFFORT)
+    world.until(10 * SECOND)
+    kept, _ = world.rates(15 * SECOND).values()
+    assert kept >= 0.985
+
+
 def test_where_memory_is_short_the_heavy_ones_take_turns() -> None:
     """Broken: heavy programs wait for each other's memory, or a small server is evicted for each of their turns."""
     world = Card(Auto(), replace(GPU, memory_short=True))

@@ -77,7 +77,7 @@ def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
     """Broken: invariants 1, 4, 5, 6, 7, 8 or 10 under this kind of trouble, or somebody is lost."""
     plan = PLANS[name]
     grants = restores = credits_given = crashes = excused = gathered = 0
-    shared = policy in ("auto", "opportunistic")
+    shared = policy == "auto"
     core = replace(SETTINGS, policy=policy, sharing=Sharing.AUTO if shared else Sharing.EXCLUSIVE)
     for seed in range(SEEDS):
         world = live(seed, plan, core)
@@ -131,7 +131,6 @@ def test_who_does_not_fit_is_named(hidden_share: float) -> None:
 @example(728830787, "round_robin", Sharing.EXCLUSIVE, OverdueAction.DEMOTE, 2 * MILLISECOND_NS)  # demoted
 @example(937443034, "fair_share", Sharing.CONCURRENT, OverdueAction.DEMOTE, 2 * MILLISECOND_NS)  # only it fits
 @example(4408814, "round_robin", Sharing.EXCLUSIVE, OverdueAction.NOTHING, 2 * MILLISECOND_NS)  # a gang's longest wait
-@example(465, "opportunistic", Sharing.CONCURRENT, OverdueAction.NOTHING, 2 * MILLISECOND_NS)  # a slot where all fit
 @example(1234223652, "auto", Sharing.CONCURRENT, OverdueAction.NOTHING, 100 * MILLISECOND_NS)  # runs here, waits there
 def test_everything_at_once(
     seed: int, policy: str, sharing: Sharing, action: OverdueAction, quantum_ns: int | None

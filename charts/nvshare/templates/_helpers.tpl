@@ -57,20 +57,12 @@ node{{ with dig "name" "" .group }}-{{ . }}{{ end }}
 {{- end }}
 
 {{- define "nvshare.metricsArguments" -}}
-{{- if .Values.metrics.tokenSecret -}}
-- --metrics-token-file=/etc/nvshare-metrics/token/token
-{{ end }}
 {{- if .Values.metrics.tlsSecret -}}
 - --metrics-tls-dir=/etc/nvshare-metrics/tls
 {{- end }}
 {{- end }}
 
 {{- define "nvshare.metricsMounts" -}}
-{{- if .Values.metrics.tokenSecret -}}
-- name: metrics-token
-  mountPath: /etc/nvshare-metrics/token
-  readOnly: true
-{{ end }}
 {{- if .Values.metrics.tlsSecret -}}
 - name: metrics-tls
   mountPath: /etc/nvshare-metrics/tls
@@ -79,11 +71,6 @@ node{{ with dig "name" "" .group }}-{{ . }}{{ end }}
 {{- end }}
 
 {{- define "nvshare.metricsVolumes" -}}
-{{- with .Values.metrics.tokenSecret -}}
-- name: metrics-token
-  secret:
-    secretName: {{ . }}
-{{ end }}
 {{- with .Values.metrics.tlsSecret -}}
 - name: metrics-tls
   secret:
@@ -189,7 +176,7 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- end }}
 
 {{- define "nvshare.settings" -}}
-{{- $policies := concat (list "auto" "edf" "fair_share" "least_attained" "opportunistic" "priority" "round_robin") .Values.image.policies }}
+{{- $policies := concat (list "auto" "edf" "fair_share" "least_attained" "priority" "round_robin") .Values.image.policies }}
 {{- range concat (list .Values.settings) (values (default dict .Values.settings.gpu)) }}
 {{- if and .policy (not (has .policy $policies)) }}
 {{- fail (printf "settings.policy: %s: the image has %s; name policies of your own in image.policies" .policy (join ", " $policies)) }}
@@ -260,14 +247,11 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if and (not $values.rbac.create) $values.podAnnotations.watch (not $values.serviceAccount.name) }}
 {{- fail "serviceAccount.name: with rbac.create: false and podAnnotations.watch: true, name an account that may list and watch pods" }}
 {{- end }}
-{{- if or (eq $values.admission.mode "webhook") $values.admission.webhook }}
-{{- fail "admission.mode: there is no webhook: use podAnnotations.watch, or admission.mode: policy with Kubernetes 1.34 or newer" }}
+{{- if $values.admission }}
+{{- fail "admission: nothing changes pods when they are made: set podAnnotations.watch; the bounds of priorities are podAnnotations.priorityRange" }}
 {{- end }}
-{{- if and (ne $values.admission.mode "none") (not (or $values.admission.namespaceSelector.matchLabels $values.admission.namespaceSelector.matchExpressions)) }}
-{{- fail "admission.namespaceSelector: empty would select every namespace; give it a label that namespaces opt in by" }}
-{{- end }}
-{{- if gt (int $values.admission.priorityRange.min) (int $values.admission.priorityRange.max) }}
-{{- fail (printf "admission.priorityRange.min: %d is more than admission.priorityRange.max: %d" (int $values.admission.priorityRange.min) (int $values.admission.priorityRange.max)) }}
+{{- if gt (int $values.podAnnotations.priorityRange.min) (int $values.podAnnotations.priorityRange.max) }}
+{{- fail (printf "podAnnotations.priorityRange.min: %d is more than podAnnotations.priorityRange.max: %d" (int $values.podAnnotations.priorityRange.min) (int $values.podAnnotations.priorityRange.max)) }}
 {{- end }}
 {{- $namespaces := list }}
 {{- range $index, $quota := $values.resourceQuotas }}

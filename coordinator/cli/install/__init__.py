@@ -1,5 +1,4 @@
-"""What a system needs beside the programs: service units, a CDI specification for containers, a sample configuration,
-manual pages, shell completion.
+"""What a system needs beside the programs: service units, a CDI specification for containers, a sample configuration.
 
-Only `nvshare-ctl install cdi` writes; the other commands print.
+Only `nvshare-ctl install cdi` writes; the other command prints.
 """

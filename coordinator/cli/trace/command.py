@@ -20,7 +20,6 @@ from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 Seconds = Annotated[float, typer.Option("--seconds", min=0.1, max=3600, help="how long; Ctrl-C ends it earlier")]
 Out = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="the trace, for https://ui.perfetto.dev")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="PNG", help="also draw a picture (needs matplotlib)")]
 
 
 def register(app: typer.Typer) -> None:
@@ -29,18 +28,11 @@ def register(app: typer.Typer) -> None:
 
 
 def trace(
-    context: typer.Context,
-    seconds: Seconds = 10.0,
-    out: Out = Path("trace.json"),
-    plot: Plot = None,
-    where: Where = None,
+    context: typer.Context, seconds: Seconds = 10.0, out: Out = Path("trace.json"), where: Where = None
 ) -> None:
     """Record leases, waits, memory moves and plans, and write them for Perfetto."""
     from nvshare.coordinator.cli.trace import perfetto, recording
-    from nvshare.coordinator.cli.trace import plot as picture
 
-    if plot is not None and not picture.available():
-        _end(picture.REMEDY)
     directory = directory_of(context, where)
     try:
         check_reachable(directory)
@@ -50,17 +42,13 @@ def trace(
     found = recording.record(events, before, after or recording.NO_STATUS)
     try:
         out.write_text(json.dumps(perfetto.trace(found)), encoding="utf-8")
-        if plot is not None:
-            title = f"{', '.join(found.gpus.values())}: leases (solid), waits (pale), memory moves (black)"
-            picture.draw(picture.rows_of(found), (found.start_ns, found.end_ns), title, plot)
     except OSError as error:
-        _end(f"{error.filename}: {error.strerror}")
+        typer.echo(f"nvshare-ctl: {error.filename}: {error.strerror}", err=True)
+        raise typer.Exit(REFUSED) from None
     lost = f"; {found.lost} events were lost" if found.lost else ""
     programs = len({span.client for span in (*found.leases, *found.waits)})
     told = f"{count(len(found.leases), 'lease')}, {count(programs, 'program')}{lost}"
     print(f"{out}: {told}; open it in https://ui.perfetto.dev")
-    if plot is not None:
-        print(plot)
 
 
 def _listen(directory: RuntimeDir, seconds: float) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
@@ -92,8 +80,3 @@ def _listen(directory: RuntimeDir, seconds: float) -> tuple[dict[str, Any], list
     with contextlib.suppress(NoCoordinatorError):
         after = call(directory, api.Status())
     return before, [event for event in events if event["at_ns"] >= before["now_ns"]], after
-
-
-def _end(text: str) -> None:
-    typer.echo(f"nvshare-ctl: {text}", err=True)
-    raise typer.Exit(REFUSED)

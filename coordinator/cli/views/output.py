@@ -1,4 +1,4 @@
-"""Prints a view of `status` once or again and again, as a table, JSON or YAML.
+"""Prints a view of `status` once or again and again, as a table or JSON.
 
 A pipe gets the same columns as a terminal, uncut; nothing has colours.
 """
@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Protocol
 
@@ -25,7 +25,7 @@ from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 PERIOD_S: Final = 2.0
 
 
-Form = Literal["wide", "json", "yaml"]
+Form = Literal["wide", "json"]
 """Format of the printed text."""
 Output = Annotated[Form | None, typer.Option("-o", "--output", help="all columns, or the whole reply")]
 Watch = Annotated[
@@ -91,45 +91,9 @@ def written(status: Mapping[str, Any], view: View, form: Form | None, width: int
     """A reply as text."""
     if form == "json":
         return json.dumps(status)
-    if form == "yaml":
-        return "\n".join(yaml_lines(status))
     return "\n".join(view(status, width, wide=form == "wide"))
 
 
 def terminal_width() -> int | None:
     """Columns of the terminal; None when standard output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-# --- YAML -----------------------------------------------------------------------------------------------------------
-
-_PLAIN_KEY: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z_][a-z0-9_]*")
-
-
-def yaml_lines(value: object, indent: str = "") -> Iterator[str]:
-    """A block of YAML.  Texts are quoted as in JSON, so none is taken for a number or a date."""
-    if isinstance(value, Mapping) and value:
-        for key, each in value.items():
-            name = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key)
-            yield from _yaml_entry(f"{indent}{name}:", each, f"{indent}  ")
-    elif isinstance(value, (list, tuple)) and value:
-        for each in value:
-            if isinstance(each, Mapping) and each:
-                first, *rest = yaml_lines(each, f"{indent}  ")
-                yield f"{indent}- {first.lstrip()}"
-                yield from rest
-            else:
-                yield from _yaml_entry(f"{indent}-", each, f"{indent}  ")
-    else:
-        yield indent + _yaml_scalar(value)
-
-
-def _yaml_entry(head: str, value: object, indent: str) -> Iterable[str]:
-    if isinstance(value, (Mapping, list, tuple)) and value:
-        return (head, *yaml_lines(value, indent))
-    return (f"{head} {_yaml_scalar(value)}",)
-
-
-def _yaml_scalar(value: object) -> str:
-    shown = json.dumps(value)
-    return re.sub(r"^(-?[0-9]+)e", r"\1.0e", shown) if isinstance(value, float) else shown

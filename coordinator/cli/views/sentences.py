@@ -117,8 +117,6 @@ def mps_line(mps: Mapping[str, Any]) -> str:
     state, programs = mps["state"], count(mps["programs"], "program")
     if state == "refused":
         return f"MPS: refused, programs run without it: {mps['reason']}"
-    if state == "waiting":
-        return f"MPS: restarts for {programs}: {mps['reason']}"
     if state == "idle":
-        return "MPS: on, starts with the first program"
+        return "MPS: on, starts for the first user whose program asks"
     return f"MPS: {state} for user {user_name(mps['user'])}, {programs}"

@@ -1,7 +1,5 @@
 """Pod annotations and priority classes: names, allowed values, precedence; the result is a slot's settings.
 
-The device plugin and the chart's policies follow this module.  Tests compare the chart's CEL with it.
-
 Invariants:
 - An invalid annotation has no effect and becomes a `Finding`, which names the annotation, its value and the allowed
   values.  No content of a pod raises.
@@ -86,8 +84,6 @@ class ContainerSettings:
     gang: str | None = None
     """Unique on the node: `NAMESPACE/NAME`."""
     memory_limit_bytes: int | None = None
-    memory_limit_text: str | None = None
-    """The limit in the hook's notation, for its environment."""
     park_after: str | None = None
     """As the annotation has it, which the hook reads too."""
 
@@ -137,7 +133,6 @@ def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> Contain
         share_limit=most,
         gang=None if gang is None else f"{namespace_of(pod) or 'default'}/{gang}",
         memory_limit_bytes=None if limit is None else parse_size(_hook_size(limit)),
-        memory_limit_text=None if limit is None else _hook_size(limit),
         park_after=reading.park_after(),
     )
 

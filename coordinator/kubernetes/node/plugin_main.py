@@ -26,7 +26,6 @@ from nvshare.coordinator.kubernetes.cluster.options import (
 )
 from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
 from nvshare.coordinator.kubernetes.slots import slot as slots
-from nvshare.coordinator.system.http.metrics import Access
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
 from nvshare.coordinator.system.version import Versioned
 
@@ -80,7 +79,6 @@ PriorityClasses = Annotated[
 PriorityRange = Annotated[str, _given("PRIORITY_RANGE", "MIN:MAX allowed in the priority annotation")]
 MetricsPort = Annotated[int | None, _given("METRICS_PORT", "port for Prometheus metrics; 0: any free port")]
 MetricsAddress = Annotated[str, _given("METRICS_ADDRESS", "address for Prometheus metrics")]
-MetricsToken = Annotated[Path | None, _given("METRICS_TOKEN_FILE", "file with the token that scrapes need")]
 MetricsTls = Annotated[Path | None, _given("METRICS_TLS_DIR", "directory with tls.crt and tls.key for the metrics")]
 LogLevel = Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")]
 
@@ -111,7 +109,6 @@ def run(
     priority_range: PriorityRange = "-1000:1000",
     metrics_port: MetricsPort = None,
     metrics_address: MetricsAddress = "0.0.0.0",
-    metrics_token_file: MetricsToken = None,
     metrics_tls_dir: MetricsTls = None,
     log_level: LogLevel = "info",
 ) -> None:
@@ -140,9 +137,8 @@ def run(
         if (error.name or "").partition(".")[0] not in _GRPC:
             raise
         raise OptionError(f"{error.name} is not installed: pip install 'nvshare[kubernetes]'") from None
-    access = Access(metrics_token_file, metrics_tls_dir)
     watched = node_name if watch_pods else None
-    serve(options, Extras(metrics_address, metrics_port, access, watched, rules, tuple(ignored_xids or ())))
+    serve(options, Extras(metrics_address, metrics_port, metrics_tls_dir, watched, rules, tuple(ignored_xids or ())))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules
@@ -24,7 +25,7 @@ from nvshare.coordinator.kubernetes.node.resources import MemoryResource, SlotRe
 from nvshare.coordinator.kubernetes.node.tenancy import Tenancy, list_tenants
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.device_ids import memory_unit_bytes
-from nvshare.coordinator.system.http.metrics import Access, AccessError, MetricsServer
+from nvshare.coordinator.system.http.metrics import AccessError, MetricsServer
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 log: Final = logging.getLogger("nvshare.plugin")
@@ -36,7 +37,7 @@ class Extras:
 
     metrics_address: str = "0.0.0.0"
     metrics_port: int | None = None
-    metrics_access: Access = field(default_factory=Access)
+    metrics_tls_dir: Path | None = None
     watched_node: str | None = None
     """The node whose pods to watch; None: no watch."""
     rules: Rules = field(default_factory=Rules)
@@ -128,9 +129,9 @@ def serve(options: Options, extras: Extras) -> None:
     if extras.metrics_port is not None:
         collector = Collector(plugin.counts, plugin.facts)
         try:
-            metrics = MetricsServer(extras.metrics_address, extras.metrics_port, collector, extras.metrics_access)
+            metrics = MetricsServer(extras.metrics_address, extras.metrics_port, collector, extras.metrics_tls_dir)
         except AccessError as error:
-            raise OptionError(f"--metrics-token-file, --metrics-tls-dir: {error}") from None
+            raise OptionError(f"--metrics-address, --metrics-tls-dir: {error}") from None
         except OSError as error:
             where = f"{extras.metrics_address}:{extras.metrics_port}"
             raise OptionError(f"--metrics-port: {where}: {error.strerror}; choose another") from None

@@ -1,5 +1,5 @@
-"""Serves over HTTP: the port of the metrics, and certificates that are renewed while they are served.
+"""Serves over HTTP: the port of the metrics, with TLS.
 
-In: collectors of metrics, mounted secrets.  Out: answers to scrapes and probes.
+In: collectors of metrics, a mounted certificate.  Out: answers to scrapes and probes.
 Non-goals: what the metrics are.
 """

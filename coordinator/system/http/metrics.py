@@ -1,17 +1,18 @@
-"""Serves Prometheus metrics over HTTP, with a bearer token and TLS where they are given, and two paths for probes.
+"""Serves Prometheus metrics over HTTP, with TLS where a certificate is given, and two paths for probes.
 
-Invariants: `/livez` and `/readyz` need no token, because a kubelet has none.  Token and certificate are read again
-when they are needed, because mounted secrets are renewed.  A slow peer blocks only its own thread.
+Invariants: a renewed certificate is used from the next connection on; one that cannot be read leaves the previous one
+in use.  A slow peer blocks only its own thread.
+Non-goals: tokens, which a proxy checks.
 """
 
 from __future__ import annotations
 
-import hmac
+import contextlib
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any, Final
@@ -20,29 +21,19 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
-from nvshare.coordinator.system.http.certificate import Certificate, CertificateError
-
 log: Final = logging.getLogger("nvshare")
 
 _PEER_S: Final = 10.0
 
 
 class AccessError(ValueError):
-    """Address, token or certificate cannot be used; the text names it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Readers of the metrics.  Without either: everybody who reaches the port, in the clear."""
-
-    token_file: Path | str | None = None
-    tls_dir: Path | str | None = None
-    """Directory with `tls.crt` and `tls.key`."""
+    """Address or certificate cannot be used; the text names it."""
 
 
 class MetricsServer:
     """One port.  Without a collector it is a process that lives and is not ready.
 
+    `tls_dir` has `tls.crt` and `tls.key`.
     Raises OSError for a port in use, and AccessError.
     """
 
@@ -51,19 +42,18 @@ class MetricsServer:
         address: str,
         port: int,
         collector: Collector | None,
-        access: Access = Access(),
+        tls_dir: Path | None = None,
         is_alive: Callable[[], object] = lambda: True,
     ) -> None:
-        self._access = access
         self._is_alive = is_alive
         self._metrics: Any = None
         if collector is not None:
             registry = CollectorRegistry(auto_describe=False)
             registry.register(collector)
             self._metrics = make_wsgi_app(registry)
-        certificate = check(address, access)
+        check(address, tls_dir)
         family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        self._server = _Server(family, str(where[0]), port, certificate)
+        self._server = _Server(family, str(where[0]), port, tls_dir)
         self._server.set_app(self._answer)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
@@ -83,8 +73,6 @@ class MetricsServer:
             return _text(start_response, "503 Service Unavailable", "waiting for the driver")
         if path == "/readyz":
             return self._probe(start_response)
-        if not self._may_read(environ.get("HTTP_AUTHORIZATION", "")):
-            return _text(start_response, "401 Unauthorized", "a bearer token is needed", ("WWW-Authenticate", "Bearer"))
         answer: Iterable[bytes] = self._metrics(environ, start_response)
         return answer
 
@@ -95,32 +83,24 @@ class MetricsServer:
             return _text(start_response, "503 Service Unavailable", "no answer")
         return _text(start_response, "200 OK", "ok")
 
-    def _may_read(self, authorization: str) -> bool:
-        if self._access.token_file is None:
-            return True
-        try:
-            token = _token(Path(self._access.token_file))
-        except AccessError:
-            return False
-        kind, _, given = authorization.partition(" ")
-        return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), token)
-
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
-    def __init__(self, family: int, address: str, port: int, certificate: Certificate | None) -> None:
+    def __init__(self, family: int, address: str, port: int, tls_dir: Path | None) -> None:
         self.address_family = family
-        self._certificate = certificate
+        self._tls_dir = tls_dir
+        self._tls = None if tls_dir is None else _tls(tls_dir)
         super().__init__((address, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
         """The handshake belongs to the connection's own thread."""
         connection, peer = super().get_request()
         connection.settimeout(_PEER_S)
-        if self._certificate is not None:
-            context = self._certificate.context()
-            connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        if self._tls_dir is not None and self._tls is not None:
+            with contextlib.suppress(AccessError):
+                self._tls = _tls(self._tls_dir)
+            connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return connection, peer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -133,34 +113,25 @@ class _Handler(WSGIRequestHandler):
         """Nothing: a scrape is no event."""
 
 
-def check(address: str, access: Access) -> Certificate | None:
-    """Raises AccessError for an address, a token or a certificate that cannot be used."""
+def check(address: str, tls_dir: Path | None) -> None:
+    """Raises AccessError for an address or a certificate that cannot be used."""
     try:
         socket.getaddrinfo(address, None)
     except socket.gaierror as error:
         raise AccessError(f"metrics_address: {address}: {error.strerror}") from None
-    if access.token_file is not None:
-        _token(Path(access.token_file))
-    if access.tls_dir is None:
-        return None
-    certificate = Certificate(Path(access.tls_dir))
-    try:
-        certificate.context()
-    except CertificateError as error:
-        raise AccessError(str(error)) from None
-    return certificate
+    if tls_dir is not None:
+        _tls(tls_dir)
 
 
-def _token(file: Path) -> bytes:
+def _tls(directory: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        token = file.read_bytes().strip()
+        context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     except OSError as error:
-        raise AccessError(f"{file}: {error.strerror}") from None
-    if not token:
-        raise AccessError(f"{file}: empty: any request would pass")
-    return token
+        raise AccessError(f"{directory}: no usable tls.crt and tls.key: {error}") from None
+    return context
 
 
-def _text(start_response: Any, status: str, text: str, *headers: tuple[str, str]) -> Iterable[bytes]:
-    start_response(status, [("Content-Type", "text/plain; charset=utf-8"), *headers])
+def _text(start_response: Any, status: str, text: str) -> Iterable[bytes]:
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
     return [f"{text}\n".encode()]

@@ -1,4 +1,4 @@
-"""NVIDIA's MPS for one user at a time: the control daemon, and the programs that join it at their start.
+"""NVIDIA's MPS for one user: the control daemon, and the programs that join it at their start.
 
 In: connections of launchers on `mps.sock`, the control daemon's process.  Out: the pipe directory that a program joins
 by, or a refusal with its reason and remedy.

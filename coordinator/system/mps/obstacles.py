@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -17,8 +18,6 @@ DEFAULT_PIPE_DIRECTORY: Final = Path("/tmp/nvidia-mps")
 LONGEST_SOCKET: Final = "control_privileged"
 _LEAST_CAPABILITY: Final = (7, 0)
 """Volta: the first cards whose MPS clients have address spaces of their own and a share of the multiprocessors."""
-_COMM: Final = BINARY[:15]
-"""The kernel's name of the control daemon and of its server."""
 
 
 def find_binary(environ: Mapping[str, str]) -> str | None:
@@ -59,23 +58,17 @@ def answers(pipe_directory: Path) -> bool:
 def _foreign_process(proc: Path, pipe_directory: Path) -> str | None:
     """A control daemon or server of another pipe directory, also one whose directory this user cannot read."""
     own = b"CUDA_MPS_PIPE_DIRECTORY=" + os.fsencode(pipe_directory)
-    for entry in proc.iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            if (entry / "comm").read_text(encoding="utf-8", errors="replace").strip() != _COMM:
-                continue
+    for entry in proc.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if (entry / "comm").read_text(encoding="utf-8", errors="replace").strip() != BINARY[:15]:
+                continue  # the kernel's name of the daemon and of its server
             if (entry / "stat").read_bytes().rpartition(b") ")[2][:1] == b"Z":  # no parent waits for it
                 continue
             user = entry.stat().st_uid
-        except OSError:  # it has just ended
-            continue
-        try:
-            if own in (entry / "environ").read_bytes().split(b"\0"):
-                continue
-        except OSError:  # of another user
-            pass
-        return f"an MPS process of user {user} runs on this machine (pid {entry.name}); stop that user's MPS first"
+            with contextlib.suppress(OSError):  # of another user
+                if own in (entry / "environ").read_bytes().split(b"\0"):
+                    continue
+            return f"an MPS process of user {user} runs on this machine (pid {entry.name}); stop that user's MPS first"
     return None
 
 

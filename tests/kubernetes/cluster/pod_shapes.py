@@ -1,11 +1,10 @@
-"""Pods for the tests of annotations, admission and the watch: made by hand, made up, and as admission changes them.
+"""Pods for the tests of annotations and the watch: made by hand and made up.
 
 Non-goals: assertions.
 """
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from hypothesis import strategies as st
@@ -15,9 +14,6 @@ from nvshare.coordinator.kubernetes.cluster.annotations import (
     PREFIX,
     ClassDefaults,
     Rules,
-    asks_for,
-    containers_of,
-    settings_of,
 )
 
 Json = dict[str, Any]
@@ -38,7 +34,7 @@ PRIORITY_CLASS_VALUES = {
 
 
 def container(name: str = "main", *, gpu: bool = True, env: list[Json] | None = None) -> Json:
-    """A container as the API server shows it to admission."""
+    """A container as the API server shows it."""
     made: Json = {
         "name": name,
         "image": "registry.example/train:1",
@@ -72,59 +68,7 @@ def pod(
     return made
 
 
-def with_settings(made: Json, rules: Rules) -> Json:
-    """The pod as the chart's policy must change it: each container with a slot has its settings in its environment.
-
-    A variable whose value comes from elsewhere, or that is there twice, stays.
-    """
-    result = copy.deepcopy(made)
-    for name, each in containers_of(result):
-        if not asks_for(each, rules.resource):
-            continue
-        chosen = settings_of(made, name, rules)
-        wanted = {
-            "NVSHARE_PRIORITY": None if chosen.priority is None else str(chosen.priority),
-            "NVSHARE_CLASS": chosen.job_class,
-            "NVSHARE_SHARE_REQUEST": chosen.share_request,
-            "NVSHARE_SHARE_LIMIT": chosen.share_limit,
-            "NVSHARE_PARK_AFTER": chosen.park_after,
-            "NVSHARE_MEMORY_LIMIT": chosen.memory_limit_text,
-        }
-        assert isinstance(each, dict)
-        for variable, value in wanted.items():
-            same = [entry for entry in each.get("env", ()) if entry["name"] == variable]
-            if value is not None and not same:
-                each.setdefault("env", []).append({"name": variable, "value": value})
-            elif value is not None and len(same) == 1 and "valueFrom" not in same[0]:
-                same[0]["value"] = value
-    return result
-
-
-def environment(made: Json, name: str = "main") -> dict[str, str]:
-    """Variables of a container of the pod; the last of a name counts."""
-    lists = [*made["spec"]["containers"], *made["spec"].get("initContainers", [])]
-    found = next(entry for entry in lists if entry["name"] == name)
-    return {entry["name"]: entry.get("value", "") for entry in found.get("env", [])}
-
-
 # --- made up -------------------------------------------------------------------------------------------------------
-
-_FROM = {"configMapKeyRef": {"name": "settings", "key": "value"}}
-
-
-@st.composite
-def _environments(draw: st.DrawFn) -> list[Json]:
-    ours = ["NVSHARE_PRIORITY", "NVSHARE_CLASS", "NVSHARE_MEMORY_LIMIT"]
-    names = draw(st.lists(st.sampled_from([*ours, "LD_PRELOAD"]), unique=True))
-    entries: list[Json] = []
-    for name in names:
-        kind = draw(st.sampled_from(["value", "value", "value", "bare", "from"]))
-        value = draw(st.sampled_from(["", "5", "4GiB"]))
-        entries.append({"name": name, **({"value": value} if kind == "value" else {})})
-        if kind == "from":
-            entries[-1]["valueFrom"] = copy.deepcopy(_FROM)
-    return entries
-
 
 _SIZES = st.sampled_from(
     [
@@ -159,11 +103,8 @@ def annotation_maps(draw: st.DrawFn) -> dict[str, str]:
 def pods(draw: st.DrawFn) -> Json:
     """Pods with one to three containers and perhaps init containers."""
     names = iter(["main", "helper", "third", "init"])
-    made = [
-        container(next(names), gpu=draw(st.booleans()), env=draw(st.none() | _environments()))
-        for _ in range(draw(st.integers(1, 3)))
-    ]
-    init = [container("init", gpu=draw(st.booleans()), env=draw(_environments()))] if draw(st.booleans()) else None
+    made = [container(next(names), gpu=draw(st.booleans())) for _ in range(draw(st.integers(1, 3)))]
+    init = [container("init", gpu=draw(st.booleans()))] if draw(st.booleans()) else None
     spec = {"priorityClassName": draw(st.sampled_from(["production", "batch", "heavy", "other"]))}
     return pod(
         *made, annotations=draw(st.none() | annotation_maps()), init=init, **(spec if draw(st.booleans()) else {})

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
-import pytest
-
-from nvshare.coordinator.cli.trace import plot
 from nvshare.coordinator.cli.trace.perfetto import LANES, trace
 from nvshare.coordinator.cli.trace.recording import Recording, record
+from tests.docs import timeline
 from tests.unit.cli import replies
 
 MS = 1_000_000
@@ -98,11 +95,10 @@ def test_perfetto_gets_named_lanes_and_microseconds() -> None:
     assert file["otherData"] == {"lost_events": 3}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed (extra plots)")
-def test_a_picture_has_a_row_for_each_program(tmp_path: Path) -> None:
+def test_a_picture_has_a_row_for_each_program() -> None:
     """Broken if the picture failed, or lost a program."""
-    recording = a_recording()
-    rows = plot.rows_of(recording)
-    assert [row.name for row in rows] == ["train.py (root)", "study.ipynb (root)", f"{replies.LONG} (4123456789)"]
-    plot.draw(rows, (recording.start_ns, recording.end_ns), "title", tmp_path / "run.png")
-    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    drawn = ElementTree.fromstring(timeline.draw(trace(a_recording())))
+    names = [text for each in drawn if each.tag.endswith("text") and (text := each.text) and not text[0].isdigit()]
+    assert names == ["train.py (root)", "study.ipynb (root)", f"{replies.LONG} (4123456789)"]
+    heights = [each.get("height") for each in drawn if each.tag.endswith("rect")]
+    assert (heights.count("28"), heights.count("15"), heights.count("5")) == (2, 3, 1)

@@ -1,4 +1,7 @@
-"""Pictures of what each policy does to the same four jobs on one GPU, as SVG, from the real core and policies."""
+"""Pictures of what each policy does to the same four jobs on one GPU: `python -m tests.docs.policies` draws them anew.
+
+The core and the policies are the real ones; jobs and the card are models, as in `nvshare.bench.simulate`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from nvshare.bench.virtual_node.node import BEGIN_NS, FIRST_REPORT_NS, Job, Segm
 from nvshare.coordinator.model.settings import SECOND_NS, Settings
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN
+
+FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "policies"
 
 QUANTUM_S: Final = 2
 SHOWN_S: Final = 62
@@ -30,17 +35,6 @@ def four_jobs() -> list[Job]:
         one("short", 12, 7.5, 2, deadline_ns=12 * SECOND_NS),
         one("spare", 0, 15.5, 2, job_class=JobClass.BEST_EFFORT),
     ]
-
-
-def write_pictures(folder: Path) -> list[Path]:
-    """One file for each policy.  The same code draws the same bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for policy in sorted(BUILT_IN):
-        path = folder / f"{policy}.svg"
-        path.write_text(picture(policy), encoding="utf-8")
-        written.append(path)
-    return written
 
 
 def picture(policy: str) -> str:
@@ -94,3 +88,8 @@ def _outline(segments: list[tuple[int, int, float]], base: int) -> str:
 
 def _x(at_ns: int) -> float:
     return round(LEFT + (at_ns - BEGIN_NS) / SECOND_NS * SECOND_WIDTH, 1)
+
+
+if __name__ == "__main__":
+    for name in BUILT_IN:
+        (FOLDER / f"{name}.svg").write_text(picture(name), encoding="utf-8")
