@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
+from pydantic import ValidationError
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
@@ -134,10 +135,8 @@ def make_request(kind: Callable[..., api.Request], **fields: Any) -> api.Request
     """A request.  Fields outside the protocol's bounds are a wrong command line."""
     try:
         return kind(**fields)
-    except ValueError as error:
-        details: list[dict[str, Any]] = getattr(error, "errors", list)()
-        said = (": ".join([*map(str, d["loc"]), d["msg"].removeprefix("Value error, ")]) for d in details)
-        raise typer.BadParameter("; ".join(said)) from None
+    except ValidationError as error:
+        raise typer.BadParameter(api.problem(error)) from None
 
 
 def parse_argument(parse: Callable[[str], Any], text: str, name: str) -> Any:

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from nvshare.client_hook.launcher import JOB_CLASSES, LaunchError
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
@@ -28,6 +30,8 @@ def with_gpus(environ: Mapping[str, str], options: argparse.Namespace, command: 
     """`environ` of a client, with the chosen GPUs.  Raises LaunchError."""
     try:
         request = _request(environ, options, command)
+    except ValidationError as error:
+        raise LaunchError(f"--gpu: {api.problem(error)}") from None
     except ValueError as error:
         raise LaunchError(f"--gpu: {error}") from None
     result = _ask(RuntimeDir(Path(environ["NVSHARE_RUNTIME_DIR"])), request, wait=options.wait)

@@ -41,6 +41,8 @@ MIN_CHECK_PERIOD_NS: Final = 1_000_000
 MOST_ENDING: Final = 256
 """Processes whose end is watched at a time."""
 ANSWER_TIMEOUT_S: Final = 2.0
+LONGEST_WAIT_NS: Final = 3_600_000_000_000
+"""The operating system's timers have a bound."""
 LOOK_NS: Final = 1_000_000_000
 """Between two looks for programs to park."""
 
@@ -71,8 +73,9 @@ class Waiter:
         self._epoll.unregister(descriptor)
 
     def wait(self, timeout_ns: int | None) -> set[int]:
-        """Readable descriptors; empty after the timeout, which is rounded up to milliseconds.  None waits forever."""
-        timeout_s = None if timeout_ns is None else max(0, timeout_ns) / 1e9
+        """Readable descriptors; empty after the timeout, which is rounded up to milliseconds and may end early.  None
+        waits forever."""
+        timeout_s = None if timeout_ns is None else max(0, min(timeout_ns, LONGEST_WAIT_NS)) / 1e9
         return {descriptor for descriptor, _ in self._epoll.poll(timeout_s)}
 
     def close(self) -> None:

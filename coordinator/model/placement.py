@@ -7,7 +7,8 @@ tells it with `Hello`.  So it holds for children, and survives a restart of the 
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass, replace
+import re
+from dataclasses import dataclass
 from typing import Final
 
 MOST_BYTES: Final = 255
@@ -27,9 +28,14 @@ class Placement:
 
     def text(self) -> str:
         """For the environment.  The reason is cut to fit."""
-        made = json.dumps(astuple(self), ensure_ascii=False, separators=(",", ":"))
-        excess = len(made.encode()) - MOST_BYTES
-        return made if excess <= 0 else replace(self, placed_why=self.placed_why[: -max(1, excess // 4)]).text()
+        why = self.placed_why
+        while True:
+            told = (self.placement, self.placed_alone, self.placed_apart, why)
+            made = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+            excess = len(made.encode()) - MOST_BYTES
+            if excess <= 0 or not why:
+                return made
+            why = why[: -max(1, excess // 4)]
 
 
 NOT_PLACED: Final = Placement()
@@ -41,8 +47,10 @@ def parse_placement(text: str) -> Placement:
         told: object = json.loads(text or "0")
     except ValueError:
         return NOT_PLACED
-    if not isinstance(told, list) or [type(each) for each in told] != [str, bool, str, str] or not told[0]:
+    if not isinstance(told, list) or [type(each) for each in told] != [str, bool, str, str]:
         return NOT_PLACED
     identity, alone, apart, why = told
+    if not re.fullmatch("[0-9a-f]{1,8}", identity):
+        return NOT_PLACED
     apart, why = ("".join(c if c.isprintable() else "?" for c in each) for each in (apart, why))
     return Placement(identity, alone, apart, why)

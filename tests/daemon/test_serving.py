@@ -270,6 +270,8 @@ def test_abstract_addresses_are_known() -> None:
         ({"WATCHDOG_USEC": "0"}, None),
         ({"WATCHDOG_USEC": "-5"}, None),
         ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "9" * 23}, None),
+        ({"WATCHDOG_USEC": "9" * 5000}, None),
         ({}, None),
     ],
 )
