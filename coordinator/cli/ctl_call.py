@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
-from pydantic import ValidationError
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
@@ -135,7 +134,7 @@ def make_request(kind: Callable[..., api.Request], **fields: Any) -> api.Request
     """A request.  Fields outside the protocol's bounds are a wrong command line."""
     try:
         return kind(**fields)
-    except ValidationError as error:
+    except ValueError as error:
         raise typer.BadParameter(api.problem(error)) from None
 
 

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from nvshare.client_hook.launcher import JOB_CLASSES, LaunchError
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
@@ -30,10 +28,8 @@ def with_gpus(environ: Mapping[str, str], options: argparse.Namespace, command: 
     """`environ` of a client, with the chosen GPUs.  Raises LaunchError."""
     try:
         request = _request(environ, options, command)
-    except ValidationError as error:
-        raise LaunchError(f"--gpu: {api.problem(error)}") from None
     except ValueError as error:
-        raise LaunchError(f"--gpu: {error}") from None
+        raise LaunchError(f"--gpu: {api.problem(error)}") from None
     result = _ask(RuntimeDir(Path(environ["NVSHARE_RUNTIME_DIR"])), request, wait=options.wait)
     return {**environ, "CUDA_VISIBLE_DEVICES": ",".join(result["uuids"]), "NVSHARE_PLACEMENT": result["placement"]}
 

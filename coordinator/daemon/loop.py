@@ -23,6 +23,7 @@ from nvshare.coordinator.daemon.control.listeners import ControlListener, EventP
 from nvshare.coordinator.daemon.control.read_budget import CHANGE_NS, ReadBudget
 from nvshare.coordinator.daemon.peers import Limits
 from nvshare.coordinator.daemon.transport import PeerListener
+from nvshare.coordinator.engine.policy_guard import LATEST_NS
 from nvshare.coordinator.model import events
 from nvshare.coordinator.system.journal import is_stopped, start_time
 
@@ -41,8 +42,6 @@ MIN_CHECK_PERIOD_NS: Final = 1_000_000
 MOST_ENDING: Final = 256
 """Processes whose end is watched at a time."""
 ANSWER_TIMEOUT_S: Final = 2.0
-LONGEST_WAIT_NS: Final = 3_600_000_000_000
-"""The operating system's timers have a bound."""
 LOOK_NS: Final = 1_000_000_000
 """Between two looks for programs to park."""
 
@@ -75,7 +74,7 @@ class Waiter:
     def wait(self, timeout_ns: int | None) -> set[int]:
         """Readable descriptors; empty after the timeout, which is rounded up to milliseconds and may end early.  None
         waits forever."""
-        timeout_s = None if timeout_ns is None else max(0, min(timeout_ns, LONGEST_WAIT_NS)) / 1e9
+        timeout_s = None if timeout_ns is None else max(0, min(timeout_ns, LATEST_NS)) / 1e9
         return {descriptor for descriptor, _ in self._epoll.poll(timeout_s)}
 
     def close(self) -> None:

@@ -10,19 +10,15 @@ import os
 import socket
 from collections.abc import Mapping
 
-_MOST_DIGITS = 20
-"""Of 64 bits."""
-
 
 class Supervisor:
     """The supervisor of this process.  A message that it does not take is dropped: nothing here waits or fails."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
-        due, whom = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+        due, whom = environment.get("WATCHDOG_USEC", "")[:20], environment.get("WATCHDOG_PID", "")
         watched = bool(self._address) and due.isdecimal() and whom in ("", str(os.getpid()))
-        allowed_us = int(due) if watched and len(due) <= _MOST_DIGITS else 0
-        self.ping_period_ns = max(1, allowed_us * 1_000 // 3) if allowed_us else None
+        self.ping_period_ns = max(1, int(due) * 1_000 // 3) if watched and int(due) else None
         """Time between two signs of life, a third of what the supervisor allows; None: it expects none."""
 
     def tell(self, *lines: str) -> None:

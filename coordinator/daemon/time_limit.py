@@ -85,12 +85,7 @@ def make_policy(name: str, uuid: str) -> Policy:
     try:
         policy = TimeLimit(KEPT_S)(lambda: registry.create(name, uuid))
     except BaseException as error:
-        _keep(error)  # its frames may have a half-made policy
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))  # its frames may have a half-made policy
         raise registry.BrokenPolicyError(str(error)) from error
-    _keep(policy)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(policy))  # no destructor runs, at the end of the process either
     return policy
-
-
-def _keep(made: object) -> None:
-    """Lets no destructor run, at the end of the process either."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Final
 
 MOST_BYTES: Final = 255
@@ -28,14 +28,10 @@ class Placement:
 
     def text(self) -> str:
         """For the environment.  The reason is cut to fit."""
-        why = self.placed_why
-        while True:
-            told = (self.placement, self.placed_alone, self.placed_apart, why)
-            made = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
-            excess = len(made.encode()) - MOST_BYTES
-            if excess <= 0 or not why:
-                return made
-            why = why[: -max(1, excess // 4)]
+        made = json.dumps(astuple(self), ensure_ascii=False, separators=(",", ":"))
+        excess = len(made.encode()) - MOST_BYTES
+        why = self.placed_why[: -max(1, excess // 4)]
+        return replace(self, placed_why=why).text() if excess > 0 and self.placed_why else made
 
 
 NOT_PLACED: Final = Placement()
@@ -47,10 +43,9 @@ def parse_placement(text: str) -> Placement:
         told: object = json.loads(text or "0")
     except ValueError:
         return NOT_PLACED
-    if not isinstance(told, list) or [type(each) for each in told] != [str, bool, str, str]:
+    kinds = [str, bool, str, str]
+    if not isinstance(told, list) or [*map(type, told)] != kinds or not re.fullmatch("[0-9a-f]{1,8}", told[0]):
         return NOT_PLACED
     identity, alone, apart, why = told
-    if not re.fullmatch("[0-9a-f]{1,8}", identity):
-        return NOT_PLACED
     apart, why = ("".join(c if c.isprintable() else "?" for c in each) for each in (apart, why))
     return Placement(identity, alone, apart, why)

@@ -24,14 +24,11 @@ MAX_REQUEST_BYTES: Final = 4096
 
 ClientName = Annotated[str, Field(min_length=1, max_length=63)]
 GpuName = Annotated[str, Field(min_length=1, max_length=95)]
-MOST_NAME_BYTES: Final = 63
 
 
 def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("has a character that cannot be printed")
-    if len(text.encode()) > MOST_NAME_BYTES:
-        raise ValueError(f"has more than {MOST_NAME_BYTES} bytes")
+    if not text.isprintable() or len(text.encode()) > 63:
+        raise ValueError("has more than 63 bytes, or a control character")
     return text
 
 
@@ -208,27 +205,23 @@ def decode_request(frame: bytes) -> Request:
         raise ControlError("malformed", problem(error)[:500]) from None
 
 
-def problem(error: ValidationError) -> str:
+def problem(error: ValueError) -> str:
     """What is wrong with a request, in words."""
-    said = []
-    for each in error.errors(include_input=False, include_url=False):
-        words = _PROBLEMS.get(each["type"], "is of another type").format(**each.get("ctx", {}))
-        said.append(": ".join([".".join(map(str, each["loc"])), words]).removeprefix(": "))
-    return "; ".join(said)
+    if not isinstance(error, ValidationError):
+        return str(error)
+    said = (
+        f"{'.'.join(map(str, d['loc']))}: {_PROBLEMS.get(d['type'], 'is of another type').format(**d.get('ctx', {}))}"
+        for d in error.errors(include_input=False, include_url=False)
+    )
+    return "; ".join(said).removeprefix(": ")
 
 
 _PROBLEMS: Final = {
-    "value_error": "{error}",
-    "missing": "is missing",
-    "extra_forbidden": "is unknown",
-    "union_tag_invalid": "unknown request {tag}",
-    "union_tag_not_found": "no request",
-    "string_too_short": "is empty",
-    "string_too_long": "has more than {max_length} characters",
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-}
+    "value_error": "{error}", "missing": "is missing", "extra_forbidden": "is unknown", "string_too_short": "is empty",
+    "string_too_long": "has more than {max_length} characters", "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}", "less_than_equal": "must be at most {le}",
+    "union_tag_invalid": "unknown request {tag}", "union_tag_not_found": "no request",
+}  # fmt: skip
 
 
 def encode_result(result: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 A reservation counts as a program that keeps its GPU busy.  It ends with its process, when a process of the program uses
 the GPU, and after `SETTLING_NS`; one that is `alone` lasts as long as its process, since the program may be a shell.
-It gives way to other users after `GIVES_WAY_NS`, until a process of its program uses a GPU.
+It gives way to other users after `GIVES_WAY_NS`.
 From its first CUDA call on a program tells its placement itself, so that nothing here must survive a restart.
 """
 
@@ -20,7 +20,6 @@ from nvshare.coordinator.daemon.control.gpu_choice import (
     NoPlaceError,
     Tenant,
     choose,
-    in_use,
     named,
     tenants,
 )
@@ -120,15 +119,13 @@ class Placements:
     def _reservations(self, caller: Peer, snapshot: Snapshot) -> Iterator[Tenant]:
         """Programs that do not use the GPU yet."""
         started = {(client.placement.placement, seat.uuid) for client in snapshot.clients for seat in client.seats}
-        used, early_ns = in_use(snapshot), snapshot.now_ns + SETTLING_NS - GIVES_WAY_NS
         sees_all = not self._rights.hide_other_users or self._rights.is_operator(caller.user_id)
         for each in self._reserved:
             process_id, user_id = each.caller.process_id, each.caller.user_id
-            if user_id != caller.user_id and each.until_ns <= early_ns and each.placement.placement not in used:
-                continue
+            stays = user_id == caller.user_id or snapshot.now_ns < each.until_ns - SETTLING_NS + GIVES_WAY_NS
             who = named(each.wish.name, process_id, user_id, shown=sees_all or user_id == caller.user_id)
             demand = float(snapshot.now_ns < each.until_ns)
             for uuid in each.uuids:
-                if (each.placement.placement, uuid) not in started:
+                if stays and (each.placement.placement, uuid) not in started:
                     memory_bytes = each.wish.memory_bytes
                     yield Tenant(uuid, *who, each.wish.job_class, demand, memory_bytes, placement=each.placement)

@@ -92,7 +92,7 @@ def test_a_request_that_only_reads_ends_nothing(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     ("request_fields", "sentence"),
     [
-        ({"ask": "place", "name": "x", "apart": "a\nb"}, "place.apart: has a character that cannot be printed"),
+        ({"ask": "place", "name": "x", "apart": "a\nb"}, "place.apart: has more than 63 bytes, or a control character"),
         ({"ask": "place", "name": "x", "count": 0}, "place.count: must be at least 1"),
         ({"ask": "place"}, "place.name: is missing"),
         ({"ask": "pause", "client": ""}, "pause.client: is empty"),
