@@ -58,7 +58,7 @@ def test_a_policy_that_loops_is_replaced(operation: str, monkeypatch: pytest.Mon
     a.release()
     assert b.granted() is not None
     assert harness.gpu_snapshot().rules.policy == "round_robin"
-    assert harness.logged("TimeoutError: it took longer than 20 ms")
+    assert harness.logged("TimeoutError: it took longer than")
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
