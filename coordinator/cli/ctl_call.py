@@ -170,9 +170,7 @@ def make_request(kind: Callable[..., api.Request], **fields: Any) -> api.Request
     try:
         return kind(**fields)
     except ValueError as error:
-        details: list[dict[str, Any]] = getattr(error, "errors", list)()
-        said = (": ".join([*map(str, d["loc"]), d["msg"].removeprefix("Value error, ")]) for d in details)
-        raise typer.BadParameter("; ".join(said)) from None
+        raise typer.BadParameter(api.problem(error)) from None
 
 
 def parse_argument(parse: Callable[[str], Any], text: str, name: str) -> Any:

@@ -29,7 +29,7 @@ def with_gpus(environ: Mapping[str, str], options: argparse.Namespace, command: 
     try:
         request = _request(environ, options, command)
     except ValueError as error:
-        raise LaunchError(f"--gpu: {error}") from None
+        raise LaunchError(f"--gpu: {api.problem(error)}") from None
     result = _ask(RuntimeDir(Path(environ["NVSHARE_RUNTIME_DIR"])), request, wait=options.wait)
     return {**environ, "CUDA_VISIBLE_DEVICES": ",".join(result["uuids"]), "NVSHARE_PLACEMENT": result["placement"]}
 

@@ -46,7 +46,6 @@ from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.web_process import WebError, WebProcess, listen
 from nvshare.coordinator.units import format_size
-from nvshare.scheduler_policies import registry
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.metrics import Observations
@@ -90,7 +89,7 @@ class Coordinator:
         settings_file.check_gpus(settings, devices)
         if time_limit.possible():
             PolicyGuard.time_limit = time_limit.TimeLimit
-        self.scheduler = Scheduler(registry.create, self.settings, cannot_park=cannot_park())
+        self.scheduler = Scheduler(time_limit.make_policy, self.settings, cannot_park=cannot_park())
         self._journal = Journal(directory.journal, [device.uuid for device in devices])
         connections = possible_connections(settings.max_clients)
         limits = Limits(
@@ -143,7 +142,7 @@ class Coordinator:
         return Administration(
             self.dispatcher,
             devices,
-            registry.create,
+            time_limit.make_policy,
             facts,
             self._live,
             self._configured,

@@ -23,6 +23,7 @@ from nvshare.coordinator.daemon.control.listeners import ControlListener, EventP
 from nvshare.coordinator.daemon.control.read_budget import CHANGE_NS, ReadBudget
 from nvshare.coordinator.daemon.peers import Limits
 from nvshare.coordinator.daemon.transport import PeerListener
+from nvshare.coordinator.engine.policy_guard import LATEST_NS
 from nvshare.coordinator.model import events
 from nvshare.coordinator.system.journal import is_stopped, start_time
 
@@ -72,8 +73,9 @@ class Waiter:
         self._epoll.unregister(descriptor)
 
     def wait(self, timeout_ns: int | None) -> set[int]:
-        """Readable descriptors; empty after the timeout, which is rounded up to milliseconds.  None waits forever."""
-        timeout_s = None if timeout_ns is None else max(0, timeout_ns) / 1e9
+        """Readable descriptors; empty after the timeout, which is rounded up to milliseconds and may end early.  None
+        waits forever."""
+        timeout_s = None if timeout_ns is None else max(0, min(timeout_ns, LATEST_NS)) / 1e9
         return {descriptor for descriptor, _ in self._epoll.poll(timeout_s)}
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ class Supervisor:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
-        due, whom = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+        due, whom = environment.get("WATCHDOG_USEC", "")[:20], environment.get("WATCHDOG_PID", "")
         watched = bool(self._address) and due.isdecimal() and whom in ("", str(os.getpid()))
         self.ping_period_ns = max(1, int(due) * 1_000 // 3) if watched and int(due) else None
         """Time between two signs of life, a third of what the supervisor allows; None: it expects none."""

@@ -2,18 +2,23 @@
 
 Rules:
 - A policy has `LIMIT_S` for one call, and `SHARE` of the time in all.  Unspent time is kept up to `KEPT_S`.
+- It has `KEPT_S` to be imported and made.  It is never freed: a destructor runs wherever the last reference ends.
 - The exception is no `Exception`, and it comes again until the call has returned: a policy that swallows it meets it
   again wherever it goes on.
 """
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Final, TypeVar
+
+from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.api import Policy
 
 LIMIT_S: Final = 0.2
 SHARE: Final = 0.1
@@ -71,3 +76,16 @@ class TimeLimit:
 
 
 _CALL: Final = TimeLimit.__call__.__code__
+
+
+def make_policy(name: str, uuid: str) -> Policy:
+    """`registry.create`, limited for a policy of another package.  Raises its errors."""
+    if name in registry.BUILT_IN or not possible():
+        return registry.create(name, uuid)
+    try:
+        policy = TimeLimit(KEPT_S)(lambda: registry.create(name, uuid))
+    except BaseException as error:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))  # its frames may have a half-made policy
+        raise registry.BrokenPolicyError(str(error)) from error
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(policy))  # no destructor runs, at the end of the process either
+    return policy

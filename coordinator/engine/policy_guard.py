@@ -73,7 +73,7 @@ class PolicyGuard:
         self.policy = policy
         self._own = type(policy).__module__.startswith("nvshare.scheduler_policies.")
         self._caught = Exception if self._own else BaseException
-        self._limited = self.time_limit()
+        self._limited = (lambda call: call()) if self._own else self.time_limit()
         self._observes = _overrides(policy, "observe")
         self.reads_progress = self._observes and bool(getattr(policy, "reads_progress", False))
         self._bounds = _overrides(policy, "wait_bound_ns")
@@ -81,23 +81,18 @@ class PolicyGuard:
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int, out: list[Command]) -> Plan:
         """The policy's plan for these jobs, of which there is at least one.  A plan without members names a time."""
         try:
-            if self._own:
-                return _checked(self.policy.decide(gpu, jobs, now_ns), gpu, jobs, now_ns)
-            limited: Callable[[Callable[[], Plan]], Plan] = self._limited
-            return limited(lambda: _checked(self.policy.decide(gpu, jobs, now_ns), gpu, jobs, now_ns))
+            plan: Plan = self._limited(lambda: _checked(self.policy.decide(gpu, jobs, now_ns), gpu, jobs, now_ns))
         except self._caught as error:
             self._give_up("decide", error, out)
             return self.decide(gpu, jobs, now_ns, out)
+        return plan
 
     def observe(self, happened: Callable[[], Happened], out: list[Command]) -> None:
         """Tells the policy, if it listens."""
         if not self._observes:
             return
         try:
-            if self._own:
-                self.policy.observe(happened())  # type: ignore[attr-defined]
-            else:
-                self._limited(lambda: self.policy.observe(happened()))  # type: ignore[attr-defined]
+            self._limited(lambda: self.policy.observe(happened()))  # type: ignore[attr-defined]
         except self._caught as error:
             self._give_up("observe", error, out)
 

@@ -19,6 +19,8 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS
 INITIAL_NS: Final = 100 * MILLISECOND_NS
 WEIGHT: Final = 0.125
 """Weight of the newest sample in moving averages."""
+OUTLIER: Final = 8
+"""A sample counts as so many times the average at most: one stall of a busy machine must not decide the next turns."""
 
 ROOM_FOR_HIDDEN: Final = 2
 MOST_FOR_WAITS: Final = 4
@@ -29,7 +31,8 @@ DEFAULT_RATE: Final = 8.0
 
 def moving_average(average: float, sample: int) -> float:
     """Exponential moving average; the first sample stands for itself."""
-    return float(sample) if average == 0.0 else average + WEIGHT * (sample - average)
+    most = max(OUTLIER * average, 10.0 * MILLISECOND_NS)
+    return float(sample) if average == 0.0 else average + WEIGHT * (min(sample, most) - average)
 
 
 def move_rate(gpu: Gpu) -> float:

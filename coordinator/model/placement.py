@@ -7,6 +7,7 @@ tells it with `Hello`.  So it holds for children, and survives a restart of the 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import astuple, dataclass, replace
 from typing import Final
 
@@ -29,7 +30,8 @@ class Placement:
         """For the environment.  The reason is cut to fit."""
         made = json.dumps(astuple(self), ensure_ascii=False, separators=(",", ":"))
         excess = len(made.encode()) - MOST_BYTES
-        return made if excess <= 0 else replace(self, placed_why=self.placed_why[: -max(1, excess // 4)]).text()
+        why = self.placed_why[: -max(1, excess // 4)]
+        return replace(self, placed_why=why).text() if excess > 0 and self.placed_why else made
 
 
 NOT_PLACED: Final = Placement()
@@ -41,7 +43,8 @@ def parse_placement(text: str) -> Placement:
         told: object = json.loads(text or "0")
     except ValueError:
         return NOT_PLACED
-    if not isinstance(told, list) or [type(each) for each in told] != [str, bool, str, str] or not told[0]:
+    kinds = [str, bool, str, str]
+    if not isinstance(told, list) or [*map(type, told)] != kinds or not re.fullmatch("[0-9a-f]{1,8}", told[0]):
         return NOT_PLACED
     identity, alone, apart, why = told
     apart, why = ("".join(c if c.isprintable() else "?" for c in each) for each in (apart, why))

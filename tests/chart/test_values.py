@@ -164,6 +164,15 @@ def test_image_names() -> None:
     assert [each["name"] for each in pod["imagePullSecrets"]] == ["a", "b", "login"]
 
 
+def test_pods_are_parked_only_where_the_coordinator_may() -> None:
+    """Broken: `park_after` is set, and no pod is ever parked."""
+    for name in ("park_after", "park_after_interactive", "park_after_best_effort"):
+        assert f"settings.{name}: needs parking.enabled: true" in refusal({"settings": {name: "10m"}})
+        render({"settings": {name: "10m"}, "parking": {"enabled": True}})
+        render({"settings": {name: "0"}})
+    render({"settings": {"park_after_interactive": "common"}})
+
+
 def test_an_image_that_no_node_can_pull_is_refused() -> None:
     """Installing with the defaults must not end in pods that wait for an image for ever."""
     assert "image.registry: empty" in refusal({"image": {"registry": ""}})

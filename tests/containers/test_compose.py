@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ FILE = DOCS / "how-to" / "compose.yaml"
 @pytest.fixture(scope="module")
 def services() -> dict[str, dict[str, Any]]:
     """As podman-compose reads them, with what they have in common in each."""
-    command = [sys.executable, "-m", "podman_compose", "-f", str(FILE), "config"]
+    words = ["--podman-path", shutil.which("echo") or "echo"]  # of podman it asks the version alone
+    command = [sys.executable, "-m", "podman_compose", *words, "-f", str(FILE), "config"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, dict[str, Any]] = yaml.safe_load(done.stdout)["services"]

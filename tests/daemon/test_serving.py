@@ -270,6 +270,7 @@ def test_abstract_addresses_are_known() -> None:
         ({"WATCHDOG_USEC": "0"}, None),
         ({"WATCHDOG_USEC": "-5"}, None),
         ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "9" * 5000}, (10**20 - 1) * 1_000 // 3),
         ({}, None),
     ],
 )

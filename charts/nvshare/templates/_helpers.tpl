@@ -222,6 +222,11 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if and $values.podAnnotations.watch (ne $values.advertise.mode "plugin") }}
 {{- fail "podAnnotations.watch: needs advertise.mode: plugin" }}
 {{- end }}
+{{- range $name := list "park_after" "park_after_interactive" "park_after_best_effort" }}
+{{- if and (not $values.parking.enabled) (regexMatch "[1-9]" (get $values.settings $name | toString)) }}
+{{- fail (printf "settings.%s: needs parking.enabled: true, without which the coordinator can park no pod" $name) }}
+{{- end }}
+{{- end }}
 {{- if eq (int $values.metrics.coordinatorPort) (int $values.metrics.devicePluginPort) }}
 {{- fail (printf "metrics.devicePluginPort: %d is metrics.coordinatorPort too; both are ports of the same pod" (int $values.metrics.devicePluginPort)) }}
 {{- end }}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from nvshare.coordinator.model.settings import SETTINGS, Value
 from nvshare.coordinator.protocol.messages import MAX_GPUS_PER_CLIENT, MOST_BYTES
@@ -24,8 +24,15 @@ MAX_REQUEST_BYTES: Final = 4096
 
 ClientName = Annotated[str, Field(min_length=1, max_length=63)]
 GpuName = Annotated[str, Field(min_length=1, max_length=95)]
-ShownName = Annotated[str, Field(max_length=63, pattern=r"^\P{C}*$")]
-"""Without control characters."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable() or len(text.encode()) > 63:
+        raise ValueError("has more than 63 bytes, or a control character")
+    return text
+
+
+ShownName = Annotated[str, AfterValidator(_printable)]
 GpuNames = Annotated[str, Field(max_length=3500)]
 Part = Annotated[float, Field(ge=0.0, le=1.0)]
 PositivePart = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -195,9 +202,26 @@ def decode_request(frame: bytes) -> Request:
     try:
         return _REQUEST.validate_python(content)
     except ValidationError as error:
-        detail = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in detail["loc"])
-        raise ControlError("malformed", f"{where}: {detail['msg']}"[:500]) from None
+        raise ControlError("malformed", problem(error)[:500]) from None
+
+
+def problem(error: ValueError) -> str:
+    """What is wrong with a request, in words."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    said = (
+        f"{'.'.join(map(str, d['loc']))}: {_PROBLEMS.get(d['type'], 'is of another type').format(**d.get('ctx', {}))}"
+        for d in error.errors(include_input=False, include_url=False)
+    )
+    return "; ".join(said).removeprefix(": ")
+
+
+_PROBLEMS: Final = {
+    "value_error": "{error}", "missing": "is missing", "extra_forbidden": "is unknown", "string_too_short": "is empty",
+    "string_too_long": "has more than {max_length} characters", "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}", "less_than_equal": "must be at most {le}",
+    "union_tag_invalid": "unknown request {tag}", "union_tag_not_found": "no request",
+}  # fmt: skip
 
 
 def encode_result(result: Any) -> bytes:

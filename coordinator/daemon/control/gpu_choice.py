@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 SETTLING_NS: Final = 120_000_000_000
 """For so long after its start a program that has not used the GPU counts as one that keeps it busy."""
+GIVES_WAY_NS: Final = 60_000_000_000
+"""A placement keeps a GPU that it has not used for so long from programs of its own user only."""
 MOVING: Final = 4.0
 CONSIDERED: Final = 10
 """For a program on several GPUs only the cheapest are considered, so that there are at most 252 sets."""
@@ -66,19 +68,21 @@ def named(name: str, process_id: int, user_id: int, *, shown: bool) -> tuple[str
     return (name, f"{name} ({process_id})") if shown else ("", f"a program of user {user_id}")
 
 
-def tenants(snapshot: Snapshot, may_name: Callable[[ClientSnapshot], bool]) -> list[Tenant]:
-    """The programs that use a GPU."""
+def tenants(snapshot: Snapshot, may_name: Callable[[ClientSnapshot], bool], user_id: int) -> list[Tenant]:
+    """The programs that use a GPU, as they are for a program of this user."""
     return [
-        _tenant(client, seat, snapshot.now_ns, shown=may_name(client))
+        _tenant(client, seat, snapshot.now_ns, user_id, shown=may_name(client))
         for client in snapshot.clients
         for seat in client.seats
     ]
 
 
-def _tenant(client: ClientSnapshot, seat: SeatSnapshot, now_ns: int, *, shown: bool) -> Tenant:
+def _tenant(client: ClientSnapshot, seat: SeatSnapshot, now_ns: int, user_id: int, *, shown: bool) -> Tenant:
     identity, memory = client.identity, seat.memory
     settling = now_ns - client.registered_at_ns < SETTLING_NS
-    wants = seat.turn.waiting_since_ns is not None or (settling and not seat.statistics.leases)
+    waits, used_ns = seat.turn.waiting_since_ns is not None, max(client.registered_at_ns, seat.progress.measured_at_ns)
+    stays = waits or identity.user_id == user_id or now_ns - used_ns < GIVES_WAY_NS
+    wants = waits or (settling and not seat.statistics.leases)
     busy = (1.0 if wants else seat.turn.recent_share) * (seat.progress.busy_alone or 1.0)
     return Tenant(
         seat.uuid,
@@ -87,7 +91,7 @@ def _tenant(client: ClientSnapshot, seat: SeatSnapshot, now_ns: int, *, shown: b
         0.0 if client.paused else min(1.0, max(busy, client.rank.share_request)),
         max(memory.allocated_bytes, memory.limit_bytes if settling else 0),
         memory.immovable_bytes,
-        client.placement,
+        client.placement if stays else NOT_PLACED,
     )
 
 

@@ -2,6 +2,7 @@
 
 A reservation counts as a program that keeps its GPU busy.  It ends with its process, when a process of the program uses
 the GPU, and after `SETTLING_NS`; one that is `alone` lasts as long as its process, since the program may be a shell.
+It gives way to other users after `GIVES_WAY_NS`.
 From its first CUDA call on a program tells its placement itself, so that nothing here must survive a restart.
 """
 
@@ -13,7 +14,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control.api import ControlError
-from nvshare.coordinator.daemon.control.gpu_choice import SETTLING_NS, NoPlaceError, Tenant, choose, named, tenants
+from nvshare.coordinator.daemon.control.gpu_choice import (
+    GIVES_WAY_NS,
+    SETTLING_NS,
+    NoPlaceError,
+    Tenant,
+    choose,
+    named,
+    tenants,
+)
 from nvshare.coordinator.model.placement import Placement, parse_placement
 from nvshare.coordinator.system.journal import start_time
 
@@ -64,7 +73,7 @@ class Placements:
         outer = parse_placement(request.within)
         apart, alone = request.apart or outer.placed_apart, request.alone or outer.placed_alone
         wish = request.model_copy(update={"apart": apart, "alone": alone})
-        present = [*tenants(snapshot, lambda client: self._rights.may_name(caller.user_id, client))]
+        present = [*tenants(snapshot, lambda client: self._rights.may_name(caller.user_id, client), caller.user_id)]
         present += self._reservations(caller, snapshot)
         capacities = {gpu.uuid: gpu.memory.capacity_bytes for gpu in snapshot.gpus}
         cards = [replace(device, total_bytes=capacities[device.uuid]) for device in self._devices]
@@ -113,9 +122,10 @@ class Placements:
         sees_all = not self._rights.hide_other_users or self._rights.is_operator(caller.user_id)
         for each in self._reserved:
             process_id, user_id = each.caller.process_id, each.caller.user_id
+            stays = user_id == caller.user_id or snapshot.now_ns < each.until_ns - SETTLING_NS + GIVES_WAY_NS
             who = named(each.wish.name, process_id, user_id, shown=sees_all or user_id == caller.user_id)
             demand = float(snapshot.now_ns < each.until_ns)
             for uuid in each.uuids:
-                if (each.placement.placement, uuid) not in started:
+                if stays and (each.placement.placement, uuid) not in started:
                     memory_bytes = each.wish.memory_bytes
                     yield Tenant(uuid, *who, each.wish.job_class, demand, memory_bytes, placement=each.placement)

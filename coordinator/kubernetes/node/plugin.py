@@ -43,6 +43,7 @@ class Resource(Protocol):
         """Allocates for one container.  Raises RequestError and NotReadyError, which name `field`."""
 
 
+Identity = tuple[int, int]
 Count = Callable[[str, str], None]
 """(resource, outcome) of an Allocate."""
 
@@ -59,9 +60,11 @@ class PluginServer:
         self._server: Any = None
         self._serving = 0
         """Number of the present start; streams of earlier starts end."""
+        self._socket: Identity | None = None
 
     def start(self) -> None:
         """Starts serving.  Raises OSError if the socket cannot be created."""
+        self.path.unlink(missing_ok=True)
         options = (*m.CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
         server = grpc.server(ThreadPoolExecutor(_STREAMS_AND_CALLS), options=options)
         server.add_generic_rpc_handlers((self._handlers(),))
@@ -72,7 +75,7 @@ class PluginServer:
         if not bound:
             raise OSError(0, "cannot be served on", str(self.path))
         server.start()
-        self._server = server
+        self._server, self._socket = server, identity(self.path)
 
     def stop(self) -> None:
         """Ends streams, finishes running calls and removes the socket."""
@@ -88,7 +91,7 @@ class PluginServer:
     @property
     def serving(self) -> bool:
         """Whether the kubelet can reach it."""
-        return self._server is not None and self.path.exists()
+        return self._server is not None and self._socket is not None and identity(self.path) == self._socket
 
     def changed(self) -> None:
         """Sends the list again, because it has changed.  Thread-safe."""
@@ -190,6 +193,15 @@ class PluginServer:
         log.warning("Allocate: %s", text)
         self._count(self.resource.name, outcome)
         context.abort(code, text)
+
+
+def identity(path: Path) -> Identity | None:
+    """Differs for each new file, also if the file system reuses the inode."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns
 
 
 def serialize(message: Any) -> bytes:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import grpc
 
 from nvshare.coordinator.kubernetes.node import messages as m
-from nvshare.coordinator.kubernetes.node.plugin import PluginServer, sentence, serialize
+from nvshare.coordinator.kubernetes.node.plugin import Identity, PluginServer, identity, sentence, serialize
 from nvshare.coordinator.kubernetes.slots import inotify
 
 log: Final = logging.getLogger("nvshare.plugin")
@@ -35,8 +35,6 @@ BACKSTOP_NS: Final = 30_000_000_000
 """Finds a recreated directory, which inotify does not watch."""
 REGISTER_S: Final = 5.0
 _MASK: Final = inotify.CREATE | inotify.MOVED_TO | inotify.DELETE | inotify.MOVED_FROM
-
-Identity = tuple[int, int]
 
 
 class Registrar:
@@ -96,7 +94,7 @@ class Registrar:
         if self._notices is not None:
             with contextlib.suppress(OSError):  # no effect unless the directory was recreated
                 self._notices.add(self._directory, _MASK)
-        kubelet = _identity(self._directory / KUBELET_SOCKET)
+        kubelet = identity(self._directory / KUBELET_SOCKET)
         if kubelet != self._kubelet:
             if self._kubelet is not None or kubelet is None:
                 log.info("the kubelet has %s", "stopped" if kubelet is None else "restarted")
@@ -143,7 +141,7 @@ class Registrar:
         A starting kubelet empties its directory before it creates its socket.  So the socket that we saw may be the
         old kubelet's while the new kubelet answers the call.
         """
-        before = _identity(self._directory / KUBELET_SOCKET)
+        before = identity(self._directory / KUBELET_SOCKET)
         with grpc.insecure_channel(f"unix://{self._directory / KUBELET_SOCKET}", options=m.CHANNEL_OPTIONS) as channel:
             call: Any = channel.unary_unary(
                 m.REGISTER, request_serializer=serialize, response_deserializer=m.Empty.FromString
@@ -157,13 +155,4 @@ class Registrar:
                 ),
                 timeout=REGISTER_S,
             )
-        return before if before == _identity(self._directory / KUBELET_SOCKET) else None
-
-
-def _identity(path: Path) -> Identity | None:
-    """Differs for each new file, also if the file system reuses the inode."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_ctime_ns
+        return before if before == identity(self._directory / KUBELET_SOCKET) else None

@@ -101,6 +101,21 @@ def test_the_new_kubelet_is_not_left_again(kubelet: Kubelet) -> None:
         os.close(end)
 
 
+def test_a_socket_that_another_file_replaces_is_made_anew(kubelet: Kubelet) -> None:
+    """Broken: the plugin looks registered, and no pod of its resource starts until somebody restarts it."""
+    server = PluginServer(Slots(), kubelet.plugins / "slots.sock", lambda resource, outcome: None)
+    with running(kubelet, server) as registrar:
+        eventually(lambda: registrar.connected, "registered")
+        kubelet.await_devices(NAME, 2)
+        other = kubelet.plugins / "other"
+        other.touch()
+        other.rename(server.path)
+        eventually(server.path.is_socket, "its socket is back")
+        eventually(lambda: kubelet.registrations == [NAME] * 2 and registrar.connected, "registered again")
+        kubelet.await_devices(NAME, 2)
+        kubelet.admit("pod", {NAME: 1})
+
+
 def test_a_kubelet_that_is_only_slow_is_not_registered_with_twice(kubelet: Kubelet) -> None:
     """Each registration makes the kubelet drop what it had: once is enough."""
     server = PluginServer(Slots(), kubelet.plugins / "slots.sock", lambda resource, outcome: None)

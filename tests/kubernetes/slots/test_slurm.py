@@ -131,14 +131,14 @@ PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:8 MaxTime=INFINITE S
         )  # fmt: skip
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    def submit(self, shards: str, command: str, user: int = 0, **variables: str) -> str:
+    def submit(self, shards: str, command: str, user: int = 0, *options: str, **variables: str) -> str:
         """The id of a job that runs a command on the simulated GPUs."""
         simulated = simulated_environment(self.node.state, self.node.simulate, {})
         exports = "".join(f"export {name}='{value}'\n" for name, value in (simulated | variables).items())
         script = self.folder / f"job{len(list(self.folder.glob('job*')))}.sh"
         script.write_text(f"#!/bin/sh\n{exports}exec {command}\n")
         script.chmod(0o755)
-        words = ("sbatch", "--parsable", f"--gres={shards}", "-o", "/dev/null", "-D", "/", str(script))
+        words = ("sbatch", "--parsable", f"--gres={shards}", "-o", "/dev/null", "-D", "/", *options, str(script))
         return eventually(lambda: self.ask(*words, user=user), f"a submitted job\n{self.logs()}")
 
     def clients(self) -> dict[str, dict[str, Any]]:
@@ -211,6 +211,22 @@ def test_jobs_share_a_gpu_by_their_shards(slurm: Slurm, saturate: Path) -> None:
 
     before = work_done()
     eventually(lambda: work_done() > before, "the other job runs")
+
+
+def test_each_task_of_an_array_has_its_own_shards(slurm: Slurm) -> None:
+    """Broken: an array drains the node, or a job's name or comment is read as its request."""
+    lure = "x\n1 gres:shard:8\nTresPerNode=gres:shard:8"
+    slurm.submit("shard:1", "sleep 3600", 0, "--array=1-3", f"--job-name={lure}", f"--comment={lure}")
+
+    def shares() -> list[float]:
+        return [slot["share_request"] for slot in slurm.node.control("slots")["slots"]]
+
+    eventually(lambda: len(shares()) == 3, f"a slot for each task\n{slurm.logs()}")
+    assert shares() == [0.125] * 3
+    lone = slurm.submit("gpu:1", "sleep 3600", 0, f"--job-name={lure}", f"--comment={lure}")
+    eventually(lambda: slurm.ask("squeue", "-h", "-t", "R", "-o", "%A", "-j", lone) == lone, "a job with a whole GPU")
+    assert "drain" not in slurm.ask("sinfo", "-h", "-o", "%T")
+    assert shares() == [0.125] * 3
 
 
 def test_jobs_without_shards_are_left_alone(slurm: Slurm) -> None:

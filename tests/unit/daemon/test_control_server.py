@@ -87,3 +87,27 @@ def test_a_request_that_only_reads_ends_nothing(caplog: pytest.LogCaptureFixture
     with pytest.raises(api.ControlError, match="log"):
         api.decode_reply(administration.answer(api.encode_request(api.Status()), 0, 5))
     assert "status failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "sentence"),
+    [
+        ({"ask": "place", "name": "x", "apart": "a\nb"}, "place.apart: has more than 63 bytes, or a control character"),
+        ({"ask": "place", "name": "x", "count": 0}, "place.count: must be at least 1"),
+        ({"ask": "place"}, "place.name: is missing"),
+        ({"ask": "pause", "client": ""}, "pause.client: is empty"),
+        ({"ask": "pause", "client": "x" * 64}, "pause.client: has more than 63 characters"),
+        ({"ask": "pause", "client": 5}, "pause.client: is of another type"),
+        ({"ask": "set_share", "client": "x", "limit": 0.0}, "set_share.limit: must be above 0.0"),
+        ({"ask": "set_share", "client": "x", "limit": 2.0}, "set_share.limit: must be at most 1.0"),
+        ({"ask": "ping", "more": 1}, "ping.more: is unknown"),
+        ({"ask": "set", "setting": "nothing", "value": 1}, "set: 'nothing' is no setting"),
+        ({"ask": "{tag.x}"}, "unknown request {tag.x}"),
+        ({}, "no request"),
+    ],
+)
+def test_a_refused_request_is_explained_in_words(request_fields: dict[str, Any], sentence: str) -> None:
+    """Broken: a user reads the patterns and types of the library that checks requests."""
+    with pytest.raises(api.ControlError) as refused:
+        api.decode_request(msgpack.packb({"version": api.CONTROL_VERSION, **request_fields}))
+    assert refused.value.text == sentence

@@ -13,6 +13,7 @@ import pytest
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.gpu_choice import (
+    GIVES_WAY_NS,
     SETTLING_NS,
     NoPlaceError,
     Tenant,
@@ -23,6 +24,7 @@ from nvshare.coordinator.daemon.control.placements import MOST_RESERVED, Placeme
 from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.model.placement import MOST_BYTES, Placement, parse_placement
+from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.devices import Device
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import create
@@ -220,20 +222,23 @@ def test_the_engines_programs_as_tenants() -> None:
     node.gpu(capacity=8 * GIB)
     text = Placement("7", placed_alone=True, placed_why="because").text()
     fresh = node.client("fresh", placement=text)
-    (one,) = tenants(node.scheduler.snapshot(node.clock.now_ns), lambda _: True)
+    (one,) = tenants(node.scheduler.snapshot(node.clock.now_ns), lambda _: True, 0)
     assert (one.uuid, one.name, one.demand, one.placement) == (GPU, "fresh", 1.0, parse_placement(text))
     node.advance(SETTLING_NS)
-    (one,) = tenants(node.scheduler.snapshot(node.clock.now_ns), lambda _: False)
+    (one,) = tenants(node.scheduler.snapshot(node.clock.now_ns), lambda _: False, 0)
     assert (one.name, one.who, one.demand) == ("", "a program of user 0", 0.0)
     fresh.request()
     node.advance(30_000_000_000)
-    (one,) = tenants(node.scheduler.snapshot(node.clock.now_ns), lambda _: True)
+    (one,) = tenants(node.scheduler.snapshot(node.clock.now_ns), lambda _: True, 0)
     assert 0.4 < one.demand < 0.6
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "1", '["a"]', "[1,false,1,1]", '["",false,"",""]', "[" * 255, '{"a":1,"b":2,"c":3,"d":4}'],
+    [
+        *("", "x", "1", '["a"]', "[1,false,1,1]", '["",false,"",""]', "[" * 255, '{"a":1,"b":2,"c":3,"d":4}'),
+        *('["' + "1" * 230 + '",false,"",""]', '["\\ud800",true,"",""]'),
+    ],
 )
 def test_a_client_that_tells_nonsense_was_not_placed(text: str) -> None:
     """Broken: a client's environment ends its connection, or the coordinator."""
@@ -242,7 +247,7 @@ def test_a_client_that_tells_nonsense_was_not_placed(text: str) -> None:
 
 def test_a_placement_fits_its_message() -> None:
     """Broken: the hook ignores a placement with a long reason or name, and `--alone` ends with the first CUDA call."""
-    for why, apart in (("x" * 3000, "n" * 63), ("é" * 500, '"\\' * 31), ("", "é" * 31)):
+    for why, apart in (("x" * 3000, "n" * 63), ("é" * 500, '"' * 63), ("", "😀" * 15)):
         placement = Placement("12345678", True, apart, why)
         text = placement.text()
         assert len(text.encode()) <= MOST_BYTES
@@ -329,6 +334,22 @@ def test_alone_lasts_as_long_as_the_process(server: Server, process: int) -> Non
     assert server.place(process_id=os.getpid())["uuids"] == ["GPU-0"]
 
 
+def test_a_placement_without_work_gives_way_to_other_users(server: Server, process: int) -> None:
+    """Broken: one user's `--alone -- sleep inf` on each GPU refuses everybody else for ever."""
+    placed = server.place(process_id=process, alone=True, gpus="GPU-0,GPU-1")
+    assert "is alone there" in server.refusal(BOB).text
+    server.node.advance(GIVES_WAY_NS)
+    assert server.place(BOB)["uuids"] == ["GPU-0"]
+    assert "is alone there" in server.refusal(ALICE).text, "its own user's next program waits for it"
+    client = server.starts(placed)
+    assert "is alone there" in server.refusal(BOB, visible="GPU-0").text, "it comes to use one now"
+    server.node.advance(GIVES_WAY_NS)
+    assert server.place(BOB, visible="GPU-0"), "it has done nothing for a minute"
+    client.request()
+    client.say(messages.Progress(0, client.seat().lease_id, server.node.clock.now_ns, 1, 0, 0, 0))
+    assert "is alone there" in server.refusal(BOB, visible="GPU-0").text
+
+
 def test_a_process_has_one_reservation(server: Server) -> None:
     """Broken: a launcher that asks again, as with --wait, fills the node by itself."""
     for _ in range(3):
@@ -385,7 +406,10 @@ def test_visible_devices_are_read_as_cuda_reads_them(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"count": 0}, {"count": 33}, {"name": "a\nb"}, {"apart": "n" * 64}, {"job_class": 3}, {"memory_bytes": -1}],
+    [
+        *({"count": 0}, {"count": 33}, {"name": "a\nb"}, {"job_class": 3}, {"memory_bytes": -1}),
+        *({"apart": "n" * 64}, {"apart": "😀" * 16}, {"beside": "a\u202eb"}),
+    ],
 )
 def test_requests_out_of_bounds_are_refused(wrong: dict[str, Any]) -> None:
     """Broken: a client's nonsense reaches the choice, the log or another user's terminal."""

@@ -98,6 +98,24 @@ def test_the_automatic_quantum_follows_the_measured_cost() -> None:
     assert 370 * MILLISECOND_NS <= harness.gpu_snapshot().rules.quantum_ns <= 390 * MILLISECOND_NS
 
 
+def test_one_slow_switch_does_not_decide_the_quantum() -> None:
+    """Broken: on a busy machine one stall of seconds in a hand-over makes the next turns as long as `longest_wait`."""
+    harness, *_ = contended(quantum_ns=None)
+
+    def switch(drain_ms: int) -> int:
+        (holder,) = harness.gpu_snapshot().leases.holders
+        client = harness.clients[holder]
+        harness.until(lambda: client.seat().phase == "revoking")
+        harness.milliseconds(drain_ms)
+        client.release(wanted=True, drain_ns=drain_ms * MILLISECOND_NS)
+        quantum_ns: int = harness.gpu_snapshot().rules.quantum_ns
+        return quantum_ns
+
+    usual_ns = [switch(10) for _ in range(20)][-1]
+    assert switch(4000) < 2 * usual_ns
+    assert [switch(400) for _ in range(40)][-1] > 4 * usual_ns, "what lasts counts"
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["in time", "late"])
 def test_a_failed_drain_does_not_change_the_automatic_quantum(late: bool) -> None:
     """Broken: one program that hangs would give all others turns of seconds."""
