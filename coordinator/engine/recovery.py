@@ -72,13 +72,15 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
         return ()
     if client.client_id in gpu.seats:
         raise RemoteProtocolError(f"{message.uuid} is attached under another ordinal already")
+    if message.lease_id and (message.parked or client.parking.closed):
+        raise RemoteProtocolError(f"claims lease {message.lease_id}, and is parked")
     gpu.recovery.survivors = gpu.recovery.survivors or message.lease_id != 0 or message.allocated_bytes != 0
     seat = _add_seat(node, client, gpu, message, message.allocated_bytes, now_ns)
-    if message.parked and not message.lease_id and len(client.seats) == 1:  # of a client that has asked for nothing yet
+    if message.parked and len(client.seats) == 1:  # of a client that has asked for nothing yet
         client.parking.state = ParkState.PARKED  # perhaps: the driver knows (engine/parking/parking.py)
     _resolve_claim(node, gpu, seat, message, now_ns)
-    if client.facts.paused and seat.phase is HOLDING:  # paused between hello and claim
-        leases.revoke(node, gpu, seat, "paused", now_ns)
+    if seat.phase is HOLDING and (client.facts.paused or client.parking.state is not ParkState.RUNNING):
+        leases.revoke(node, gpu, seat, "paused" if client.facts.paused else "parked", now_ns)  # since its hello
     if message.wanted:
         leases.request(node, seat, now_ns)
     return (gpu,)

@@ -7,7 +7,9 @@ Rules:
 - A process has at most what the driver lists it with, and the used memory that no listed process has: processes in
   other PID namespaces and under WDDM or MPS are not listed, nor are managed pages.
 - Memory reported between question and answer counts too.
-- A client's claim is false if two checks in a row say so.  From then on its reports raise nothing before a check.
+- A client's claim is false if two checks in a row say so, because a report may be under way.  While the client waits
+  for an answer (memory/admission.py), its hook counts what it has asked for already: then it takes `PATIENT_CHECKS`.
+- From then on its reports raise nothing before a check.
 - Clients in mode `managed` are not checked: the driver moves their memory, so no other client lacks room by it
   (memory/admission.py).
 
@@ -31,6 +33,10 @@ from nvshare.coordinator.units import format_size
 
 STEPS: Final = 32
 """A report is checked if it exceeds what was confirmed by more than capacity / 32."""
+
+CHECKS: Final = 2
+PATIENT_CHECKS: Final = 40
+"""The shell makes four in a second."""
 
 
 def reported(node: Node, seat: Seat, resident_bytes: int) -> None:
@@ -75,7 +81,7 @@ def checked(node: Node, event: MemoryChecked) -> Iterable[Gpu]:
             listed = event.by_process.get(str(seat.client.identity.process_id), 0)
             _compare(node, seat, listed + event.unlisted_bytes)
             check = seat.memory.check
-            again = again or check.doubted or (_is_due(seat) and _claim(seat) > check.asked_bytes)
+            again = again or check.doubts > 0 or (_is_due(seat) and _claim(seat) > check.asked_bytes)
     if again:
         ask(node, gpu)
     return (gpu,)
@@ -86,13 +92,14 @@ def _compare(node: Node, seat: Seat, has_bytes: int) -> None:
     check.confirmed_bytes = max(check.confirmed_bytes, min(claim, has_bytes))
     if check.most_bytes is None:
         moving = seat.moves.order is not None and seat.moves.order.moving
-        before, check.doubted = check.doubted, claim > has_bytes and not moving
-        if not (before and check.doubted):
+        check.doubts = check.doubts + 1 if claim > has_bytes and not moving else 0
+        if check.doubts < (CHECKS if memory.growth is None else PATIENT_CHECKS):
             return
-        check.doubted = False
+        check.doubts = 0
         text = f"reports {format_size(claim)} on the GPU and has at most {format_size(has_bytes)}"
         text = f"{seat.gpu.uuid}: {seat.client.identity} {text}, by the driver's figures"
-        node.out.append(Log(logging.WARNING, text))
+        if not seat.client.parking.closed:  # else it has said what it will have again
+            node.out.append(Log(logging.WARNING, text))
     check.most_bytes = max(check.confirmed_bytes, has_bytes) + max(0, check.reported_bytes - check.asked_bytes)
     memory.reserved_bytes = min(memory.reserved_bytes, check.most_bytes)
     orders.set_usage(

@@ -53,7 +53,8 @@ def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: i
     most = seat.memory.check.most_bytes
     if most is not None:
         resident = min(resident, most)
-        allocated = resident if seat.client.memory_mode is MemoryMode.DEVICE else allocated
+        if seat.client.memory_mode is MemoryMode.DEVICE:
+            allocated = min(resident, max(seat.memory.allocated_bytes, room.most_bytes(seat)))
     resident = min(resident, allocated)
     host = min(host, MOST_BYTES)
     needs = allocated != seat.memory.allocated_bytes
@@ -160,6 +161,7 @@ def eviction_candidate(node: Node, seat: Seat) -> Candidate:
     movable = 0
     if (
         seat.client.memory_mode is not MemoryMode.DEVICE
+        and not seat.client.parking.closed
         and seat.phase not in WITH_LEASE
         and not seat.lease.stray
         and (seat.moves.order is None or not (seat.moves.order.evict or seat.moves.order.moving))

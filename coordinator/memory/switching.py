@@ -52,8 +52,10 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
     """Whether a client may run beside one whose drain is overdue, whose memory cannot move."""
     if seat.client.memory_mode is MemoryMode.MANAGED:
         return True  # pages fault in as there is room
-    stuck = sum(other.memory.resident_bytes for other in gpu.leases.by_client.values() if other.phase is OVERDUE)
-    return stuck + orders.wanted_bytes(seat) <= gpu.memory.capacity_bytes
+    overdue = (other for other in gpu.leases.by_client.values() if other.phase is OVERDUE)
+    stuck = sum(each.memory.resident_bytes for each in overdue if each.client.memory_mode is not MemoryMode.MANAGED)
+    wanted = orders.wanted_bytes(seat)
+    return not wanted or stuck + wanted <= gpu.memory.capacity_bytes
 
 
 def begin(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:

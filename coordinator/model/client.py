@@ -87,6 +87,9 @@ class ParkState(enum.Enum):
     WAKING = "waking"
 
 
+_CLOSED: Final = frozenset({ParkState.CLOSING, ParkState.SAVING, ParkState.PARKED, ParkState.WAKING})
+
+
 @dataclass(slots=True)
 class Move:
     """The move of a client to another GPU.  Changed by engine/parking/."""
@@ -107,7 +110,7 @@ class Parking:
 
     state: ParkState = ParkState.RUNNING
     since_ns: int = 0
-    """When it was parked last."""
+    """When it began to leave, or to close."""
     why: str = ""
     """The reason of the last refusal or failure."""
     refused_at: int = -1
@@ -119,6 +122,11 @@ class Parking:
     began_ns: int = 0
     """When it began to leave last."""
     move: Move = field(default_factory=Move)
+
+    @property
+    def closed(self) -> bool:
+        """Its hook lets no call through: it has no lease, and moves no memory."""
+        return self.state in _CLOSED
 
 
 @dataclass(slots=True, eq=False)

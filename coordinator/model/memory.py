@@ -53,8 +53,8 @@ class ReportCheck:
     """As it claimed when the driver's figures were asked for."""
     confirmed_bytes: int = 0
     """The most that a check has found to be true."""
-    doubted: bool = False
-    """The last check found less; a second one decides, because a report may be under way."""
+    doubts: int = 0
+    """Checks in a row that found less."""
     most_bytes: int | None = None
     """It reported more than it had: the most that counts until the next check."""
 

@@ -36,6 +36,8 @@ from nvshare.coordinator.units import format_duration, format_size
 AHEAD_NS: Final = 60 * SECOND_NS
 CONTEXTS_NS: Final = 2 * SECOND_NS
 """What a move takes beside the bytes."""
+PATIENCE_NS: Final = 10 * SECOND_NS
+"""A move that takes longer keeps nobody else from moving: its process may be stopped."""
 USUAL_RATE: Final = 10.0
 """Bytes a nanosecond, until a GPU's link is measured."""
 
@@ -142,7 +144,8 @@ def _arrived(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
 
 def look(node: Node, now_ns: int) -> Iterable[Gpu]:
     """Moves the client that gains most, if any does.  O(clients), once a second."""
-    if not node.settings.rebalance or any(client.parking.move.target for client in node.clients.values()):
+    moves = [client.parking.move for client in node.clients.values() if client.parking.move.target]
+    if not node.settings.rebalance or any(now_ns - (move.tried_at_ns or 0) < PATIENCE_NS for move in moves):
         return ()
     idle = [gpu for gpu in node.gpus.values() if _is_idle(gpu)]
     busy = [gpu for gpu in node.gpus.values() if node.gangs and gpu not in idle and _has_room_for_one(gpu)]

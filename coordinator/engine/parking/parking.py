@@ -18,6 +18,8 @@ Rules:
 - A client of an earlier coordinator that was told to close counts as parked: perhaps a checkpoint was made.
 - When a client that wants the GPU finds no room on the card although the figures leave it some, contexts have it, which
   no eviction frees.  Then the client that has been idle longest is parked, then the next one, until there is room.
+- Idle is who submits nothing and waits for nothing, whatever lease it holds: parking takes the lease first.
+- Each state has an end: who does not leave or close in time stays.  Others are parked meanwhile (`move_stall_ns`).
 - A refusal or failure leaves the client running, and holds until it has had another lease.
 - A client that is to come back on another GPU (migration.py) takes the same way, also while it wants the GPU: its
   request waits until it has moved.
@@ -31,7 +33,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from nvshare.coordinator.engine import leases, reconcile
+from nvshare.coordinator.engine import reconcile
 from nvshare.coordinator.memory import checks, client_settings, orders, room
 from nvshare.coordinator.memory.planner import Eviction
 from nvshare.coordinator.model import events
@@ -39,7 +41,7 @@ from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, Notify, ParkingOver, Restore, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, IDLE, WAITING, Seat
+from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, WAITING, Seat
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode, Park, ParkAnswer
 
@@ -93,41 +95,38 @@ def after(node: Node, client: Client) -> int:
 
 
 def look(node: Node, now_ns: int) -> Iterable[Gpu]:
-    """Parks clients that have been idle for their time, and tries failed returns again.  O(clients), once a second.
-
-    A client that nobody waits for keeps its lease while it is idle.  So one that has had it for that time gives it
-    back; if it is at work, it asks for it again at once.
-    """
+    """Parks clients that have been idle for their time, and tries failed returns again.  O(clients), once a second."""
     for client in node.clients.values():
         parking, after_ns = client.parking, after(node, client)
         if parking.state is PARKED and parking.retry_at_ns is not None and now_ns >= parking.retry_at_ns:
             wake(node, client)
         elif after_ns and (idle_ns := _idle_ns(node, client, now_ns)) is not None and idle_ns >= after_ns:
             begin(node, client, now_ns)
-        if after_ns and parking.state is RUNNING:
-            _end_idle_leases(node, client.seats.values(), after_ns, now_ns)
     for gpu in node.gpus.values():
         if gpu.memory.short or _is_tight(gpu):
             _make_room(node, gpu, now_ns)
     return ()
 
 
-def _end_idle_leases(node: Node, seats: Iterable[Seat], after_ns: int, now_ns: int) -> None:
-    for seat in seats:
-        granted_ns = seat.lease.granted_at_ns or now_ns
-        if seat.phase is HOLDING and now_ns - granted_ns >= after_ns:
-            leases.revoke(node, seat.gpu, seat, "idle", now_ns)
-            node.changed_gpus[seat.gpu.uuid] = seat.gpu
+def _used_ns(seat: Seat) -> int:
+    """When the client used the GPU last: it got a lease, or its hook reported what it does, as it does at changes."""
+    lease = seat.lease
+    return max(seat.place.attached_at_ns, lease.granted_at_ns or lease.began_ns, seat.progress.last.at_ns)
+
+
+def _asks(seat: Seat) -> bool:
+    """A thread of the client waits for memory."""
+    return seat.memory.growth is not None or seat.client.client_id in seat.gpu.memory.immovable.questions
 
 
 def _idle_ns(node: Node, client: Client, now_ns: int) -> int | None:
-    """How long the client has not used its GPUs; None: it uses one, or cannot be parked, as far as is known."""
+    """How long the client has used none of its GPUs; None: it waits, or cannot be parked, as far as is known."""
     seats, parking = client.seats.values(), client.parking
     if parking.state is not RUNNING or parking.refused_at == _leases(client) or obstacle(node, client):
         return None
-    if any(seat.phase is not IDLE for seat in seats):
+    if any(seat.phase not in (IDLE, HOLDING) or _asks(seat) for seat in seats):
         return None
-    return now_ns - max(seat.place.last_released_ns or seat.place.attached_at_ns for seat in seats)
+    return now_ns - max(map(_used_ns, seats))
 
 
 def wants_looks(node: Node) -> bool:
@@ -162,16 +161,13 @@ def _make_room(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Parks the client that has been idle longest, one after the other."""
     checks.ask(node, gpu)
     clients = [seat.client for seat in gpu.seats.values()]
-    if any(client.parking.state in (LEAVING, CLOSING, SAVING) for client in clients):
+    leaving = [client.parking for client in clients if client.parking.state in (LEAVING, CLOSING, SAVING)]
+    if any(now_ns - parking.began_ns < node.settings.move_stall_ns for parking in leaving):
         return
     idle = {client: _idle_ns(node, client, now_ns) or 0 for client in clients if client.facts.park_after_ns != 0}
     longest = max(idle, key=lambda client: idle[client], default=None)
     if longest is not None and idle[longest] >= LEAST_IDLE_NS:
         begin(node, longest, now_ns, "others need its room")
-        return
-    if any(client.parking.state is WAKING or client.parking.retry_at_ns is not None for client in clients):
-        # It waits, but not in the queue: a lone holder may be idle.
-        _end_idle_leases(node, list(gpu.seats.values()), LEAST_IDLE_NS, now_ns)
         return
     gpu.memory.short = False
     for seat in gpu.memory.growing.values():
@@ -239,7 +235,7 @@ def begin(node: Node, client: Client, now_ns: int, why: str = "") -> None:
         parking.refused_at = _leases(client)
         refuse(node, client, against)
         return
-    parking.why, parking.began_ns = why, now_ns
+    parking.why, parking.began_ns, parking.since_ns = why, now_ns, now_ns
     _enter(node, client, LEAVING)
     for seat in client.seats.values():
         reconcile.withdraw(node, seat, "parked", now_ns)
@@ -258,16 +254,29 @@ def advance(node: Node, now_ns: int) -> None:
             continue
         if not client.parking.move.target and any(seat.phase is WAITING for seat in client.seats.values()):
             _stay(node, client, "it wants the GPU")
+        elif why := _stuck(node, client, now_ns):
+            _stay(node, client, why)
         elif client.parking.state is LEAVING and all(_has_left(node, seat, now_ns) for seat in client.seats.values()):
+            client.parking.since_ns = now_ns
             _enter(node, client, CLOSING)
             node.out.append(Send(client.client_id, Park(True)))
+
+
+def _stuck(node: Node, client: Client, now_ns: int) -> str:
+    """Why a client on its way out is not waited for any longer; "": it is."""
+    seats, settings = client.seats.values(), node.settings
+    if client.parking.state is CLOSING:
+        return "its hook does not answer" if now_ns >= client.parking.since_ns + settings.move_stall_ns else ""
+    if any(seat.phase is OVERDUE for seat in seats):
+        return "it does not give its lease back"
+    most_ns = settings.move_deadline_ns + sum(seat.memory.allocated_bytes for seat in seats)
+    return "it does not leave its GPUs in time" if now_ns >= client.parking.since_ns + most_ns else ""
 
 
 def _has_left(node: Node, seat: Seat, now_ns: int) -> bool:
     """All movable memory of the seat is on the host.  Orders an eviction if that is what it needs."""
     memory = seat.memory
-    asks = memory.growth is not None or seat.client.client_id in seat.gpu.memory.immovable.questions
-    if seat.phase not in (IDLE, WAITING) or seat.lease.stray or asks or seat.moves.order is not None:
+    if seat.phase not in (IDLE, WAITING) or seat.lease.stray or _asks(seat) or seat.moves.order is not None:
         order = seat.moves.order
         if order is not None and now_ns >= order.heard_ns + node.settings.move_stall_ns:
             _stay(node, seat.client, "it does not move its memory")
@@ -326,7 +335,6 @@ def saved(node: Node, event: events.Saved, now_ns: int) -> Iterable[Gpu]:
         else:
             _stay(node, client, event.error, lost=event.lost)
         return ()
-    client.parking.since_ns = now_ns
     _enter(node, client, PARKED)
     for seat in client.seats.values():
         checks.ask(node, seat.gpu)

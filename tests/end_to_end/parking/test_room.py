@@ -17,15 +17,25 @@ def states(node: Node) -> dict[str, str]:
     return {each["name"]: each["parking"] for each in node.control("clients")["clients"]}
 
 
-@pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
-def test_contexts_of_idle_programs_make_room(node: Node) -> None:
+AT_ONCE = ("--sharing=auto", "--policy=auto")
+"""The defaults: programs that run side by side keep their leases while they are idle."""
+
+
+@pytest.mark.parametrize(
+    ("node", "count", "capacity", "half", "sharing"),
+    [("1x256MiB", 3, 200, 90, ()), ("1x256MiB", 3, 200, 90, AT_ONCE), ("1x368MiB", 6, 308, 150, AT_ONCE)],
+    indirect=["node"],
+)
+def test_contexts_of_idle_programs_make_room(
+    node: Node, count: int, capacity: int, half: int, sharing: tuple[str, ...]
+) -> None:
     """Broken: a program has an out-of-memory error because of its neighbours' contexts, or these do not come back."""
-    node.start_coordinator("--capacity=200MiB")
-    command = [sys.executable, str(PROGRAM)]
-    idle = [node.run(command, "--memory=swap", f"--name=idle{n}", variables=CONTEXT) for n in range(3)]
-    assert [said(program) for program in idle] == ["ready"] * 3
-    large = node.run(command, "--memory=swap", "--name=large", variables=CONTEXT | {"PARKED_MIB": "90"})
-    assert said(large) == "ready"  # 180 MiB and four contexts of 32 are more than the card
+    node.start_coordinator(f"--capacity={capacity}MiB", *sharing)
+    command, small = [sys.executable, str(PROGRAM)], CONTEXT | {"PARKED_MIB": "2"}
+    idle = [node.run(command, "--memory=swap", f"--name=idle{n}", variables=small) for n in range(count)]
+    assert [said(program) for program in idle] == ["ready"] * count
+    large = node.run(command, "--memory=swap", "--name=large", variables=CONTEXT | {"PARKED_MIB": str(half)})
+    assert said(large) == "ready"  # its memory and all contexts of 32 MiB are more than the card
     assert "parked" in states(node).values()
     assert tell(large, "read") == "0 True"
     for program in (*idle, large):

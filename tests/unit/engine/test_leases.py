@@ -205,7 +205,7 @@ def test_a_debtor_runs_while_nobody_else_wants_the_gpu() -> None:
 def test_a_late_client_must_fit_beside_what_cannot_move() -> None:
     """Broken: a client in device mode would be let on a card that is full of a hung client's memory."""
     harness = one_gpu(drain_deadline_ns=SECOND_NS)
-    a = harness.client(wanted=True, memory=1 << 29)
+    a = harness.client(wanted=True, mode=messages.MemoryMode.SWAP, memory=1 << 29)
     big = harness.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=(1 << 29) + 1)
     small = harness.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=1)
     harness.milliseconds(QUANTUM_MS + 1000)

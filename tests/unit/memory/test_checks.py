@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from nvshare.coordinator.memory import checks
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
@@ -66,6 +67,30 @@ def test_a_report_under_way_is_no_lie() -> None:
     harness.handle(events.MemoryChecked(GPU, {str(client.process_id): 100}, 0))
     client.report(allocated=900, resident=900)
     assert client.seat().memory.resident_bytes == 900
+
+
+def test_what_a_hook_has_asked_for_is_no_lie() -> None:
+    """Broken: after a restart a program that waits for an answer is accused; or who always asks is never found out."""
+    harness = make_harness()
+    harness.handle(events.GpuAdded("GPU-1", "", 1000, 1000, 7, None))
+    client = harness.client(mode=MemoryMode.SWAP, attach=False)
+    client.attach("GPU-1", memory=400)
+    client.ask_room(400, 1)
+    assert not client.take(messages.MemoryReserved), "others may connect again"
+    for _ in range(checks.PATIENT_CHECKS - 1):
+        harness.handle(events.MemoryChecked("GPU-1", {str(client.process_id): 300}, 0))
+    assert client.seat().memory.resident_bytes == 400
+    harness.handle(events.MemoryChecked("GPU-1", {str(client.process_id): 300}, 0))
+    assert client.seat().memory.resident_bytes == 300
+
+
+def test_a_parked_program_is_not_accused() -> None:
+    """Broken: the log says that an honest program reports what it has not, because the driver has it off the card."""
+    harness = make_harness()
+    client = harness.client(mode=MemoryMode.DEVICE, attach=False)
+    client.say(messages.AttachGpu(0, GPU, 1000, 0, False, 400, 400, 400, True))
+    answer(harness, {})
+    assert not harness.logged("by the driver's figures")
 
 
 def test_a_later_report_of_a_liar_counts_once_it_is_checked() -> None:

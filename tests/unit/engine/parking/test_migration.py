@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nvshare.coordinator.engine.parking.migration import PATIENCE_NS
 from nvshare.coordinator.engine.snapshot import ClientSnapshot
 from nvshare.coordinator.memory.client_settings import PREPARE_STEP_BYTES
 from nvshare.coordinator.model import commands, events
@@ -13,7 +14,7 @@ from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import Harness, ScriptedClient, one_gpu
-from tests.unit.engine.parking.test_parking import SIZE, asked, brought_in, evicted, idle_client, on_the_way
+from tests.unit.engine.parking.test_parking import SIZE, asked, brought_in, evicted, idle_client, on_the_way, parked
 from tests.unit.engine.test_progress import Reporter
 
 HOME, OTHER = "GPU-0", "GPU-1"
@@ -408,6 +409,23 @@ def test_one_at_a_time_and_not_again_at_once() -> None:
     client.say(messages.ParkAnswer(False, "a stream is being captured"))
     look(harness)
     assert moving(harness) == [({first.client, second.client} - {chosen}).pop()]
+
+
+def test_a_move_that_does_not_end_keeps_nobody_else() -> None:
+    """Broken: one stopped program in the midst of its move ends rebalancing for all."""
+    harness = two_gpus(drain_deadline_ns=60 * SECOND_NS)
+    stopped = idle_client(harness)
+    parked(harness, stopped)
+    harness.gpu("GPU-2")
+    migrate(harness, stopped, "GPU-2")
+    assert shown(harness, stopped).parking == "waking", "and the driver does not answer"
+    harness.handle(events.Set("rebalance", True))
+    _, waiting = crowd(harness)
+    look(harness)
+    assert moving(harness) == [stopped.client]
+    harness.advance(PATIENCE_NS)
+    look(harness)
+    assert moving(harness) == [stopped.client, waiting.client]
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,44 @@ def test_memory_that_does_not_move() -> None:
     assert state(harness, client) == ("running", "it does not move its memory")
 
 
+def test_a_hook_that_does_not_answer() -> None:
+    """Broken: a stopped program is being parked for ever, and `nvshare-ctl park` waits as long."""
+    harness = one_gpu()
+    client = idle_client(harness)
+    park(harness, client)
+    evicted(client)
+    client.take(messages.Park)
+    harness.advance(harness.scheduler.settings.move_stall_ns)
+    harness.handle(events.Look())
+    assert state(harness, client) == ("running", "its hook does not answer")
+    assert client.take(messages.Park) == [messages.Park(False)], "for when it goes on"
+
+
+def test_a_lease_that_does_not_come_back() -> None:
+    """Broken: a program that keeps its lease is being parked for ever."""
+    harness = one_gpu()
+    client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    park(harness, client)
+    harness.advance(harness.scheduler.settings.drain_deadline_ns)
+    harness.handle(events.Look())
+    assert state(harness, client) == ("running", "it does not give its lease back")
+
+
+def test_memory_that_comes_back_again_and_again() -> None:
+    """Broken: a peer that reports what it was told to evict as resident again is being parked for ever."""
+    harness = one_gpu()
+    client = idle_client(harness)
+    park(harness, client)
+    seconds = 0
+    while state(harness, client)[0] == "leaving":
+        evicted(client)
+        client.report(allocated=SIZE, resident=SIZE)
+        harness.advance(SECOND_NS)
+        harness.handle(events.Look())
+        seconds += 1
+        assert seconds < 60
+
+
 def test_by_itself_after_its_time_and_not_again_after_a_refusal() -> None:
     """Broken: `park_after` does nothing; or a program that cannot be parked moves its memory each second."""
     harness = one_gpu()
@@ -245,23 +283,21 @@ def test_a_programs_own_time_comes_before_that_of_its_class_and_of_all(
     assert harness.scheduler.wants_looks is bool(of_all or of_class)
 
 
-def test_a_lone_holder_shows_whether_it_is_idle() -> None:
-    """Broken: a program alone on its GPU keeps its lease, so it counts as busy for ever; or a busy one is parked."""
+def test_a_holder_that_submits_nothing_is_idle() -> None:
+    """Broken: a program that nobody waits for keeps its lease and counts as busy for ever; or a busy one is parked."""
     harness = one_gpu(park_after_ns=10 * SECOND_NS)
     client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
-    harness.advance(10 * SECOND_NS)
-    harness.handle(events.Look())
-    assert len(client.take(messages.Revoke)) == 1
-    client.release(wanted=True)
-    assert state(harness, client) == ("running", "")
-    harness.advance(10 * SECOND_NS)
-    harness.handle(events.Look())
-    client.release()
+    lease = client.lease()
+    harness.advance(9 * SECOND_NS)
+    client.progress(lease, harness.clock.now_ns, 1, 0, 0)
+    harness.advance(9 * SECOND_NS)
     harness.handle(events.Look())
     assert state(harness, client)[0] == "running"
-    harness.advance(10 * SECOND_NS)
+    harness.advance(SECOND_NS)
     harness.handle(events.Look())
-    assert state(harness, client)[0] == "leaving"
+    assert (state(harness, client)[0], len(client.take(messages.Revoke))) == ("leaving", 1)
+    client.release(wanted=True)
+    assert state(harness, client) == ("running", "it wants the GPU")
 
 
 def test_a_failed_return_is_tried_again() -> None:
