@@ -19,7 +19,7 @@ from typing import Final
 
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, REVOKING, WORK_NS, Counts, Seat
+from nvshare.coordinator.model.seat import HOLDING, REVOKING, Counts, Seat
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol.messages import Progress
 from nvshare.scheduler_policies.api import Measured
@@ -87,7 +87,7 @@ def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu,
 def over_time(seat: Seat, now_ns: int) -> float:
     """Work over the last 5 s or round of turns, against the rate alone, at most 1.0; 0: not known."""
     mine, round_ns = seat.progress, seat.gpu.leases.active_seats * seat.gpu.rules.quantum_ns
-    span_ns = min(WORK_NS, max(SHOWN_NS, round_ns), now_ns - seat.place.attached_at_ns)
+    span_ns = min(mine.recent.span_ns, max(SHOWN_NS, round_ns), now_ns - seat.place.attached_at_ns)
     if span_ns <= 0 or mine.alone_rate <= 0.0:
         return 0.0
     return min(1.0, mine.recent.growth(now_ns, mine.last.work, span_ns=span_ns) * SECOND_NS / span_ns / mine.alone_rate)

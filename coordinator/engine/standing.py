@@ -45,20 +45,16 @@ class Standing:
 
     def sentence(self, program: str, blocker: str, place: int, lacking_bytes: int) -> str:
         """The reason for people; "" without one.  `place`: the clients that come before it."""
+        stopped = " (stopped: continue it with kill -CONT, or end it)" if self.blocker_stopped else ""
+        where, lacking = f"{ordinal(place + 1)} in line" if place else "next in line", format_size(lacking_bytes)
         return _WHY.get(self.reason, "").format(
-            program=program,
-            state=self.state,
-            blocker=blocker,
-            stopped=" (stopped: continue it with kill -CONT, or end it)" if self.blocker_stopped else "",
-            place=f"{ordinal(place + 1)} in line" if place else "next in line",
-            lacking=format_size(lacking_bytes),
+            program=program, state=self.state, blocker=blocker, stopped=stopped, place=where, lacking=lacking
         )
 
 
 def ordinal(number: int) -> str:
     """`1st`, `2nd`, `3rd`, `4th`, `11th`, `21st`."""
-    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{last}"
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def standing(seat: Seat) -> Standing:

@@ -126,10 +126,6 @@ class Counts:
     steps: int = 0
 
 
-WORK_NS: Final = 20_000_000_000
-"""The longest span of the figure of progress that people see."""
-
-
 @dataclass(slots=True)
 class SeatProgress:
     """One client on one GPU.  Changed by engine/progress.py."""
@@ -146,7 +142,7 @@ class SeatProgress:
     busy_alone: float = 0.0
     ahead_ns: float = 0.0
     """Lead of the client over its rate alone."""
-    recent: RecentSum = field(default_factory=lambda: RecentSum(span_ns=WORK_NS))
+    recent: RecentSum = field(default_factory=lambda: RecentSum(span_ns=20_000_000_000))
     """Work as it was reported."""
 
     def view(self) -> Progress:

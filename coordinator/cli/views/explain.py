@@ -23,7 +23,6 @@ _FIGURES: Final = (
     *("placed_alone", "placed_why"),
     *_SIZES,
 )
-_LEFT_OUT: Final = ("paused", "stopped", "in debt")
 _MOST_PAIRS: Final = 5
 _RULES: Final = (
     *("index", "uuid", "name", "policy", "sharing", "quantum_ns", "quantum_automatic", "switch_share"),
@@ -69,7 +68,7 @@ def explanation(status: Mapping[str, Any], gpu: str | None = None) -> list[dict[
 def _headline(gpu: Mapping[str, Any], seats: list[dict[str, Any]], waiting: list[dict[str, Any]]) -> str:
     """The plan's reason, and programs that it leaves out."""
     found = gpu["why"] if gpu["members"] else "no program may run now" if waiting else "no program wants the GPU"
-    out = [f"{seat['name']} is {seat['state']}" for seat in seats if seat["state"] in _LEFT_OUT]
+    out = [f"{seat['name']} is {seat['state']}" for seat in seats if seat["state"] in ("paused", "stopped", "in debt")]
     return "; ".join((found, first_of(out, 3))) if out else found
 
 
@@ -103,8 +102,7 @@ def lines(gpus: Iterable[Mapping[str, Any]], now_ns: int) -> list[str]:
         text.append(f"  policy {gpu['policy']}, sharing {gpu['sharing']}, {quantum}")
         text += [f"  {sentence}" for sentence in (*notes(gpu), *_costs(gpu["memory"]))]
         for each in (*gpu["running"], *gpu["waiting"]):
-            because = f": {each['waits_why']}" if each["waits_why"] else ""
-            text.append(f"  {state(each, each, now_ns)}: {_program(each)}{because}")
+            text.append(": ".join(filter(None, (f"  {state(each, each, now_ns)}", _program(each), each["waits_why"]))))
         for each in gpu["placed"]:
             alone = " alone" if each["placed_alone"] else ""
             text.append(f"  placed{alone}: {_who(each)}, {each['placed_why']}")
