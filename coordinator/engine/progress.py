@@ -88,9 +88,9 @@ def over_time(seat: Seat, now_ns: int) -> float:
     """Work over the last 5 s or round of turns, against the rate alone, at most 1.0; 0: not known."""
     mine, round_ns = seat.progress, seat.gpu.leases.active_seats * seat.gpu.rules.quantum_ns
     span_ns = min(mine.recent.span_ns, max(SHOWN_NS, round_ns), now_ns - seat.place.attached_at_ns)
-    if span_ns <= 0 or mine.alone_rate <= 0.0:
-        return 0.0
-    return min(1.0, mine.recent.growth(now_ns, mine.last.work, span_ns=span_ns) * SECOND_NS / span_ns / mine.alone_rate)
+    rate = mine.recent.growth(now_ns, mine.last.work, span_ns=span_ns) * SECOND_NS / max(1, span_ns)
+    # A rate alone that is less than the present one within a lease was measured badly.
+    return min(1.0, rate / max(mine.alone_rate, mine.rate)) if mine.alone_rate > 0.0 else 0.0
 
 
 def _keep(seat: Seat, message: Progress, at_ns: int, now_ns: int) -> None:
