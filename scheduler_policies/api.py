@@ -89,11 +89,6 @@ class Progress:
     alone_at_ns: int = 0
     """When `alone_rate` was measured last."""
 
-    @property
-    def normalised(self) -> float:
-        """Rate now over the rate alone; 0: not known."""
-        return self.rate / self.alone_rate if self.alone_rate > 0.0 else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Memory:

@@ -74,9 +74,7 @@ class Options:
 class Coordinator:
     """All parts of one coordinator."""
 
-    def __init__(
-        self, settings: Settings, options: Options, devices: Sequence[Device], supervisor: Supervisor
-    ) -> None:
+    def __init__(self, settings: Settings, options: Options, devices: Sequence[Device], supervisor: Supervisor) -> None:
         """Opens the sockets.  The directory must be prepared and locked.  Raises StartError and OSError."""
         directory = options.directory
         all_users = directory.path == runtime_dir.SYSTEM_DIRECTORY
@@ -227,7 +225,7 @@ class Coordinator:
             log.info("%s: waiting for the earlier lease %s", device.uuid, who)
             if holder > 0:
                 started_at = self._journal.earlier[device.uuid].started_at
-                self.server.watch_holder(device.uuid, holder, started_at, self.settings.recovery_ns)
+                self.server.watch_holder(device.uuid, holder, started_at)
 
     def _make_mps(self, directory: RuntimeDir, *, all_users: bool) -> Mps:
         real = self._real

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nvshare.coordinator.daemon.control.api import encode_error
@@ -37,27 +36,13 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("nvshare")
 
-HOLDER_CHECKS: Final = 10
-"""Checks of an earlier lease holder during one recovery time."""
-MIN_CHECK_PERIOD_NS: Final = 1_000_000
 MOST_ENDING: Final = 256
 """Processes whose end is watched at a time."""
 ANSWER_TIMEOUT_S: Final = 2.0
 LOOK_NS: Final = 1_000_000_000
-"""Between two looks for programs to park."""
+"""Between two looks for programs to park and for stopped ones."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Holder:
-    """A process that may still hold a lease of an earlier coordinator."""
-
-    uuid: str
-    process_id: int
-    recovery_ns: int
-    check_at_ns: int
-    stopped: bool = False
 
 
 class Waiter:
@@ -161,7 +146,8 @@ class Server:
         """The signal that ended the loop."""
         self._tasks: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._holders: dict[int, _Holder] = {}  # by pidfd
+        self._holders: dict[int, str] = {}
+        """UUIDs by pidfd: processes that may still hold a lease of an earlier coordinator."""
         self._leave_when: Callable[[], bool] | None = None
         self._linger_ns = 0
         self._leave_check_ns: int | None = None
@@ -194,11 +180,9 @@ class Server:
         while (due_ns := slots.next_deadline_ns()) is not None and due_ns <= time.monotonic_ns():
             self._slots_turn(slots, set())
 
-    def watch_holder(self, uuid: str, process_id: int, started_at: int, recovery_ns: int) -> None:
-        """Recovery: reports to the engine when an earlier lease holder has died, and while it is stopped.
-
-        The holder has `recovery_ns` to reconnect, not counting the time in which it is stopped.
-        """
+    def watch_holder(self, uuid: str, process_id: int, started_at: int) -> None:
+        """Recovery: reports to the engine when an earlier lease holder has died, and at once whether it is stopped."""
+        self._look_ns = time.monotonic_ns()
         try:
             descriptor = os.pidfd_open(process_id)
         except OSError:
@@ -208,7 +192,7 @@ class Server:
             os.close(descriptor)
             self._dispatcher.event(events.HolderGone(uuid), time.monotonic_ns())
             return
-        self._holders[descriptor] = _Holder(uuid, process_id, recovery_ns, time.monotonic_ns())
+        self._holders[descriptor] = uuid
         self._sockets.waiter.add(descriptor)
 
     def handle_signals(self, reload: Callable[[], None]) -> None:
@@ -259,7 +243,7 @@ class Server:
         while not self._stopping:
             ready = self._wait()
             if self._holders:
-                self._recovery_turn(ready)  # first: a stopped holder extends the deadline that timers act on
+                self._recovery_turn(ready)
             self._helpers.serve(ready)
             for process_id in self._sockets.ends.ended(ready):
                 self._dispatcher.event(events.ProcessEnded(process_id), time.monotonic_ns())
@@ -320,25 +304,14 @@ class Server:
 
     def _recovery_turn(self, ready: set[int]) -> None:
         now_ns = time.monotonic_ns()
-        for descriptor, holder in list(self._holders.items()):
+        for descriptor, uuid in list(self._holders.items()):
             if descriptor in ready:
-                self._dispatcher.event(events.HolderGone(holder.uuid), now_ns)
-            elif self._dispatcher.scheduler.recovering(holder.uuid):
-                if now_ns >= holder.check_at_ns:
-                    self._check_stopped(holder, now_ns)
+                self._dispatcher.event(events.HolderGone(uuid), now_ns)
+            elif self._dispatcher.scheduler.recovering(uuid):
                 continue
             del self._holders[descriptor]
             self._sockets.waiter.remove(descriptor)
             os.close(descriptor)
-
-    def _check_stopped(self, holder: _Holder, now_ns: int) -> None:
-        """A stopped holder may still have its gate open: the recovery waits until it has had time to reconnect."""
-        stopped = is_stopped(holder.process_id)
-        if stopped or holder.stopped:
-            deadline_ns = now_ns + holder.recovery_ns
-            self._dispatcher.event(events.HolderStopped(holder.uuid, stopped, deadline_ns), now_ns)
-        holder.stopped = stopped
-        holder.check_at_ns = now_ns + max(MIN_CHECK_PERIOD_NS, holder.recovery_ns // HOLDER_CHECKS)
 
     def _slots_turn(self, slots: SlotWatch, ready: set[int]) -> None:
         now_ns = time.monotonic_ns()
@@ -366,7 +339,9 @@ class Server:
             self._look_ns = now_ns + LOOK_NS
         elif now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_NS
-            self._dispatcher.event(events.Look(), now_ns)
+            self._dispatcher.event(
+                events.Look(frozenset(filter(is_stopped, self._dispatcher.scheduler.watched))), now_ns
+            )
         for source in self._timed:
             due_ns = source.next_deadline_ns()
             if due_ns is not None and now_ns >= due_ns:
@@ -390,7 +365,6 @@ class Server:
         slots_ns = None if self._slots is None else self._slots.next_deadline_ns()
         due = [self._dispatcher.deadline_ns, self._leave_check_ns, self._look_ns, self._ping_at_ns, slots_ns]
         due += [source.next_deadline_ns() for source in self._timed]
-        due += [holder.check_at_ns for holder in self._holders.values()]
         times = [at for at in due if at is not None]
         return max(0, min(times) - time.monotonic_ns()) if times else None
 

@@ -320,8 +320,8 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
     classes = (((*labels, client.rank.job_class.name.lower()), 1) for labels, client, _ in seats)
     yield family(Gauge, "nvshare_client_class", "Always 1", (*_CLIENT, "class"), classes)
     # Only what is measured: an unknown figure has no series.
-    text = "Its rate now by its rate alone"
-    known = ((labels, seat.progress.normalised) for labels, _, seat in seats if seat.progress.normalised)
+    text = "Its rate of late, waiting included, by its rate alone"
+    known = ((labels, seat.progress_normalised) for labels, _, seat in seats if seat.progress_normalised)
     yield family(Gauge, "nvshare_client_progress_ratio", text, _CLIENT, known)
     text = "Share of the time in which it kept the GPU busy when it ran alone"
     known = ((labels, seat.progress.busy_alone) for labels, _, seat in seats if seat.progress.busy_alone)

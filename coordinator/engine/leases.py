@@ -166,7 +166,7 @@ def _set_running(gpu: Gpu, seat: Seat, runs: bool, now_ns: int) -> None:
 
 def keep_quiet_clock(gpu: Gpu, now_ns: int) -> None:
     """The clock runs from the end of an event that leaves nobody waiting to the next one that changes this."""
-    leases, quiet = gpu.leases, not len(gpu.wait_queue) and gpu.switching.switch is None
+    leases, quiet = gpu.leases, not gpu.is_waited_for
     if quiet is (leases.quiet_since_ns is None):
         leases.quiet_ns, leases.quiet_since_ns = gpu.quiet_clock_ns(now_ns), now_ns if quiet else None
 

@@ -23,7 +23,6 @@ from nvshare.coordinator.model.client import Client, Facts
 from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import WAITING, Seat
 from nvshare.coordinator.model.settings import SETTINGS
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import JobClass, Policy, Rank
@@ -174,16 +173,9 @@ def _pause(node: Node, client: Client, now_ns: int) -> None:
     node.out.append(Notify("paused" if client.facts.paused else "resumed", {"client": client.client_id}))
     for seat in client.seats.values():
         if not client.facts.paused:
-            _resume(seat, now_ns)
+            reconcile.readmit(seat, now_ns)
         else:
             reconcile.withdraw(node, seat, "paused", now_ns)
-
-
-def _resume(seat: Seat, now_ns: int) -> None:
-    if seat.phase is WAITING and seat.schedulable:
-        seat.place.waiting_since_ns = now_ns
-        seat.place.view = None
-        seat.gpu.wait_queue.join(seat)
 
 
 _OF_GPU: Final[dict[str, Callable[[Node, Gpu, int], None]]] = {

@@ -8,6 +8,8 @@ Rules:
   Before that a client's first rate alone is a guess.
 - Reports are the client's own.  Figures that are impossible are dropped.
 
+- Policies see rates within leases.  People see `over_time`: waiting and idle time count too.
+
 Non-goals: what policies make of it.
 """
 
@@ -25,6 +27,7 @@ from nvshare.scheduler_policies.api import Measured
 REFILL_NS: Final = 50 * MILLISECOND_NS
 SHORTEST_NS: Final = 20 * MILLISECOND_NS
 GUESS_NS: Final = 80 * MILLISECOND_NS
+SHOWN_NS: Final = 5 * SECOND_NS
 AT_WORK: Final = frozenset({HOLDING, REVOKING})
 UNLIKELY: Final = 1.2
 """No program stays so much faster beside others than alone: its rate alone is measured again."""
@@ -47,11 +50,11 @@ def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu,
     same_set = last.at_ns >= changed_ns or seat.lease.granted_at_ns == changed_ns
     work, for_ns = message.work - last.work, at_ns - since_ns
     if not counted or not same_set or work < 0:
-        _keep(seat, message, at_ns)
+        _keep(seat, message, at_ns, now_ns)
         return ()
     if for_ns < SHORTEST_NS:
         if last.at_ns == 0:
-            _keep(seat, message, at_ns)
+            _keep(seat, message, at_ns, now_ns)
         return ()
     mine.rate = work * SECOND_NS / for_ns
     mine.step_rate = max(0, message.steps - last.steps) * SECOND_NS / for_ns
@@ -70,7 +73,7 @@ def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu,
     watched_ns = message.watched_ns - last.watched_ns
     if alone and watched_ns >= SHORTEST_NS:
         mine.busy_alone = min(1.0, max(0.0, (message.busy_ns - last.busy_ns) / watched_ns))
-    _keep(seat, message, at_ns)
+    _keep(seat, message, at_ns, now_ns)
     if not gpu.policy_guard.reads_progress:
         return ()
     running = tuple(client for client, other in gpu.leases.by_client.items() if other.phase in AT_WORK)
@@ -81,7 +84,17 @@ def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu,
     return (gpu,)
 
 
-def _keep(seat: Seat, message: Progress, at_ns: int) -> None:
+def over_time(seat: Seat, now_ns: int) -> float:
+    """Work over the last 5 s or round of turns, against the rate alone, at most 1.0; 0: not known."""
+    mine, round_ns = seat.progress, seat.gpu.leases.active_seats * seat.gpu.rules.quantum_ns
+    span_ns = min(mine.recent.span_ns, max(SHOWN_NS, round_ns), now_ns - seat.place.attached_at_ns)
+    rate = mine.recent.growth(now_ns, mine.last.work, span_ns=span_ns) * SECOND_NS / max(1, span_ns)
+    # A rate alone that is less than the present one within a lease was measured badly.
+    return min(1.0, rate / max(mine.alone_rate, mine.rate)) if mine.alone_rate > 0.0 else 0.0
+
+
+def _keep(seat: Seat, message: Progress, at_ns: int, now_ns: int) -> None:
+    seat.progress.recent.mark(now_ns, message.work)
     seat.progress.last = Counts(
         message.lease_id, at_ns, message.work, message.busy_ns, message.watched_ns, message.steps
     )

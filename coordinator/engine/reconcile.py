@@ -46,7 +46,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 def _pass_deadlines(node: Node, gpu: Gpu, now_ns: int) -> None:
     recovery, by_client = gpu.recovery, gpu.leases.by_client
-    if recovery.expected_holder is not None and now_ns >= recovery.deadline_ns:
+    if recovery.expected_holder is not None and now_ns >= recovery.deadline_ns and not recovery.holder_stopped:
         if not gpu.leases.last_holder:  # else holders of several leases have come back
             text = f"{gpu.uuid}: no program claimed the lease of the earlier coordinator"
             node.out.append(Log(logging.WARNING, text))
@@ -79,6 +79,14 @@ def withdraw(node: Node, seat: Seat, why: str, now_ns: int) -> None:
         cancel_switch(seat.gpu, now_ns)
     elif seat.phase is HOLDING:
         leases.revoke(node, seat.gpu, seat, why, now_ns)
+
+
+def readmit(seat: Seat, now_ns: int) -> None:
+    """The seat may be schedulable again.  The time before does not count as waiting."""
+    if seat.phase is WAITING and seat.schedulable and seat not in seat.gpu.wait_queue:
+        seat.place.waiting_since_ns = now_ns
+        seat.place.view = None
+        seat.gpu.wait_queue.join(seat)
 
 
 def _bring_in(node: Node, gpu: Gpu, now_ns: int) -> None:

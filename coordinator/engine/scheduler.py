@@ -17,11 +17,10 @@ Non-goals: plans (planning.py), leases (leases.py, reconcile.py), memory (memory
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from nvshare.coordinator.engine import invariants, leases, operator_commands, progress, reconcile, recovery
+from nvshare.coordinator.engine import invariants, leases, operator_commands, progress, reconcile, recovery, stopped
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
 from nvshare.coordinator.engine.parking import migration, parking
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
@@ -40,7 +39,7 @@ from nvshare.coordinator.memory import admission, checks, host_budget, orders, p
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, Facts, Identity
-from nvshare.coordinator.model.commands import MANY_HOLDERS, Command, Log, Notify, ParkingOver, Send, SetTimer
+from nvshare.coordinator.model.commands import MANY_HOLDERS, Command, Notify, ParkingOver, Send, SetTimer
 from nvshare.coordinator.model.gpu import Gpu, GpuLeases, GpuRules, Recovery
 from nvshare.coordinator.model.memory import GpuMemory
 from nvshare.coordinator.model.node import Node
@@ -93,7 +92,6 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any, int], Iterable[Gpu]]] = {
             events.GpuAdded: self._gpu_added,
             events.HolderGone: self._holder_gone,
-            events.HolderStopped: self._holder_stopped,
             events.ClientRegistered: self._registered,
             events.Received: self._received,
             events.ClientGone: self._gone,
@@ -103,7 +101,11 @@ class Scheduler:
             events.Settled: self._settled,
             events.Saved: lambda event, now: parking.saved(self._node, event, now),
             events.Restored: lambda event, now: migration.restored(self._node, event, now),
-            events.Look: lambda _, now: [*parking.look(self._node, now), *migration.look(self._node, now)],
+            events.Look: lambda event, now: [
+                *stopped.look(self._node, event.stopped, now),
+                *parking.look(self._node, now),
+                *migration.look(self._node, now),
+            ],
             events.Set: lambda event, now: operator_commands.set_value(self._node, event, now),
         }
 
@@ -119,7 +121,12 @@ class Scheduler:
     @property
     def wants_looks(self) -> bool:
         """Whether `events.Look` is due each second."""
-        return self._node.settings.rebalance or parking.wants_looks(self._node)
+        return self._node.settings.rebalance or parking.wants_looks(self._node) or stopped.wants_looks(self._node)
+
+    @property
+    def watched(self) -> set[int]:
+        """The processes that `events.Look` is to tell of."""
+        return stopped.watched(self._node)
 
     @property
     def event_log(self) -> EventLog:
@@ -271,18 +278,6 @@ class Scheduler:
             gpu.recovery.expected_holder = None
         return (gpu,)
 
-    def _holder_stopped(self, event: events.HolderStopped, now_ns: int) -> Iterable[Gpu]:
-        gpu = self._node.gpus[event.uuid]
-        if gpu.recovery.expected_holder is None or gpu.recovery.expected_holder == MANY_HOLDERS:
-            return ()
-        if event.stopped and not gpu.recovery.holder_stopped:
-            process = f"process {gpu.recovery.expected_holder}, which holds its lease, is stopped"
-            text = f"{gpu.uuid}: {process}; nothing is granted until it goes on (kill -CONT) or ends"
-            self._node.out.append(Log(logging.WARNING, text))
-        gpu.recovery.holder_stopped = event.stopped
-        gpu.recovery.deadline_ns = event.recovery_deadline_ns
-        return (gpu,)
-
     def _timer_fired(self, event: events.TimerFired, now_ns: int) -> Iterable[Gpu]:
         due = [uuid for uuid, deadline in self._deadlines.items() if deadline is not None and deadline <= now_ns]
         return [self._node.gpus[uuid] for uuid in due]
@@ -343,6 +338,7 @@ class Scheduler:
         host_budget.client_left(self._node, client, now_ns)
         self._node.parking.pop(event.client, None)
         self._node.out.append(ParkingOver(event.client))
+        self._node.stopped.pop(event.client, None)
         self._node.own_park_times.discard(event.client)
         self._node.out.append(Notify("gone", {"client": event.client, "name": client.identity.name}))
         return [seat.gpu for seat in client.seats.values()]

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from nvshare.coordinator.engine import progress
 from nvshare.coordinator.engine.parking import parking
+from nvshare.coordinator.engine.standing import Standing, standing
 from nvshare.coordinator.memory import host_budget, room
 from nvshare.coordinator.model.client import Client, Identity
 from nvshare.coordinator.model.gang import Gang
@@ -72,9 +74,8 @@ class SeatTurnSnapshot:
     """Turns of one client on one GPU."""
 
     waiting_since_ns: int | None
+    """None: it does not wait for others."""
     demoted: bool
-    member: bool
-    """It is in the plan's running set."""
     recent_share: float
     """Part of the last minute, or since it attached, in which it had a lease."""
 
@@ -88,6 +89,7 @@ class SeatSnapshot:
     phase: str
     lease_id: int
     holding_since_ns: int | None
+    standing: Standing
     turn: SeatTurnSnapshot
     moving: str | None
     """`out`, `in` or None."""
@@ -98,6 +100,8 @@ class SeatSnapshot:
     recent_moved_bytes: int
     """Moved out and in during the last minute."""
     progress: Progress
+    progress_normalised: float
+    """Rate over time, waiting included, against the rate alone; 0: not known.  For people: policies see `progress`."""
     step_rate: float
     """Steps a second as the program counts them; 0: it does not."""
 
@@ -147,6 +151,10 @@ def paged_out(gpu: Gpu) -> dict[int, int]:
     return found
 
 
+def _waits_since_ns(seat: Seat) -> int | None:
+    return seat.place.waiting_since_ns if seat.schedulable or seat.room.unschedulable else None
+
+
 def _seat(seat: Seat, paged: Mapping[int, int], now_ns: int) -> SeatSnapshot:
     memory, order = seat.memory, seat.moves.order
     resident_bytes = memory.resident_bytes - paged.get(seat.client.client_id, 0)
@@ -158,10 +166,11 @@ def _seat(seat: Seat, paged: Mapping[int, int], now_ns: int) -> SeatSnapshot:
         gpu=seat.ordinal,
         phase=seat.phase.value,
         holding_since_ns=seat.lease.granted_at_ns,
+        standing=standing(seat),
         turn=_derive(
             SeatTurnSnapshot,
             seat.place,
-            member=seat.client.client_id in seat.gpu.schedule.members,
+            waiting_since_ns=_waits_since_ns(seat),
             recent_share=seat.place.recent.share(now_ns, seat.held_ns(now_ns), seat.place.attached_at_ns),
         ),
         moving=None if order is None else "out" if order.evict else "in",
@@ -178,6 +187,7 @@ def _seat(seat: Seat, paged: Mapping[int, int], now_ns: int) -> SeatSnapshot:
         moves=replace(seat.moves.statistics),
         recent_moved_bytes=int(seat.moves.recent.growth(now_ns, seat.moves.statistics.moved_bytes)),
         progress=seat.progress.view(),
+        progress_normalised=progress.over_time(seat, now_ns),
     )
 
 
@@ -323,7 +333,7 @@ def take_gpu(gpu: Gpu, paged: Mapping[int, int], now_ns: int) -> GpuSnapshot:
         leases=LeasesSnapshot(
             holders=tuple(gpu.leases.by_client),
             preparing=next((seat.client.client_id for seat in seats if seat.phase is NEXT), None),
-            waiting=sum(1 for seat in seats if seat.place.waiting_since_ns is not None),
+            waiting=sum(_waits_since_ns(seat) is not None for seat in seats),
             queue=queue(gpu),
             lease_id=gpu.leases.next_lease_id - 1,
             recent_handovers_ns=tuple(switching.recent_handovers_ns),
@@ -430,20 +440,12 @@ class WaitSnapshot:
     index: int
     """The GPU's number on the node."""
     identity: Identity
-    holders: tuple[Identity, ...]
+    standing: Standing
+    blocker: Identity | None
+    """The client that the reason names."""
     place: int
     """Clients that come before it; 0: it is the next one, or has no place."""
-    paused: bool
     lacking_bytes: int
-    """Room that its memory lacks beside immovable memory; 0: it fits."""
-    stuck: Identity | None
-    """Its memory was to make room for this program's, and does not move."""
-    recovering: bool
-    stopped: bool
-    """Recovering, and the earlier holder is stopped."""
-    in_debt: bool
-    moving: bool
-    """It was chosen, and memory moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,29 +464,11 @@ def take_wait(node: Node, seat: Seat) -> WaitSnapshot | None:
     gpu, client = seat.gpu, seat.client
     if seat.place.waiting_since_ns is None:
         return None
-    order = queue(gpu)
-    return _derive(
-        WaitSnapshot,
-        client,
-        client.facts,
-        seat,
-        gpu,
-        index=list(node.gpus).index(gpu.uuid),
-        holders=tuple(each.client.identity for each in gpu.leases.by_client.values()),
-        place=order.index(client.client_id) if client.client_id in order else 0,
-        lacking_bytes=seat.room.lacking_bytes if seat.room.unschedulable else 0,
-        stuck=_stuck(seat) if seat.room.unschedulable else None,
-        stopped=gpu.recovery.holder_stopped,
-        moving=seat.phase is NEXT,
-    )
-
-
-def _stuck(waiting: Seat) -> Identity | None:
-    for seat in waiting.gpu.seats.values():
-        order = seat.moves.order
-        if seat is not waiting and order is not None and order.evict and order.stalled:
-            return seat.client.identity
-    return None
+    order, stands = queue(gpu), standing(seat)
+    blocker = node.clients[stands.blocker].identity if stands.blocker else None
+    place = order.index(client.client_id) if client.client_id in order else 0
+    index = list(node.gpus).index(gpu.uuid)
+    return WaitSnapshot(index, client.identity, stands, blocker, place, seat.room.lacking_bytes)
 
 
 def take_refusal(node: Node, client: Client, uuid: str) -> RefusalSnapshot:

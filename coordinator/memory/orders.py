@@ -163,7 +163,7 @@ def eviction_candidate(node: Node, seat: Seat) -> Candidate:
         seat.client.memory_mode is not MemoryMode.DEVICE
         and not seat.client.parking.closed
         and seat.phase not in WITH_LEASE
-        and not seat.lease.stray
+        and not (seat.lease.stray or seat.client.stopped)
         and (seat.moves.order is None or not (seat.moves.order.evict or seat.moves.order.moving))
         and not seat.moves.replaced_id
         and seat.moves.evict_failed_at != seat.gpu.leases.statistics.grants
@@ -342,7 +342,8 @@ def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
         del gpu.memory.immovable.ending[process_id]
     for seat in gpu.memory.moving.values():
         order = seat.moves.order
-        if order is not None and order.moving and now_ns >= order.heard_ns + node.settings.move_stall_ns:
+        late = order is not None and now_ns >= order.heard_ns + node.settings.move_stall_ns
+        if order is not None and order.moving and (late or seat.client.stopped):
             order.stalled = True
             seat.moves.evict_failed = order.evict
             gpu.memory.statistics.failed_orders += 1

@@ -145,6 +145,8 @@ class Client:
     placement: Placement = NOT_PLACED
     parking: Parking = field(default_factory=Parking)
     host: HostShare = field(default_factory=HostShare)
+    stopped: bool = False
+    """Its process is stopped.  Changed by engine/stopped.py."""
     seats: dict[int, Seat] = field(default_factory=dict)
     """By the client's own ordinal of the GPU."""
 

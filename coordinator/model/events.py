@@ -40,19 +40,6 @@ class HolderGone:
 
 
 @dataclass(frozen=True, slots=True)
-class HolderStopped:
-    """The process that `GpuAdded.expected_holder` named is stopped by a signal or a debugger.
-
-    The GPU waits for it until `recovery_deadline_ns`.  The event comes again while the process is `stopped`, and once
-    more when it runs again.
-    """
-
-    uuid: str
-    stopped: bool
-    recovery_deadline_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class ClientRegistered:
     """A hook said hello.  The kernel reports `process_id` and `user_id`; `hello` asks for no more than it may have.
 
@@ -153,13 +140,17 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A second has passed, while `park_after` or `rebalance` is set or a client needs it to come back."""
+    """A second has passed, while `park_after` or `rebalance` is set, or somebody waits.
+
+    `stopped`: the processes of `Scheduler.watched` that are stopped by a signal or a debugger.
+    """
+
+    stopped: frozenset[int] = frozenset()
 
 
 Event = (
     GpuAdded
     | HolderGone
-    | HolderStopped
     | ClientRegistered
     | Settled
     | Received

@@ -196,6 +196,11 @@ class Gpu:
         """A client may still work under a lease of an earlier coordinator."""
         return self.recovery.expected_holder is not None
 
+    @property
+    def is_waited_for(self) -> bool:
+        """A client waits that may be granted, or memory moves for one."""
+        return len(self.wait_queue) > 0 or self.switching.switch is not None
+
     def reconnecting(self, now_ns: int) -> bool:
         """After a restart: clients may be missing whose memory is on the GPU, so nothing is brought in."""
         return self.recovery.survivors and now_ns < self.recovery.reconnected_at_ns

@@ -61,6 +61,8 @@ class Node:
     """Why no client can be parked; "": some may be."""
     own_park_times: set[int] = field(default_factory=set)
     """Clients with a time of their own after which they are parked."""
+    stopped: dict[int, Client] = field(default_factory=dict)
+    """Clients whose process is stopped; see engine/stopped.py."""
     gang_turns: int = 0
     gang_gathered_ns: int = 0
 

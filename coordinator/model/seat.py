@@ -7,7 +7,7 @@
 Rules:
 - A seat changes phase through `Seat.enter` only, along `TRANSITIONS`.
 - A seat is in `gpu.leases.by_client` exactly in the phases `WITH_LEASE`.
-- A seat is in `gpu.wait_queue` exactly when it is WAITING and schedulable, and its client is neither paused nor parked.
+- A seat is in `gpu.wait_queue` exactly when it is WAITING and schedulable.
 """
 
 from __future__ import annotations
@@ -142,6 +142,8 @@ class SeatProgress:
     busy_alone: float = 0.0
     ahead_ns: float = 0.0
     """Lead of the client over its rate alone."""
+    recent: RecentSum = field(default_factory=lambda: RecentSum(span_ns=20_000_000_000))
+    """Work as it was reported."""
 
     def view(self) -> Progress:
         """The progress as a policy sees it."""
@@ -197,7 +199,7 @@ class Seat:
         """It may be in the wait queue."""
         client = self.client
         runs = client.parking.state in (ParkState.RUNNING, ParkState.PREPARING)
-        return runs and not client.facts.paused and not self.room.unschedulable
+        return runs and not (client.facts.paused or client.stopped or self.room.unschedulable)
 
     @property
     def in_debt(self) -> bool:

@@ -265,8 +265,8 @@ class Settings:
     )  # fmt: skip
     longest_wait_ns: int = setting(
         DURATION, 5 * SECOND_NS,
-        help='With `quantum = "auto"`: turns are short enough for this wait, unless switching would then cost more '
-        "than a fifth of the time. Read at the start",
+        help='With `quantum = "auto"`: the turns of the others last no longer together, unless switching would then '
+        "cost more than a fifth of the time. Moves of memory come on top. Read at the start",
     )  # fmt: skip
     sharing: Sharing = setting(  # noqa: RUF009 (a field)
         _choice("auto", "exclusive", "concurrent", choice=Sharing), Sharing.AUTO, by_gpu=True, live=True,
@@ -308,7 +308,7 @@ class Settings:
         DURATION, 10 * SECOND_NS, chapter="Slow and lost programs",
         help="How long submitted work may take to end after a revoke. What takes longer than a quantum is a debt of "
         "the program's user or slot: while others want the GPU, its programs wait until each other user could have "
-        "had as much time",
+        "had as much time. A stopped program has about a second instead, while `overdue_action` is `nothing`",
     )  # fmt: skip
     overdue_action: OverdueAction = setting(  # noqa: RUF009 (a field)
         _choice("nothing", "demote", "kill", choice=OverdueAction), OverdueAction.NOTHING,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 RECENT_NS: Final = 60_000_000_000
-MARK_NS: Final = 5_000_000_000
-"""A mark replaces the last one if the one before that is younger."""
+MARKS: Final = 12
+"""A mark replaces the last one if the one before that is younger than this part of the span."""
 
 
 @dataclass(slots=True)
@@ -81,27 +81,29 @@ class SeatMoveStatistics:
 
 @dataclass(slots=True)
 class RecentSum:
-    """The growth of a sum during the last minute.  Changed by engine/leases.py and memory/orders.py."""
+    """The growth of a sum during the last minute.  Changed by engine/leases.py, engine/progress.py and
+    memory/orders.py."""
 
     marks: deque[tuple[int, int]] = field(default_factory=deque)
-    """(time, sum until then), oldest first.  The first one is at least a minute old, or the first of all."""
+    """(time, sum until then), oldest first.  The first one is at least a span old, or the first of all."""
+    span_ns: int = RECENT_NS
 
     def mark(self, now_ns: int, total: int) -> None:
         """The sum begins or ends to grow, or has grown."""
         marks = self.marks
-        while len(marks) > 1 and marks[1][0] <= now_ns - RECENT_NS:
+        while len(marks) > 1 and marks[1][0] <= now_ns - self.span_ns:
             marks.popleft()
-        if len(marks) > 1 and now_ns - marks[-2][0] < MARK_NS:
+        if len(marks) > 1 and now_ns - marks[-2][0] < self.span_ns // MARKS:
             marks.pop()
         marks.append((now_ns, total))
 
-    def growth(self, now_ns: int, total: int, start: tuple[int, int] | None = None) -> float:
-        """The growth during the last minute, or since a later `start`: (time, sum then); None: the first mark.
+    def growth(self, now_ns: int, total: int, start: tuple[int, int] | None = None, span_ns: int = RECENT_NS) -> float:
+        """The growth during the last minute or less, or since a later `start`: (time, sum then); None: the first mark.
 
         An estimate: even growth between two marks.
         """
         before = start or next(iter(self.marks), (now_ns, total))
-        from_ns = max(now_ns - RECENT_NS, before[0])
+        from_ns = max(now_ns - span_ns, before[0])
         for at_ns, sum_then in (*self.marks, (now_ns, total)):
             if at_ns > from_ns:
                 part = (from_ns - before[0]) / (at_ns - before[0])

@@ -25,15 +25,11 @@ def picture(status: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, An
     if status["hides_names"]:
         status = hide_names(dict(status), NO_USER)
         names = {client: f"client c{client}" for client in names}
-    now_ns = status["now_ns"]
-    places = {(gpu["uuid"], client): place for gpu in status["gpus"] for place, client in enumerate(gpu["queue"], 1)}
-    programs = [
-        _program(client, seat, now_ns, places) for client in status["clients"] for seat in client["seats"] or (None,)
-    ]
-    # First those that run, then the queue: they are shown when there are too many.
-    programs.sort(key=lambda each: (not each["running"], each["place"] or len(programs), each["client"]))
+    programs = [_program(client, seat, status) for client in status["clients"] for seat in client["seats"] or (None,)]
+    # First those that run, then those that wait longest: they are shown when there are too many.
+    programs.sort(key=lambda each: (not each["running"], -(each["waiting_ms"] or 0), each["client"]))
     return {
-        "now_ms": now_ns / 1e6,
+        "now_ms": status["now_ns"] / 1e6,
         "simulated": status["simulated"],
         "directory": status["runtime_dir"],
         "notes": [*status["problems"], *room_lines(status), *host_lines(status)[:1]],
@@ -69,10 +65,9 @@ def _gpu(gpu: Mapping[str, Any], why: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _program(
-    client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int, places: Mapping[tuple[str, int], int]
-) -> dict[str, Any]:
+def _program(client: Mapping[str, Any], seat: Mapping[str, Any] | None, status: Mapping[str, Any]) -> dict[str, Any]:
     """One client on one GPU; `seat` None: it has not attached to one."""
+    now_ns = status["now_ns"]
     found = {
         "client": client["client"],
         "pid": client["process_id"],
@@ -84,17 +79,16 @@ def _program(
         "state": words.state(client, seat, now_ns),
         "gpu": None,
         "running": False,
-        "place": None,
+        "waiting_ms": None,
     }
     if seat is None:
         return found
-    waiting_ns = None if client["paused"] else seat["waiting_since_ns"]
-    holding_ns = seat["holding_since_ns"]
+    waiting_ns, holding_ns = seat["waiting_since_ns"], seat["holding_since_ns"]
     return {
         **found,
         "gpu": seat["uuid"],
+        "why": words.why(client, seat, status),
         "running": holding_ns is not None,
-        "place": places.get((seat["uuid"], client["client"])),
         "waiting_ms": None if waiting_ns is None else max(0, now_ns - waiting_ns) / 1e6,
         "holding_ms": None if holding_ns is None else max(0, now_ns - holding_ns) / 1e6,
         "moving": seat["moving"],

@@ -17,13 +17,13 @@ from nvshare.client_hook import steps
 from nvshare.client_hook.api import Lease
 from nvshare.client_hook.launcher import JOB_CLASSES
 from nvshare.coordinator.cli.ctl_call import call, call_and_settle
+from nvshare.coordinator.cli.views import words
 from nvshare.coordinator.cli.views.explain import class_name
-from nvshare.coordinator.cli.views.words import count
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import client_directory
-from nvshare.coordinator.units import format_duration, format_size
+from nvshare.coordinator.units import format_size
 
 USAGE: Final = """\
 %gpu                  this notebook's GPUs: lease, wait, memory, progress
@@ -39,7 +39,6 @@ _LEASES: Final = {
     Lease.FREE: "runs without a coordinator",
     Lease.UNMANAGED: "is not shared",
 }
-_PHASES: Final = {"idle": "idle", "waiting": "waits", "next": "is next", "holding": "has the GPU"}
 
 
 def load(shell: Any) -> None:
@@ -104,22 +103,21 @@ def report() -> Iterator[str]:
     if not own or not own[0]["seats"]:
         yield "this notebook has not used a GPU yet"
         return
-    indices = {each["uuid"]: each for each in status["gpus"]}
     for seat in own[0]["seats"]:
-        yield _line(own[0], seat, indices[seat["uuid"]], status["now_ns"])
+        yield _line(own[0], seat, status)
 
 
-def _line(client: Mapping[str, Any], seat: Mapping[str, Any], card: Mapping[str, Any], now_ns: int) -> str:
-    parts = [_PHASES.get(seat["phase"], "gives the GPU back")]
-    if seat["waiting_since_ns"] is not None:
-        parts[0] += f" for {format_duration(max(0, now_ns - seat['waiting_since_ns']))}"
+def _line(client: Mapping[str, Any], seat: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    card = next(each for each in status["gpus"] if each["uuid"] == seat["uuid"])
+    because = words.why(client, seat, status)
+    parts = [words.state(client, seat, status["now_ns"]) + (f": {because}" if because else "")]
     others = card["waiting"] - (seat["waiting_since_ns"] is not None)
-    parts.append(f"{count(others, 'other program')} waiting")
+    parts.append(f"{words.count(others, 'other program')} waiting")
     limit = f" of {format_size(seat['limit_bytes'])}" if seat["limit_bytes"] else ""
     parts.append(
         f"memory {format_size(seat['allocated_bytes'])}{limit}, on the card {format_size(seat['resident_bytes'])}"
     )
-    if seat["phase"] == "holding" and seat["progress_normalised"] >= 0.01:  # of an idle program it says nothing
+    if seat["progress_normalised"] >= 0.01:
         parts.append(f"speed {seat['progress_normalised']:.0%} of alone")
     parts.append(f"class {class_name(client)}")
     return f"GPU {card['index']} ({card['name']}): {'; '.join(parts)}"

@@ -14,7 +14,7 @@ from nvshare.coordinator.cli.top.choice import Choice, Row, place_of, rows
 from nvshare.coordinator.cli.views.explain import class_name, explanation, notes, percent
 from nvshare.coordinator.cli.views.slots import pod_of
 from nvshare.coordinator.cli.views.table import Column, cut, layout, number, text, word
-from nvshare.coordinator.cli.views.words import count, duration, programs, quantum, running, size, size_of, state
+from nvshare.coordinator.cli.views.words import count, duration, programs, quantum, size, size_of, state
 from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.units import format_duration
 
@@ -76,11 +76,9 @@ class _Gpu:
     def _running(self, names: Mapping[int, str], width: int) -> str:
         if self.gpu["recovering"]:
             return "recovering leases of an earlier coordinator"
-        moving = self.gpu["preparing"]
-        listed = [
-            names.get(client, f"client c{client}") + (", for which memory moves" if client == moving else "")
-            for client in running(self.gpu)
-        ]
+        moving, listed = self.gpu["preparing"], [names.get(each, f"client c{each}") for each in self.gpu["holders"]]
+        if moving is not None:
+            listed.append(names.get(moving, f"client c{moving}") + ", for which memory moves")
         return _listed(listed, width)
 
     def _memory(self, cells: int, screen: Screen) -> str:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from nvshare.coordinator.cli.views.words import first_of, state, why
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.model.statistics import RECENT_NS
 from nvshare.coordinator.system.users import user_name
@@ -18,7 +19,7 @@ OVERRIDES: Final = {
 _SIZES: Final = ("allocated_bytes", "recent_moved_bytes")
 _FIGURES: Final = (
     *("client", "name", "process_id", "user_id", "job_class", "share_request", "share_limit"),
-    *("phase", "waiting_since_ns", "progress_normalised", "progress_busy_alone", "moved_from", "moved_why"),
+    *("state", "waiting_since_ns", "progress_normalised", "progress_busy_alone", "moved_from", "moved_why"),
     *("placed_alone", "placed_why"),
     *_SIZES,
 )
@@ -47,22 +48,28 @@ def explanation(status: Mapping[str, Any], gpu: str | None = None) -> list[dict[
         if gpu not in (None, str(each["index"])) and not each["uuid"].startswith(gpu):
             continue
         seats = [
-            {name: {**client, **seat}[name] for name in _FIGURES}
+            {**{name: {**client, **seat}[name] for name in _FIGURES}, "waits_why": why(client, seat, status)}
             for client in status["clients"]
             for seat in client["seats"]
             if seat["uuid"] == each["uuid"]
         ]
         for seat in seats:
             seat["moved_from"] = index.get(seat["moved_from"], seat["moved_from"])
-        place = {client: number for number, client in enumerate(each["members"])}
-        running = sorted((s for s in seats if s["client"] in place), key=lambda s: place[s["client"]])
-        waiting = [s for s in seats if s["client"] not in place and s["waiting_since_ns"] is not None]
-        why = each["why"] if running else "no program wants the GPU"
+        running = [seat for seat in seats if seat["client"] in each["holders"]]
+        waiting = [seat for seat in seats if seat not in running and seat["waits_why"]]
         shown = {"running": running, "waiting": waiting, "placed": [seat for seat in seats if seat["placed_why"]]}
-        found.append({**{name: each[name] for name in _RULES}, "why": why, **shown, "memory": _memory(each, seats)})
+        why_so = _headline(each, seats, waiting)
+        found.append({**{name: each[name] for name in _RULES}, "why": why_so, **shown, "memory": _memory(each, seats)})
     if gpu is not None and len(found) != 1:
         raise ControlError("gpu", f"{gpu!r} is not one GPU of this coordinator; see `nvshare-ctl status`")
     return found
+
+
+def _headline(gpu: Mapping[str, Any], seats: list[dict[str, Any]], waiting: list[dict[str, Any]]) -> str:
+    """The plan's reason, and programs that it leaves out."""
+    found = gpu["why"] if gpu["members"] else "no program may run now" if waiting else "no program wants the GPU"
+    out = [f"{seat['name']} is {seat['state']}" for seat in seats if seat["state"] in ("paused", "stopped", "in debt")]
+    return "; ".join((found, first_of(out, 3))) if out else found
 
 
 def _memory(gpu: Mapping[str, Any], seats: list[dict[str, Any]]) -> dict[str, Any]:
@@ -94,10 +101,8 @@ def lines(gpus: Iterable[Mapping[str, Any]], now_ns: int) -> list[str]:
         quantum = f"quantum {format_duration(gpu['quantum_ns'])}{automatic}"
         text.append(f"  policy {gpu['policy']}, sharing {gpu['sharing']}, {quantum}")
         text += [f"  {sentence}" for sentence in (*notes(gpu), *_costs(gpu["memory"]))]
-        text += [f"  running: {_program(each)}" for each in gpu["running"]]
-        for each in gpu["waiting"]:
-            waited_ns = max(0, now_ns - each["waiting_since_ns"])
-            text.append(f"  waiting for {format_duration(waited_ns)}: {_program(each)}")
+        for each in (*gpu["running"], *gpu["waiting"]):
+            text.append(": ".join(filter(None, (f"  {state(each, each, now_ns)}", _program(each), each["waits_why"]))))
         for each in gpu["placed"]:
             alone = " alone" if each["placed_alone"] else ""
             text.append(f"  placed{alone}: {_who(each)}, {each['placed_why']}")

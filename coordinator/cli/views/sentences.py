@@ -1,11 +1,11 @@
-"""Sentences of `nvshare-ctl status`: gangs, live settings, lack of room, host memory, MPS."""
+"""Sentences of `nvshare-ctl status`: gangs, live settings, programs that may not run, host memory, MPS."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from nvshare.coordinator.cli.views.words import count
+from nvshare.coordinator.cli.views.words import count, why
 from nvshare.coordinator.model.settings import SETTINGS
 from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.units import format_duration, format_size
@@ -47,15 +47,13 @@ def live_lines(settings: Iterable[Mapping[str, Any]], status: Mapping[str, Any] 
 
 
 def room_lines(status: Mapping[str, Any]) -> list[str]:
-    """Clients that lack memory beside immovable memory of others, with the remedy."""
+    """Clients that may not run, with the reason, and with the remedy where it is immovable memory of others."""
     lines = []
     for client in status["clients"]:
         for seat in client["seats"]:
-            if seat.get("unschedulable") and not seat["lacking_bytes"]:
-                lines.append(
-                    f"{client['name']} ({client['process_id']}) has no room on GPU {_index(status, seat)}: its limit "
-                    "is less than it has, or memory of others could not be moved; it is tried again every few seconds"
-                )
+            if seat["reason"] in ("paused", "stopped", "debt", "stuck", "refused"):
+                on = f"{client['name']} ({client['process_id']}), {seat['state']} on GPU {_index(status, seat)}"
+                lines.append(f"{on}: {why(client, seat, status)}")
             if not seat.get("lacking_bytes"):
                 continue
             others = [

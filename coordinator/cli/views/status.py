@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from nvshare.coordinator.cli.views.sentences import gang_lines, host_lines, live_lines, mps_line, room_lines
 from nvshare.coordinator.cli.views.table import layout, number, text, word
-from nvshare.coordinator.cli.views.words import count, first_of, programs, quantum, running, size_of
+from nvshare.coordinator.cli.views.words import count, first_of, programs, quantum, size_of
 from nvshare.coordinator.units import format_duration, format_share
 
 _COLUMNS: Final = (
@@ -28,9 +28,8 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     found += [mps_line(status["mps"]), *host_lines(status), *room_lines(status)]
     for gpu in status["gpus"]:
         if gpu.get("expected_stopped"):
-            who = f"process {gpu['expected_process']}" if gpu["expected_process"] > 0 else "a program"
-            text = f"GPU {gpu['index']} is not granted: {who} held it before the restart and is stopped; "
-            found.append(text + "continue it (kill -CONT) or end it")
+            text = f"GPU {gpu['index']} is not granted: process {gpu['expected_process']} held it before the restart"
+            found.append(f"{text} and is stopped; continue it (kill -CONT) or end it")
     found += [f"live setting: {line}" for line in live_lines(status.get("live", ()), status)]
     return found + gang_lines(status, names)
 
@@ -46,7 +45,7 @@ def _table(status: Mapping[str, Any], names: Mapping[int, str], width: int | Non
 
 
 def _row(gpu: Mapping[str, Any], names: Mapping[int, str], most: int | None) -> tuple[str, ...]:
-    shown = first_of((names.get(client, f"client c{client}") for client in running(gpu)), most)
+    shown = first_of((names.get(client, f"client c{client}") for client in gpu["holders"]), most)
     return (
         str(gpu["index"]),
         gpu["name"],

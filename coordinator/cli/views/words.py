@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
+from nvshare.coordinator.engine.standing import Standing
 from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.units import format_duration, format_size
 
@@ -24,11 +27,6 @@ def programs(status: Mapping[str, Any]) -> dict[int, str]:
         else named[client["client"]]
         for client in status["clients"]
     }
-
-
-def running(gpu: Mapping[str, Any]) -> list[int]:
-    """The running set, and others that have not given their lease back yet."""
-    return list(dict.fromkeys((*gpu["members"], *gpu["holders"])))
 
 
 def count(number: int, thing: str) -> str:
@@ -63,18 +61,23 @@ def quantum(gpu: Mapping[str, Any]) -> str:
 
 def state(client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int | None) -> str:
     """`running`, `waiting 1.2s`, `paused`, ...; without `now_ns` no time."""
-    if client["paused"]:
-        return "paused"
-    if client["moves_to"]:
-        return "migrating"
-    if client["parking"] != "running":
-        return str(client["parking"])
     if seat is None:
-        return "idle"
-    shown = "no room" if seat["unschedulable"] else "running" if seat["phase"] == "holding" else str(seat["phase"])
+        return "paused" if client["paused"] else "idle"
+    shown = str(seat["state"])
     if now_ns is not None and seat["waiting_since_ns"] is not None:
         shown += f" {duration(max(0, now_ns - seat['waiting_since_ns']))}"
     return shown
+
+
+def why(client: Mapping[str, Any], seat: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """Why it may not run now; "" if it may, or wants nothing."""
+    if not seat["reason"]:
+        return ""
+    stands = Standing(**{each.name: seat[each.name] for each in fields(Standing)})
+    blocker = next((program(each) for each in status["clients"] if each["client"] == stands.blocker), "")
+    order = next(gpu["queue"] for gpu in status["gpus"] if gpu["uuid"] == seat["uuid"])
+    place = order.index(client["client"]) if client["client"] in order else 0
+    return stands.sentence(shlex.quote(client["name"]), blocker, place, seat["lacking_bytes"])
 
 
 def duration(value_ns: int) -> str:

@@ -7,42 +7,18 @@ another user's program.
 from __future__ import annotations
 
 import shlex
-from typing import Final
 
 from nvshare.coordinator.engine.snapshot import RefusalSnapshot, WaitSnapshot
 from nvshare.coordinator.model.client import Identity
 from nvshare.coordinator.system.users import known_name
 from nvshare.coordinator.units import format_size
 
-_STOPPED: Final = "stopped: continue it (kill -CONT) or end it"
-
 
 def wait(wait: WaitSnapshot, *, hide_names: bool) -> str:
     """For example `waiting for GPU 0, held by train.py (alice); 2nd in line`."""
-    begin = f"waiting for GPU {wait.index}"
-    if wait.paused:
-        return f"{begin}: this program is paused; `nvshare-ctl resume {shlex.quote(wait.identity.name)}` continues it"
-    if wait.recovering:
-        missing = f"the program that held it is {_STOPPED}" if wait.stopped else "an earlier holder is not back yet"
-        return f"{begin}: the coordinator has restarted, and {missing}"
-    if wait.moving:
-        return f"{begin}: this program is next, and memory is being moved for it"
-    place = "next in line" if wait.place == 0 else f"{ordinal(wait.place + 1)} in line"
-    if wait.in_debt:
-        place = "others come first, because programs of this user gave the GPU back too late"
-    if wait.lacking_bytes:
-        lacking = format_size(wait.lacking_bytes)
-        place = f"{lacking} of this program's memory does not fit beside memory that cannot move"
-    elif wait.stuck is not None:
-        place = (
-            f"the memory of {_holder(wait.stuck, wait.identity, hide_names)} does not move; perhaps it is {_STOPPED}"
-        )
-    if not wait.holders:
-        return f"{begin}, which no program holds now; {place}"
-    holder = _holder(wait.holders[0], wait.identity, hide_names)
-    others = len(wait.holders) - 1
-    more = "" if not others else f" and {others} other program{'s' if others > 1 else ''}"
-    return f"{begin}, held by {holder}{more}; {place}"
+    blocker = "" if wait.blocker is None else _holder(wait.blocker, wait.identity, hide_names)
+    why = wait.standing.sentence(shlex.quote(wait.identity.name), blocker, wait.place, wait.lacking_bytes)
+    return f"waiting for GPU {wait.index}{',' if why.startswith('held by') else ':'} {why}"
 
 
 def refusal(refused: RefusalSnapshot, *, hide_names: bool) -> str:
@@ -57,12 +33,6 @@ def refusal(refused: RefusalSnapshot, *, hide_names: bool) -> str:
         rest = format_size(sum(size for _, size in others))
         named += f", {len(others)} other program{'s' if len(others) > 1 else ''} {rest}"
     return f"{begin}, and {named}; free memory there, or start device-mode programs with `--memory swap`"
-
-
-def ordinal(number: int) -> str:
-    """`1st`, `2nd`, `3rd`, `4th`, `11th`, `21st`."""
-    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{last}"
 
 
 def _holder(holder: Identity, asker: Identity, hide_names: bool) -> str:

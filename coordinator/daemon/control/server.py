@@ -25,7 +25,6 @@ from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import SETTINGS, Value
-from nvshare.scheduler_policies.api import Progress
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.live_settings import Live, LiveSettings, Owner
@@ -343,7 +342,7 @@ def _paths(record: Any, prefix: str = "") -> list[str]:
         value = getattr(record, field.name)
         path = prefix + field.name
         paths += _paths(value, path + ".") if dataclasses.is_dataclass(value) else [path]
-    return [*paths, prefix + "normalised"] if isinstance(record, Progress) else paths
+    return paths
 
 
 def _field_name(path: str) -> str:

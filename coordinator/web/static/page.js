@@ -218,6 +218,7 @@ function showProgram(row, gpu, each) {
   text(cell("pid"), each.pid ? `(${each.pid})` : "");
   for (const name of ["user", "class", "mode"]) text(cell(name), each[name]);
   text(cell("state"), each.state);
+  cell("state").title = each.why ?? "";
   text(cell("progress"), percent(each.progress));
   text(cell("share"), percent(each.share));
   const figures = [size(each.resident_bytes)];

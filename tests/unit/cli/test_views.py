@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from nvshare.coordinator.cli.views import clients, memory, slots, status
+from nvshare.coordinator.cli.views import clients, explain, memory, slots, status
 from nvshare.coordinator.cli.views.output import View, with_period, written
-from tests.harness import one_gpu
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from tests.harness import contended, one_gpu
 from tests.unit.cli import replies
 
 VIEWS: Mapping[str, View] = {
@@ -92,3 +94,35 @@ def test_a_reply_of_any_kind_is_shown() -> None:
     harness.client()
     for view in VIEWS.values():
         assert view(replies.status(harness), 80)
+
+
+def test_every_view_says_that_a_program_is_paused() -> None:
+    """Broken: `explain` says that the other one is alone, `status` that one waits, and nobody says why."""
+    harness, holder, other = contended(sharing=Sharing.EXCLUSIVE)
+    harness.handle(events.Set("paused", True, client=other.client))
+    reply = replies.status(harness)
+    (row,) = (line for line in clients.lines(reply) if line.startswith("c2 "))
+    assert " paused " in row
+    why = "this program is paused; `nvshare-ctl resume c2` continues it"
+    assert f"c2 (1002), paused on GPU 0: {why}" in status.lines(reply)
+    shown = explain.lines(explain.explanation(reply), reply["now_ns"])
+    assert shown[0].endswith("; c2 is paused")
+    assert [line for line in shown if line.startswith("  paused: c2 ") and line.endswith(f": {why}")]
+    assert [line for line in shown if line.startswith("  running: c1 ")]
+    assert reply["gpus"][0]["waiting"] == 0
+    harness.handle(events.Set("paused", True, client=holder.client))
+    holder.release()
+    assert "no program may run now" in explain.lines(explain.explanation(replies.status(harness)), 0)[0]
+
+
+def test_the_one_whose_memory_moves_does_not_run() -> None:
+    """Broken: `explain` and `status` take the plan for what is."""
+    harness = one_gpu(100, sharing=Sharing.EXCLUSIVE)
+    following, other = (harness.client(mode=MemoryMode.SWAP, resident=0, host=60) for _ in range(2))
+    following.request()
+    other.request()
+    reply = replies.status(harness)
+    shown = explain.lines(explain.explanation(reply), reply["now_ns"])
+    assert not [line for line in shown if line.startswith("  running")]
+    assert [line for line in shown if line.startswith("  next") and "memory is being moved for it" in line]
+    assert [line for line in shown if "memory is being moved for c1 (" in line and line.endswith("; next in line")]

@@ -8,23 +8,17 @@ import pytest
 
 from nvshare.coordinator.daemon.control import explanations
 from nvshare.coordinator.engine.snapshot import RefusalSnapshot, WaitSnapshot
+from nvshare.coordinator.engine.standing import Standing
 from nvshare.coordinator.model.client import Identity
 
 MINE = Identity("mine.py", "python", 10, 1000, "")
 THEIRS = Identity("train.py", "python", 11, 1001, "")
-WAIT = WaitSnapshot(
-    0,
-    MINE,
-    (THEIRS,),
-    place=1,
-    paused=False,
-    lacking_bytes=0,
-    stuck=None,
-    recovering=False,
-    stopped=False,
-    in_debt=False,
-    moving=False,
-)
+TURN = Standing("waiting", "turn", 2)
+WAIT = WaitSnapshot(0, MINE, TURN, THEIRS, place=1, lacking_bytes=0)
+
+
+def wait(reason: str, blocker: Identity | None = None, *, stopped: bool = False, lacking: int = 0) -> WaitSnapshot:
+    return WaitSnapshot(0, MINE, Standing("waiting", reason, 2, stopped), blocker, place=0, lacking_bytes=lacking)
 
 
 @pytest.fixture(autouse=True)
@@ -33,38 +27,41 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait", "text"),
+    ("waits", "text"),
     [
         (WAIT, "waiting for GPU 0, held by train.py (alice); 2nd in line"),
-        (replace(WAIT, place=0, holders=(THEIRS, MINE)), "held by train.py (alice) and 1 other program; next in line"),
-        (replace(WAIT, holders=()), "waiting for GPU 0, which no program holds now; 2nd in line"),
-        (replace(WAIT, paused=True), "this program is paused; `nvshare-ctl resume mine.py` continues it"),
-        (replace(WAIT, lacking_bytes=1 << 30), "1GiB of this program's memory does not fit"),
         (
-            replace(WAIT, holders=(), stuck=THEIRS),
-            "the memory of train.py (alice) does not move; perhaps it is stopped",
+            wait("turn", THEIRS, stopped=True),
+            "held by train.py (alice) (stopped: continue it with kill -CONT, or end it",
         ),
-        (replace(WAIT, recovering=True), "the coordinator has restarted, and an earlier holder is not back yet"),
-        (replace(WAIT, recovering=True, stopped=True), "the program that held it is stopped: continue it (kill -CONT)"),
-        (replace(WAIT, in_debt=True), "others come first, because programs of this user gave the GPU back too late"),
-        (replace(WAIT, moving=True), "memory is being moved for it"),
+        (wait("free"), "waiting for GPU 0: no program holds it now; next in line"),
+        (wait("next", THEIRS), "waiting for GPU 0: memory is being moved for train.py (alice); next in line"),
+        (wait("paused"), "this program is paused; `nvshare-ctl resume mine.py` continues it"),
+        (wait("lacks", lacking=1 << 30), "1GiB of this program's memory does not fit"),
+        (wait("stuck", THEIRS), "the memory of train.py (alice) does not move"),
+        (wait("stuck", THEIRS, stopped=True), "does not move (stopped: continue it with kill -CONT"),
+        (wait("recovering"), "the coordinator has restarted, and an earlier holder is not back yet"),
+        (wait("recovering", stopped=True), "is not back yet (stopped: continue it with kill -CONT"),
+        (wait("debt"), "others come first, because programs of this user gave the GPU back too late"),
+        (wait("moving"), "memory is being moved for it"),
+        (wait("stopped"), "this program is stopped: continue it (kill -CONT) or end it"),
     ],
 )
-def test_the_reason_is_said(wait: WaitSnapshot, text: str) -> None:
+def test_the_reason_is_said(waits: WaitSnapshot, text: str) -> None:
     """Broken: a program waits and its user does not learn for what."""
-    assert text in explanations.wait(wait, hide_names=False)
+    assert text in explanations.wait(waits, hide_names=False)
 
 
 def test_hidden_names_are_those_of_other_users() -> None:
     """Broken: a user reads what another one runs, or cannot tell which of their own programs is in the way."""
     assert "held by a program of alice;" in explanations.wait(WAIT, hide_names=True)
-    assert "held by mine.py (bob);" in explanations.wait(replace(WAIT, holders=(MINE,)), hide_names=True)
+    assert "held by mine.py (bob);" in explanations.wait(replace(WAIT, blocker=MINE), hide_names=True)
 
 
 def test_containers_learn_nothing_of_each_other() -> None:
     """Broken: a container reads another tenant's pod."""
-    wait = replace(WAIT, holders=(replace(THEIRS, group="slot-7"),))
-    assert "held by another container;" in explanations.wait(wait, hide_names=False)
+    theirs = replace(WAIT, blocker=replace(THEIRS, group="slot-7"))
+    assert "held by another container;" in explanations.wait(theirs, hide_names=False)
 
 
 def test_a_refusal_names_who_has_the_memory() -> None:

@@ -144,7 +144,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
         message(messages.MoveProgress, gpu, number, small, small, flag, st.integers(0, 1)),
         st.builds(events.TimerFired),
         st.builds(events.HolderGone, st.sampled_from("AB")),
-        st.builds(events.HolderStopped, st.sampled_from("AB"), st.booleans(), st.integers(0, 1 << 40)),
+        st.builds(events.Look, st.frozensets(st.integers(0, 9), max_size=3)),
         setting("quantum", st.none() | st.integers(1, 50), gpu=uuid),
         setting("policy", policy),
         setting("sharing", st.sampled_from(["auto", "exclusive", "concurrent"]), gpu=uuid),

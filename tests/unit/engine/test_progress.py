@@ -11,7 +11,7 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import Progress
-from tests.harness import Harness, ScriptedClient, one_gpu
+from tests.harness import Harness, ScriptedClient, contended, one_gpu
 
 STEP_MS = 100
 
@@ -66,7 +66,6 @@ def test_a_rate_beside_another_one_is_no_rate_alone() -> None:
     reporter.report()
     seen = reporter.works(60)
     assert (seen.rate, seen.alone_rate) == (600.0, 1000.0)
-    assert seen.normalised == pytest.approx(0.6)
     other.release(idle=True)
     reporter.works(90)
     assert reporter.works(100).alone_rate > 900.0
@@ -120,3 +119,19 @@ def test_impossible_reports_change_no_rate() -> None:
     harness.handle(late)
     assert reporter.client.seat().progress.measured_at_ns == harness.clock.now_ns, "no report is from the future"
     assert harness.gpu_snapshot().rules.policy_failures == 0
+
+
+def test_people_see_work_over_time() -> None:
+    """Broken: two programs that share the GPU in turns seem to be as fast as alone, or an idle one seems at work."""
+    harness, *clients = contended(sharing=Sharing.EXCLUSIVE, quantum_ns=200 * MILLISECOND_NS)
+    reporters = {client.client: Reporter(client) for client in clients}
+    for _ in range(60):
+        (holder,) = harness.gpu_snapshot().leases.holders
+        reporters[holder].works(100)
+        reporters[holder].works(100)
+        harness.clients[holder].release(wanted=True)
+    for client in clients:
+        assert client.seat().progress.alone_rate == 1000.0
+        assert client.seat().progress_normalised == pytest.approx(0.5, abs=0.05)
+    harness.milliseconds(20_000)
+    assert [client.seat().progress_normalised for client in clients] == [0.0, 0.0]

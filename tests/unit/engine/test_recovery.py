@@ -17,14 +17,14 @@ HOLDER = 77
 
 def serving(next_lease_id: int = 1, **settings: object) -> Harness:
     """A coordinator whose GPU nobody held when it started."""
-    harness = Harness(create, drain_deadline_ns=SECOND_NS, **settings)
+    harness = Harness(create, drain_deadline_ns=SECOND_NS, recovery_ns=2 * SECOND_NS, **settings)
     harness.gpu(next_lease_id=next_lease_id)
     return harness
 
 
 def recovering(holder: int = HOLDER, **settings: object) -> Harness:
     """A coordinator whose journal says that `holder` has lease 6."""
-    harness = Harness(create, drain_deadline_ns=SECOND_NS, **settings)
+    harness = Harness(create, drain_deadline_ns=SECOND_NS, recovery_ns=2 * SECOND_NS, **settings)
     harness.gpu(next_lease_id=7, expected_holder=holder, recovery_deadline_ns=harness.clock.now_ns + 2 * SECOND_NS)
     return harness
 
@@ -81,14 +81,14 @@ def test_the_window_begins_anew_for_a_holder_that_is_stopped() -> None:
     waiter = harness.client(wanted=True)
     for stopped in (True, True, False):
         harness.advance(2 * SECOND_NS - 1)
-        harness.handle(events.HolderStopped(GPU, stopped, harness.clock.now_ns + 2 * SECOND_NS))
+        harness.handle(events.Look(frozenset({HOLDER} if stopped else ())))
         assert harness.gpu_snapshot().recovery.expected_stopped is stopped
     harness.advance(2 * SECOND_NS - 1)
     assert waiter.granted() is None
     harness.advance(1)
     assert waiter.granted() is not None
     assert harness.logged(f"process {HOLDER}, which holds its lease, is stopped")
-    harness.handle(events.HolderStopped(GPU, True, harness.clock.now_ns + 2 * SECOND_NS))
+    harness.handle(events.Look(frozenset({HOLDER})))
     assert not harness.gpu_snapshot().recovery.expected_stopped, "it was noticed too late: the recovery has ended"
 
 

@@ -66,7 +66,7 @@ def test_it_is_tried_again_after_a_while() -> None:
     stopped, willing, evict = beside_one_that_hangs(harness)
     assert willing.seat().memory.unschedulable
     (line,) = room_lines(status(harness))
-    assert line.startswith("c2 (1002) has no room on GPU 0")
+    assert line.startswith("c2 (1002), no room on GPU 0: the memory of c1 (")
     stopped.moved(evict.order_id, 20)
     harness.advance(RETRY_NS)
     (restore,) = willing.take(messages.Restore)
@@ -83,10 +83,10 @@ def test_the_waiting_program_hears_of_the_one_that_hangs() -> None:
     assert wait is not None
     client = harness.scheduler.client_snapshot(stopped.client, 0)
     assert client is not None
-    assert wait.stuck == client.identity
+    assert (wait.standing.reason, wait.blocker) == ("stuck", client.identity)
     stopped.moved(evict.order_id, 20)
     wait = harness.scheduler.wait_snapshot(willing.client, 0)
-    assert wait is None or wait.stuck is None
+    assert wait is None or wait.standing.reason != "stuck"
 
 
 def test_the_death_of_the_one_that_hangs_is_enough() -> None:

@@ -345,7 +345,9 @@ def test_a_program_that_the_driver_loses(at: str) -> None:
     harness.handle((events.Restored if at == "waking" else events.Saved)(client.client, "gone", lost=True))
     assert client.take(messages.Park) == [messages.Park(False, lost=True)]
     assert state(harness, client) == ("running", "gone")
-    assert not harness.scheduler.wants_looks
+    asked(harness, commands.Restore)
+    harness.handle(events.Look())
+    assert not asked(harness, commands.Restore)
 
 
 def test_a_machine_that_parks_nothing_says_so() -> None:
