@@ -6,6 +6,9 @@ one message with the remedy and exits with code 1, or 2 for a wrong command line
 
 from __future__ import annotations
 
+import nvshare.coordinator.system.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+
+# isort: split
 import contextlib
 import functools
 import inspect
@@ -64,6 +67,7 @@ def find_devices(options: Options) -> list[Device]:
         if options.simulate is None:
             state.unlink(missing_ok=True)
             return discover() if options.devices is None else list(options.devices)
+        _forget_other_gpus(options.directory, options.simulate)
         load_simulated_nvml(state, options.simulate or None)
         try:
             devices = discover()
@@ -80,6 +84,19 @@ def find_devices(options: Options) -> list[Device]:
     except OSError as error:
         raise StartError(f"{state}: {error.strerror}; remove it or choose another --runtime-dir") from None
     return devices
+
+
+def _forget_other_gpus(directory: RuntimeDir, simulate: str) -> None:
+    """Removes the state of a simulation with other GPUs, or of another version.  Raises StartError, ValueError."""
+    from nvshare.simulated_gpu.trace import is_usable
+
+    if is_usable(directory.simulated_gpu, simulate):
+        return
+    unused = runtime_dir.take_keepalive_exclusively(directory)
+    if unused is None:
+        raise StartError(f"--simulate: programs still use other simulated GPUs in {directory.path}; end them first")
+    directory.simulated_gpu.unlink()
+    os.close(unused)
 
 
 def wait_for_devices(settings: Settings, options: Options) -> list[Device]:
@@ -148,15 +165,13 @@ def serve(settings: Settings, options: Options) -> None:
         coordinator.begin()
         kind = "" if options.simulate is None else "simulated "
         log.info("serving %d %sGPU(s) in %s", len(devices), kind, options.directory.path)
-        if not options.embedded:
-            _mark(options.directory.daemon_mark)
+        _mark(options.directory.daemon_mark, comes_back=supervisor.restarts and not options.embedded)
         _tell_ready(options.ready_fd)
         supervisor.tell("READY=1", coordinator.status_line())
         coordinator.server.run()
         supervisor.tell("STOPPING=1")
-        if not options.embedded and coordinator.server.ended_by == signal.SIGINT:  # at a terminal: no supervisor
-            with contextlib.suppress(OSError):
-                options.directory.daemon_mark.unlink(missing_ok=True)
+        if not supervisor.restarts:
+            coordinator.forget_simulation()
     except (StartError, RuntimeDirError):
         raise
     except Exception as error:
@@ -172,9 +187,9 @@ def serve(settings: Settings, options: Options) -> None:
         os.close(lock)
 
 
-def _mark(path: Path) -> None:
+def _mark(path: Path, *, comes_back: bool) -> None:
     try:
-        path.touch(mode=0o600)
+        path.touch(mode=0o600) if comes_back else path.unlink(missing_ok=True)
     except OSError as error:
         raise runtime_dir.unusable(path, error) from None
 
