@@ -92,10 +92,11 @@ def read_cards(state: Path) -> list[Card]:
     return cards
 
 
-def gpus_of(state: Path, spec: str) -> tuple[SimulatedCards, bool]:
+def gpus_of(state: Path, spec: str, *, exactly: bool = False) -> tuple[SimulatedCards, bool]:
     """The GPUs of a state file, MIG instances together, and whether they are those of the spec.
 
-    A spec without a capacity takes any, an empty one any GPUs.  Raises ValueError and StateFileError.
+    An empty spec takes any GPUs, one without a capacity also more GPUs of any size, unless `exactly`.  Raises
+    ValueError and StateFileError.
     """
     parts: dict[int, list[int]] = {}
     for card in read_cards(state):
@@ -104,14 +105,14 @@ def gpus_of(state: Path, spec: str) -> tuple[SimulatedCards, bool]:
     if not spec:
         return found, True
     asked, number = parse_cards(spec), len(parts[0])
-    same_size = "x" not in spec or found.capacity_bytes == asked.capacity_bytes // number * number
-    return found, found.gpus == asked.gpus and same_size
+    same = found == SimulatedCards(asked.gpus, asked.capacity_bytes // number * number)
+    return found, same or (not exactly and "x" not in spec and found.gpus >= asked.gpus)
 
 
 def is_usable(state: Path, spec: str) -> bool:
     """Whether a simulation of these GPUs can begin with this file, or makes it.  Raises ValueError."""
     try:
-        return not state.exists() or gpus_of(state, spec)[1]
+        return not state.exists() or gpus_of(state, spec, exactly=True)[1]
     except StateFileError:
         return False
 

@@ -87,14 +87,18 @@ def find_devices(options: Options) -> list[Device]:
 
 
 def _forget_other_gpus(directory: RuntimeDir, simulate: str) -> None:
-    """Removes the state of a simulation with other GPUs, or of another version.  Raises StartError, ValueError."""
+    """Removes the state of a simulation with other GPUs, or of another version, unless programs use it.
+
+    Raises ValueError.
+    """
     from nvshare.simulated_gpu.trace import is_usable
 
     if is_usable(directory.simulated_gpu, simulate):
         return
     unused = runtime_dir.take_keepalive_exclusively(directory)
     if unused is None:
-        raise StartError(f"--simulate: programs still use other simulated GPUs in {directory.path}; end them first")
+        log.warning("programs use other GPUs of %s: serving those, not --simulate=%s", directory.path, simulate)
+        return
     directory.simulated_gpu.unlink()
     os.close(unused)
 
