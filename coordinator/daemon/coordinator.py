@@ -74,7 +74,9 @@ class Options:
 class Coordinator:
     """All parts of one coordinator."""
 
-    def __init__(self, settings: Settings, options: Options, devices: Sequence[Device], supervisor: Supervisor) -> None:
+    def __init__(
+        self, settings: Settings, options: Options, devices: Sequence[Device], supervisor: Supervisor
+    ) -> None:
         """Opens the sockets.  The directory must be prepared and locked.  Raises StartError and OSError."""
         directory = options.directory
         all_users = directory.path == runtime_dir.SYSTEM_DIRECTORY
@@ -344,12 +346,8 @@ class Coordinator:
         if self._keepalive is None:
             return False
         self._live.forget()  # its programs are gone
+        self.options.directory.simulated_gpu.unlink(missing_ok=True)
         return True
-
-    def forget_simulation(self) -> None:
-        """At the end: removes the simulated GPUs, unless a program may go on with them."""
-        if not len(self.dispatcher) and (self._keepalive is not None or self._is_unused()):
-            self.options.directory.simulated_gpu.unlink(missing_ok=True)
 
     def close(self, *, restarts: bool = False) -> None:
         """Closes the sockets first, so that clients notice at once.  The journal file stays for a successor.

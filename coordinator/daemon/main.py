@@ -62,12 +62,15 @@ def find_devices(options: Options) -> list[Device]:
 
     The simulation's state file is in the directory only while the coordinator simulates; launchers rely on that.
     """
+    from nvshare.simulated_gpu.trace import is_usable
+
     state = options.directory.simulated_gpu
     try:
         if options.simulate is None:
             state.unlink(missing_ok=True)
             return discover() if options.devices is None else list(options.devices)
-        _forget_other_gpus(options.directory, options.simulate)
+        if not is_usable(state, options.simulate) and not runtime_dir.forget_simulation(options.directory):
+            log.warning("programs use other GPUs of %s; serving those, not %s", state.parent, options.simulate)
         load_simulated_nvml(state, options.simulate or None)
         try:
             devices = discover()
@@ -84,23 +87,6 @@ def find_devices(options: Options) -> list[Device]:
     except OSError as error:
         raise StartError(f"{state}: {error.strerror}; remove it or choose another --runtime-dir") from None
     return devices
-
-
-def _forget_other_gpus(directory: RuntimeDir, simulate: str) -> None:
-    """Removes the state of a simulation with other GPUs, or of another version, unless programs use it.
-
-    Raises ValueError.
-    """
-    from nvshare.simulated_gpu.trace import is_usable
-
-    if is_usable(directory.simulated_gpu, simulate):
-        return
-    unused = runtime_dir.take_keepalive_exclusively(directory)
-    if unused is None:
-        log.warning("programs use other GPUs of %s: serving those, not --simulate=%s", directory.path, simulate)
-        return
-    directory.simulated_gpu.unlink()
-    os.close(unused)
 
 
 def wait_for_devices(settings: Settings, options: Options) -> list[Device]:
@@ -174,8 +160,8 @@ def serve(settings: Settings, options: Options) -> None:
         supervisor.tell("READY=1", coordinator.status_line())
         coordinator.server.run()
         supervisor.tell("STOPPING=1")
-        if not supervisor.restarts:
-            coordinator.forget_simulation()
+        if not supervisor.restarts and not len(coordinator.dispatcher):
+            runtime_dir.forget_simulation(options.directory)
     except (StartError, RuntimeDirError):
         raise
     except Exception as error:

@@ -276,6 +276,17 @@ def take_keepalive_exclusively(directory: RuntimeDir) -> int | None:
     return descriptor
 
 
+def forget_simulation(directory: RuntimeDir) -> bool:
+    """Removes the state of simulated GPUs.  False: programs of a launcher use them."""
+    with contextlib.suppress(OSError):  # the directory may be gone
+        unused = take_keepalive_exclusively(directory)
+        if unused is None:
+            return False
+        directory.simulated_gpu.unlink(missing_ok=True)
+        os.close(unused)
+    return True
+
+
 def note_wait(lock: int, reason: str) -> None:
     """Says in the lock file why its coordinator does not serve yet, with the remedy; an empty reason ends that."""
     with contextlib.suppress(OSError):  # a full disk

@@ -207,7 +207,7 @@ def test_a_users_own_coordinator_is_waited_for_and_takes_over_from_an_embedded_o
             embedded.ensure_coordinator(mine, own | {"NVSHARE_SYSTEM_WAIT": "20ms"}, simulate="1x1GiB")
         assert f"waiting up to 20ms for the coordinator in {mine.path}" in capsys.readouterr().err
         daemon = subprocess.Popen(command, env=again, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        eventually(mine.answers, "it serves again")
+        eventually(lambda: mine.answers() and mine.events_socket.exists(), "it serves again")
         gpu = call(mine, api.Status())["gpus"][0]
         assert (gpu["sharing"], gpu["quantum_ns"]) == ("exclusive", 77_000_000)
     finally:
