@@ -6,7 +6,7 @@ one message with the remedy and exits with code 1, or 2 for a wrong command line
 
 from __future__ import annotations
 
-import nvshare.coordinator.system.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
 
 # isort: split
 import contextlib

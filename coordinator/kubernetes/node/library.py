@@ -15,7 +15,7 @@ Non-goals: gRPC, the contents of slots.
 
 from __future__ import annotations
 
-import nvshare.coordinator.system.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
 
 # isort: split
 import contextlib
