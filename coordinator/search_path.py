@@ -9,8 +9,6 @@ Each command imports this module before any third-party package; no user's progr
 import os
 import sys
 
-import nvshare
-
 _given = {os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
-if os.path.dirname(os.path.dirname(os.path.realpath(nvshare.__file__))) not in _given:
+if os.path.dirname(os.path.realpath(sys.modules["nvshare"].__path__[0])) not in _given:
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) not in _given]
