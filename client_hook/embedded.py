@@ -47,7 +47,7 @@ START_TIMEOUT_S = 30.0
 """Longest wait for a coordinator to become ready, and for another launcher."""
 
 _SYSTEM_WAIT = "10s"
-"""Default of NVSHARE_SYSTEM_WAIT: longest wait for a restart of a coordinator that no launcher has started."""
+"""Default of NVSHARE_SYSTEM_WAIT: longest wait for a coordinator that a supervisor starts again."""
 _ELSEWHERE = "choose another directory with --runtime-dir (or NVSHARE_RUNTIME_DIR)"
 _LOG_LIMIT_BYTES = 1 << 20
 _LOG_LINES_SHOWN = 12
@@ -104,30 +104,20 @@ def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]
 
 def _on_simulated_gpus(directory: RuntimeDir, simulate: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Adds the simulated GPUs to the environment, and their number and size for programs started by the program."""
-    from nvshare.simulated_gpu.environment import parse_cards, simulated_environment  # slow: only when simulating
-    from nvshare.simulated_gpu.trace import read_cards
+    from nvshare.simulated_gpu.environment import simulated_environment  # slow: only when simulating
+    from nvshare.simulated_gpu.trace import gpus_of
 
     try:
         made = simulated_environment(directory.simulated_gpu, simulate or None, environ)
-        cards = read_cards(directory.simulated_gpu)
-        asked = parse_cards(simulate) if simulate else None
+        gpus, as_asked = gpus_of(directory.simulated_gpu, simulate)
     except (ValueError, OSError, RuntimeError) as error:
         raise LaunchError(str(error)) from None
-    instances: dict[int, list[int]] = {}  # capacities by GPU; a GPU without MIG has one instance
-    for card in cards:
-        instances.setdefault(card.card, []).append(card.capacity_bytes)
-    capacity = sum(instances[0])
-    if asked is not None and not (
-        len(instances) == asked.gpus
-        and all(sum(parts) == asked.capacity_bytes // len(parts) * len(parts) for parts in instances.values())
-    ):
-        there = f"{len(instances)}x{format_size(capacity)}"
+    if not as_asked:
+        there = f"{gpus.gpus}x{format_size(gpus.capacity_bytes)}"
         raise LaunchError(
-            f"the simulated GPUs of {directory.path} are {there}, not "
-            f"{asked.gpus}x{format_size(asked.capacity_bytes)}; "
-            f"ask for {there}, or {_ELSEWHERE}"
+            f"the simulated GPUs of {directory.path} are {there}, not {simulate}; ask for {there}, or {_ELSEWHERE}"
         )
-    made.setdefault("NVSHARE_SIMULATE", f"{len(instances)}x{capacity}")
+    made["NVSHARE_SIMULATE"] = str(gpus)
     return made
 
 
@@ -177,6 +167,8 @@ def _await_daemon(directory: RuntimeDir, environ: Mapping[str, str]) -> None:
     """Waits for a restart of a daemon, which no embedded coordinator may replace.  Raises LaunchError."""
     if directory.answers():
         return
+    if directory.refuses():
+        raise LaunchError(f"{directory.path}: its coordinator does not serve user {os.geteuid()} there; {_ELSEWHERE}")
     try:
         patience_ns = parse_duration(environ.get("NVSHARE_SYSTEM_WAIT") or _SYSTEM_WAIT)
     except ValueError as error:

@@ -249,5 +249,5 @@ def coordinator_environment(base: Mapping[str, str]) -> dict[str, str]:
     environ = {name: value for name, value in without_hook(base).items() if name not in _CLIENT_ONLY}
     root = package_root()
     if (root / "nvshare").is_dir():  # a source checkout
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), base.get("PYTHONPATH"))))
+        environ["PYTHONPATH"] = str(root)
     return environ

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nvshare.simulated_gpu.environment import SimulatedCards, parse_cards
+
 _MAGIC = 0x5550476D6953764E
 _VERSION = 5
 _HEADER = struct.Struct("<QIIQQQ")
@@ -88,6 +90,31 @@ def read_cards(state: Path) -> list[Card]:
         name = "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
         cards.append(Card(index, f"{'MIG' if instance else 'GPU'}-{name}", capacity_bytes, card, switches))
     return cards
+
+
+def gpus_of(state: Path, spec: str, *, exactly: bool = False) -> tuple[SimulatedCards, bool]:
+    """The GPUs of a state file, MIG instances together, and whether they are those of the spec.
+
+    An empty spec takes any GPUs, one without a capacity also more GPUs of any size, unless `exactly`.  Raises
+    ValueError and StateFileError.
+    """
+    parts: dict[int, list[int]] = {}
+    for card in read_cards(state):
+        parts.setdefault(card.card, []).append(card.capacity_bytes)
+    found = SimulatedCards(len(parts), sum(parts[0]))
+    if not spec:
+        return found, True
+    asked, number = parse_cards(spec), len(parts[0])
+    same = found == SimulatedCards(asked.gpus, asked.capacity_bytes // number * number)
+    return found, same or (not exactly and "x" not in spec and found.gpus >= asked.gpus)
+
+
+def is_usable(state: Path, spec: str) -> bool:
+    """Whether a simulation of these GPUs can begin with this file, or makes it.  Raises ValueError."""
+    try:
+        return not state.exists() or gpus_of(state, spec, exactly=True)[1]
+    except StateFileError:
+        return False
 
 
 def read_trace(state: Path, since: int = 0) -> list[Busy]:

@@ -6,6 +6,9 @@ object, also for an error: `{"error": {"code", "text"}}`.
 
 from __future__ import annotations
 
+import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+
+# isort: split
 import importlib
 import json
 import os

@@ -7,6 +7,9 @@ leases and none failed.
 
 from __future__ import annotations
 
+import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+
+# isort: split
 import contextlib
 import json
 import os

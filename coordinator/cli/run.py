@@ -8,6 +8,9 @@ Imports nothing slow, because this runs before every command; hence argparse.
 
 from __future__ import annotations
 
+import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+
+# isort: split
 import argparse
 import errno
 import os

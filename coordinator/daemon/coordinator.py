@@ -322,6 +322,7 @@ class Coordinator:
         if self._keepalive is None:
             return False
         self._live.forget()  # its programs are gone
+        self.options.directory.simulated_gpu.unlink(missing_ok=True)
         return True
 
     def close(self) -> None:

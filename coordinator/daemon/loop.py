@@ -142,8 +142,6 @@ class Server:
         self._timed = (*self._listeners, helpers)
         self._readers = ReadBudget(sockets.rights)
         self._stopping = False
-        self.ended_by: int | None = None
-        """The signal that ended the loop."""
         self._tasks: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._holders: dict[int, str] = {}
@@ -227,8 +225,7 @@ class Server:
         self.post(attempt)
         return outcome.result(ANSWER_TIMEOUT_S)
 
-    def _stop_by_signal(self, number: int, _frame: object) -> None:
-        self.ended_by = number
+    def _stop_by_signal(self, _number: int, _frame: object) -> None:
         self.stop()
 
     def _wake(self) -> None:

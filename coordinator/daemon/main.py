@@ -6,6 +6,9 @@ one message with the remedy and exits with code 1, or 2 for a wrong command line
 
 from __future__ import annotations
 
+import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+
+# isort: split
 import contextlib
 import functools
 import inspect
@@ -59,11 +62,15 @@ def find_devices(options: Options) -> list[Device]:
 
     The simulation's state file is in the directory only while the coordinator simulates; launchers rely on that.
     """
+    from nvshare.simulated_gpu.trace import is_usable
+
     state = options.directory.simulated_gpu
     try:
         if options.simulate is None:
             state.unlink(missing_ok=True)
             return discover() if options.devices is None else list(options.devices)
+        if not is_usable(state, options.simulate) and not runtime_dir.forget_simulation(options.directory):
+            log.warning("programs use other GPUs of %s; serving those, not %s", state.parent, options.simulate)
         load_simulated_nvml(state, options.simulate or None)
         try:
             devices = discover()
@@ -148,15 +155,13 @@ def serve(settings: Settings, options: Options) -> None:
         coordinator.begin()
         kind = "" if options.simulate is None else "simulated "
         log.info("serving %d %sGPU(s) in %s", len(devices), kind, options.directory.path)
-        if not options.embedded:
-            _mark(options.directory.daemon_mark)
+        _mark(options.directory.daemon_mark, comes_back=supervisor.restarts and not options.embedded)
         _tell_ready(options.ready_fd)
         supervisor.tell("READY=1", coordinator.status_line())
         coordinator.server.run()
         supervisor.tell("STOPPING=1")
-        if not options.embedded and coordinator.server.ended_by == signal.SIGINT:  # at a terminal: no supervisor
-            with contextlib.suppress(OSError):
-                options.directory.daemon_mark.unlink(missing_ok=True)
+        if not supervisor.restarts and not len(coordinator.dispatcher):
+            runtime_dir.forget_simulation(options.directory)
     except (StartError, RuntimeDirError):
         raise
     except Exception as error:
@@ -171,9 +176,9 @@ def serve(settings: Settings, options: Options) -> None:
         os.close(lock)
 
 
-def _mark(path: Path) -> None:
+def _mark(path: Path, *, comes_back: bool) -> None:
     try:
-        path.touch(mode=0o600)
+        path.touch(mode=0o600) if comes_back else path.unlink(missing_ok=True)
     except OSError as error:
         raise runtime_dir.unusable(path, error) from None
 

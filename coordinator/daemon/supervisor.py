@@ -16,6 +16,9 @@ class Supervisor:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
+        of_a_container = os.getpid() == 1 or "KUBERNETES_SERVICE_HOST" in environment
+        self.restarts = bool(self._address) or (of_a_container and os.getsid(0) == os.getpid())
+        """Whether something starts this process again after its end: systemd and its like, or a container's runtime."""
         due, whom = environment.get("WATCHDOG_USEC", "")[:20], environment.get("WATCHDOG_PID", "")
         watched = bool(self._address) and due.isdecimal() and whom in ("", str(os.getpid()))
         self.ping_period_ns = max(1, int(due) * 1_000 // 3) if watched and int(due) else None

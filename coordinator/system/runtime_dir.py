@@ -62,7 +62,7 @@ class RuntimeDir:
     lock_file = _File("coordinator.lock")
     keepalive_lock = _File("keepalive.lock")
     daemon_mark = _File("daemon")
-    """Exists while a coordinator that no launcher has started should run, also during its restart."""
+    """Exists while a coordinator should run that a supervisor starts again after its end."""
     journal = _File("journal")
     live_settings = _File("live_settings.json")
     simulated_gpu = _File("simulated_gpu")
@@ -111,15 +111,18 @@ class RuntimeDir:
 
     def answers(self) -> bool:
         """Whether the hooks' socket accepts this user's connections."""
+        return self._connect_error() == 0
+
+    def refuses(self) -> bool:
+        """Whether the hooks' socket is another user's alone, as in a slot."""
+        return self._connect_error() == errno.EACCES
+
+    def _connect_error(self) -> int:
         if len(os.fsencode(self.hooks_socket)) > MAX_SOCKET_PATH_BYTES:
-            return False
+            return errno.ENAMETOOLONG
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
-            try:
-                probe.connect(os.fspath(self.hooks_socket))
-            except OSError:
-                return False
-        return True
+            return probe.connect_ex(os.fspath(self.hooks_socket))
 
 
 def own_directory(environment: Mapping[str, str] | None = None, user_id: int | None = None) -> RuntimeDir:
@@ -271,6 +274,17 @@ def take_keepalive_exclusively(directory: RuntimeDir) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def forget_simulation(directory: RuntimeDir) -> bool:
+    """Removes the state of simulated GPUs.  False: programs of a launcher use them."""
+    with contextlib.suppress(OSError):  # the directory may be gone
+        unused = take_keepalive_exclusively(directory)
+        if unused is None:
+            return False
+        directory.simulated_gpu.unlink(missing_ok=True)
+        os.close(unused)
+    return True
 
 
 def note_wait(lock: int, reason: str) -> None:

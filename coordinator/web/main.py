@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+
+# isort: split
 import argparse
 import logging
 import os

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,17 @@ def runtime_directory() -> Iterator[RuntimeDir]:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 wait_for_end(descriptor)
         shutil.rmtree(made.path)
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the opt-in in its site-packages, as an installation has it."""
+    home = tmp_path_factory.mktemp("opt-in")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(home)}))
+    (packages / "a_packages.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
+    (packages / "nvshare_autoload.pth").write_bytes((ROOT / "client_hook" / "nvshare_autoload.pth").read_bytes())
+    return home / "bin" / "python"
 
 
 @pytest.fixture

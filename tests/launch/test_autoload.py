@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 
 from nvshare.client_hook.launcher import find_hook
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from tests.launch.conftest import ROOT, runtime_directory
+from tests.launch.conftest import runtime_directory
 
 PROBE = """
 import json, os, sys
@@ -35,17 +33,6 @@ print(json.dumps({
     "marker": os.environ.get("NVSHARE_REEXEC"),
 }))
 """
-
-
-@pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the opt-in in its site-packages, as an installation has it."""
-    home = tmp_path_factory.mktemp("opt-in")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
-    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(home)}))
-    (packages / "a_packages.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
-    (packages / "nvshare_autoload.pth").write_bytes((ROOT / "client_hook" / "nvshare_autoload.pth").read_bytes())
-    return home / "bin" / "python"
 
 
 @pytest.fixture(scope="module")

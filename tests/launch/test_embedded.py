@@ -21,6 +21,7 @@ from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment
 from nvshare.simulated_gpu.trace import read_cards
 from tests.launch.conftest import command_lines, finish, launch, run_command, wait_for_end
+from tests.waiting import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -158,6 +159,20 @@ def test_other_simulated_cards_than_there_are_are_refused(nvshare_run: Run, held
     assert done.returncode == 1, "as much memory altogether, but other cards"
     assert "are 1x16GiB, not 2x8GiB" in done.stderr
     assert held.poll() is None
+
+
+def test_a_number_alone_takes_the_simulated_cards_that_there_are(nvshare_run: Run) -> None:
+    """Broken: NVSHARE_SIMULATE=1 of a tutorial is refused beside a coordinator with other cards."""
+    inner = run_command("--", "sh", "-c", "echo $NVSHARE_SIMULATE", simulate=False)
+    done = nvshare_run("--simulate=2x1GiB", "--", "env", "NVSHARE_SIMULATE=1", *inner, simulate=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"2x{1 << 30}\n", "")
+
+
+def test_the_last_program_of_a_simulation_leaves_no_cards(nvshare_run: Run, runtime: RuntimeDir) -> None:
+    """Broken: 60 MB stay in a user's runtime directory, which may be memory."""
+    assert nvshare_run("--", "true", NVSHARE_EMBEDDED_LINGER="100ms").returncode == 0
+    eventually(lambda: runtime.coordinator_pid() is None, "it leaves")
+    assert not runtime.simulated_gpu.exists()
 
 
 def test_a_new_simulation_does_not_inherit_an_old_ones_cards(nvshare_run: Run, runtime: RuntimeDir) -> None:

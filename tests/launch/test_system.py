@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -22,8 +24,11 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system import runtime_dir
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment
+from nvshare.simulated_gpu.trace import gpus_of
 from tests.waiting import BOUND_S, eventually
 
+SUPERVISED = {"NOTIFY_SOCKET": "/nowhere"}
+"""Of a coordinator that systemd would start again."""
 PROGRAM = Path(__file__).parent / "programs" / "system_coordinator.py"
 
 
@@ -35,17 +40,20 @@ class System:
         self._environ = environ
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
+    def start(self, *words: str, supervised: bool = True) -> subprocess.Popen[bytes]:
         """One that serves."""
         command = [sys.executable, str(PROGRAM), str(self.directory.path), *words]
-        process = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        environ = self._environ | SUPERVISED if supervised else self._environ
+        process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.started.append(process)
-        eventually(lambda: self.directory.answers() and self.directory.daemon_mark.exists(), "it serves")
+        eventually(lambda: self.directory.answers() and self.directory.events_socket.exists(), "it listens everywhere")
+        call(self.directory, api.Status())
+        assert self.directory.daemon_mark.exists() == supervised
         return process
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.started[-1].send_signal(number)
-        assert self.started[-1].wait() == 0
+        assert self.started[-1].wait() == (-number if number == signal.SIGKILL else 0)
 
 
 @pytest.fixture
@@ -88,7 +96,8 @@ def test_a_launcher_waits_while_the_systems_coordinator_is_restarted(
 
     def launch() -> embedded.Attached:
         directory = embedded.choose_directory(own, None, "")
-        return embedded.ensure_coordinator(directory, own, simulate="")
+        patient = own | {"NVSHARE_SYSTEM_WAIT": f"{BOUND_S:.0f}s"}
+        return embedded.ensure_coordinator(directory, patient, simulate="")
 
     with ThreadPoolExecutor() as threads:
         launched = threads.submit(launch)
@@ -117,13 +126,46 @@ def test_a_wait_in_vain_ends_with_a_message(
         embedded.ensure_coordinator(directory, own | {"NVSHARE_SYSTEM_WAIT": "soon"}, simulate="")
 
 
-def test_a_coordinator_that_was_ended_at_a_terminal_is_not_waited_for(
-    system: System, own: dict[str, str], runtime: RuntimeDir
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_coordinator_that_nothing_starts_again_is_not_waited_for(
+    system: System, own: dict[str, str], runtime: RuntimeDir, number: int
 ) -> None:
     """Broken: after a trial of the daemon nobody could use nvshare-run until the next boot."""
-    system.start("--simulate=1x1GiB")
-    system.stop(signal.SIGINT)
+    system.start("--simulate=1x1GiB", supervised=False)
+    system.stop(number)
     assert embedded.choose_directory(own, None, "").path == runtime.path / "nvshare"
+    assert system.directory.simulated_gpu.exists() == (number == signal.SIGKILL), "it takes room"
+
+
+def test_other_simulated_gpus_than_an_earlier_coordinators(system: System, runtime: RuntimeDir) -> None:
+    """Broken: `--simulate=2x2GiB` serves the cards of an earlier simulation, or takes them from its programs."""
+    system.start("--simulate=1x1GiB", supervised=False)
+    system.stop(signal.SIGKILL)
+    with system.directory.keepalive_lock.open("w") as program:
+        fcntl.flock(program, fcntl.LOCK_SH)
+        system.start("--simulate=2x2GiB", supervised=False)
+        assert gpus_of(system.directory.simulated_gpu, "1x1GiB")[1]
+        system.stop(signal.SIGKILL)
+    system.start("--simulate=2x2GiB", supervised=False)
+    assert gpus_of(system.directory.simulated_gpu, "2x2GiB")[1]
+
+
+def test_a_slot_of_another_user_is_refused_at_once(own: dict[str, str], tmp_path: Path) -> None:
+    """Broken: a launcher waits 10 s for a coordinator that runs, and then advises to restart it."""
+    with tempfile.TemporaryDirectory(prefix="nvs-") as base, socket.socket(socket.AF_UNIX) as listener:
+        slot = RuntimeDir(Path(base))
+        slot.path.chmod(0o711)
+        slot.daemon_mark.touch()
+        listener.bind(str(slot.hooks_socket))
+        slot.hooks_socket.chmod(0)
+        listener.listen()
+        root = os.geteuid() == 0
+        os.seteuid(65534 if root else os.geteuid())
+        try:
+            with pytest.raises(LaunchError, match=r"does not serve user .* choose another directory"):
+                embedded.ensure_coordinator(slot, own, simulate="")
+        finally:
+            os.seteuid(0 if root else os.geteuid())
 
 
 def test_a_users_own_coordinator_that_runs_is_used_meanwhile(
@@ -153,8 +195,8 @@ def test_a_users_own_coordinator_is_waited_for_and_takes_over_from_an_embedded_o
     command += ["--runtime-dir", str(mine.path), "--sharing", "exclusive"]
     attached = embedded.ensure_coordinator(mine, own, simulate="1x1GiB")  # before the daemon was installed
     assert (attached.started, attached.keepalive is not None) == (True, True)
-    began = mine.coordinator_pid()
-    daemon = subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    began, again = mine.coordinator_pid(), own | SUPERVISED
+    daemon = subprocess.Popen(command, env=again, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         eventually(lambda: mine.daemon_mark.exists() and mine.answers(), "it serves")
         assert mine.coordinator_pid() == daemon.pid != began
@@ -164,8 +206,8 @@ def test_a_users_own_coordinator_is_waited_for_and_takes_over_from_an_embedded_o
         with pytest.raises(LaunchError, match=f"does not answer; .* remove {mine.daemon_mark}"):
             embedded.ensure_coordinator(mine, own | {"NVSHARE_SYSTEM_WAIT": "20ms"}, simulate="1x1GiB")
         assert f"waiting up to 20ms for the coordinator in {mine.path}" in capsys.readouterr().err
-        daemon = subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        eventually(mine.answers, "it serves again")
+        daemon = subprocess.Popen(command, env=again, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        eventually(lambda: mine.answers() and mine.events_socket.exists(), "it serves again")
         gpu = call(mine, api.Status())["gpus"][0]
         assert (gpu["sharing"], gpu["quantum_ns"]) == ("exclusive", 77_000_000)
     finally:

@@ -40,3 +40,15 @@ def test_a_users_modules_hide_none_of_ours(
     done = subprocess.run(command, env=users | changes, cwd=users["PWD"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert expected in done.stdout
+
+
+def test_packages_of_another_python_hide_none_of_ours(python: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    """Broken: with a PYTHONPATH of an HPC module or ROS every command ends with a traceback."""
+    for name in ("cffi", "cuda", "msgpack", "pydantic", "rich", "typer", "zmq"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('of another Python')\n")
+    theirs = environ | {"PYTHONPATH": str(tmp_path), "NVSHARE_SIMULATE": "1x1GiB"}
+    inner = [str(python), "-m", "nvshare.coordinator.cli.ctl", "status"]
+    command = [str(python), *run_command("--", "sh", "-c", 'echo $PYTHONPATH; "$@"', "sh", *inner)[1:]]
+    done = subprocess.run(command, env=theirs, cwd="/", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{tmp_path}\ncoordinator ")

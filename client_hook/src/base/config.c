@@ -338,7 +338,9 @@ void nvs_config_read(void)
 
     nvs_log_level = read_choice("NVSHARE_LOG", levels, NVS_LOG_WARNING);
     read_path("NVSHARE_SOCKET", nvs_config.socket, sizeof nvs_config.socket);
-    nvs_config.enabled = nvs_config.socket[0] != 0 && (disable == NULL || disable[0] == 0 || strcmp(disable, "0") == 0);
+    const bool wanted = disable == NULL || disable[0] == 0 || strcmp(disable, "0") == 0;
+    nvs_config.enabled = wanted && nvs_config.socket[0] != 0;
+    nvs_config.stripped = wanted && secure_getenv("NVSHARE_SOCKET") == NULL;
     if (!nvs_config.enabled)
         return;
     if (name == NULL || name[0] == 0)

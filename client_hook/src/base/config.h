@@ -16,6 +16,7 @@ typedef enum nvs_mode { NVS_MODE_DEVICE, NVS_MODE_MANAGED, NVS_MODE_SWAP, NVS_MO
 
 typedef struct nvs_settings {
     bool enabled;
+    bool stripped;           /* it is not, for want of NVSHARE_SOCKET alone: the program has an emptied environment */
     char socket[108];        /* NVSHARE_SOCKET */
     int32_t coordinator_user;/* NVSHARE_COORDINATOR_USER: the user id that listens there; -1: any */
     char name[64];           /* NVSHARE_NAME, else the script's or the program's */

@@ -1,5 +1,7 @@
 /* See log.h.  One write() a line, no lock, no allocation; errno stays as it was.  A line that its reader does not take at once is lost.
  *
+ * A FIFO is opened and written without waiting: without a reader, lines go to standard error.
+ *
  * Non-goals: use on a fast path.
  */
 #define _GNU_SOURCE /* secure_getenv */
@@ -37,7 +39,7 @@ static int target(void)
     if (fd == STDERR_FILENO || (fd >= 0 && nvs_descriptor_file(fd) == atomic_load_explicit(&opened, memory_order_relaxed)))
         return fd;
     const char *path = secure_getenv("NVSHARE_LOG_FILE");
-    fd = path != NULL && path[0] != 0 ? nvs_descriptor_aside(open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644)) : -1;
+    fd = path != NULL && path[0] != 0 ? nvs_descriptor_aside(open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644)) : -1;
     if (fd < 0)
         fd = STDERR_FILENO;
     else

@@ -291,6 +291,7 @@ static const nvs_link_handlers message_handlers = {on_connected, on_lost, on_fra
 /* --- the thread --- */
 
 #define WARN_NS 3000000000u     /* without a coordinator, with threads waiting for one */
+#define WARN_HOLDER_NS 10000000000u /* likewise, with a lease from before; longer than a restart */
 #define NAP_NS 25000u               /* on standby */
 #define LOOK_NS 1000000000u         /* between two looks at the descriptors: a program that closes them wakes no poll */
 
@@ -403,30 +404,38 @@ static uint64_t serve_gpus(void)
     return due;
 }
 
-/* Logs once that threads wait for a coordinator that does not answer, which looks like a hang.  Returns when it is due. */
+/* Logs once that no coordinator answers threads that wait, which looks like a hang, and once that none answers a program that goes on with the GPU.
+ * Returns when it is due. */
 static uint64_t warn_without_coordinator(void)
 {
     static uint64_t since_ns;
-    static bool logged;
-    bool waiting = false;
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && !logged && !nvs_link_up(); gpu++)
-        waiting = waiting || nvs_gate_waiting(gpu) > 0;
-    if (!waiting) {
+    static bool said_waiting, said_holding;
+    bool waiting = false, holding = false;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && !nvs_link_up(); gpu++) {
+        waiting = waiting || (!said_waiting && nvs_gate_waiting(gpu) > 0);
+        holding = holding || (!said_holding && nvs_agent_gpus[gpu].lease.state == NVS_LEASE_HELD);
+    }
+    if (!waiting && !holding) {
         since_ns = 0;
         return UINT64_MAX;
     }
     uint64_t now = nvs_now_ns();
     if (since_ns == 0)
         since_ns = now;
-    if (now < since_ns + WARN_NS)
-        return since_ns + WARN_NS;
-    logged = true;
-    if (nvs_transport_connect_error() == EACCES)
+    const uint64_t due = since_ns + (waiting ? WARN_NS : WARN_HOLDER_NS);
+    if (now < due)
+        return due;
+    said_waiting |= waiting;
+    said_holding |= !waiting;
+    if (!waiting)
+        nvs_log(NVS_LOG_WARNING, "no coordinator answers at %s any more; this program goes on with the GPU, without turns, until one does (start "
+                "nvshare-coordinator; in a container, start it again if that directory was made anew)", nvs_config.socket);
+    else if (nvs_transport_connect_error() == EACCES)
         nvs_log(NVS_LOG_WARNING, "this user may not connect to the coordinator at %s; waiting for permission (use a coordinator of this user's or the "
-                "system's, or unset NVSHARE_SOCKET to run without sharing)", nvs_config.socket);
+                "system's, or set NVSHARE_DISABLE=1 to run without sharing)", nvs_config.socket);
     else
-        nvs_log(NVS_LOG_WARNING, "no coordinator answers at %s; waiting for it (start nvshare-coordinator, or unset "
-                "NVSHARE_SOCKET to run without sharing)", nvs_config.socket);
+        nvs_log(NVS_LOG_WARNING, "no coordinator answers at %s; waiting for it (start nvshare-coordinator, or set "
+                "NVSHARE_DISABLE=1 to run without sharing)", nvs_config.socket);
     return UINT64_MAX;
 }
 

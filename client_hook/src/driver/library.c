@@ -5,7 +5,7 @@
  * is just starting may have replaced by one that cannot run yet.  The loader's list is read without its lock: by the
  * first dlsym of the process or by the hook's constructor, before any thread can change it.
  */
-#define _GNU_SOURCE /* _r_debug, RTLD_NEXT */
+#define _GNU_SOURCE /* _r_debug, dladdr1, RTLD_NEXT */
 #include "driver/library.h"
 
 #include <dlfcn.h>
@@ -187,4 +187,13 @@ void *nvs_driver_symbol(const char *name)
     if (address == NULL)
         dlerror();
     return address;
+}
+
+const char *nvs_driver_file(const void *address)
+{
+    struct link_map *library = NULL;
+    symbol_table table;
+    Dl_info ignored;
+    const bool found = dladdr1(address, &ignored, (void **)&library, RTLD_DL_LINKMAP) != 0 && read_dynamic(library, &table);
+    return found && same(table.soname, "libcuda.so.1") ? library->l_name : NULL;
 }

@@ -13,4 +13,8 @@ nvs_dlvsym_function *nvs_libc_dlvsym(void);
 bool nvs_driver_loaded(void);              /* loads none */
 void *nvs_driver_symbol(const char *name); /* the driver's own function; NULL: none.  Leaves no trace in dlerror() */
 
+
+/* The file of the CUDA driver that this address is in; NULL: none.  A process may have loaded several. */
+const char *nvs_driver_file(const void *address);
+
 #endif

@@ -2,8 +2,8 @@
  *
  * Covered: the PLT (the hook's exported symbols come first), dlsym and dlvsym, cuGetProcAddress in both ABIs, and libraries that are opened
  * with RTLD_DEEPBIND (deepbind.c), except for calls of their constructors.
- * Not covered, and impossible for a preloaded library: dlmopen into a new namespace, which loads a second libc and a second
- * libcuda without the preload.
+ * Not covered: a second libcuda in the process, by dlopen of another file or by dlmopen, which needs no preload.  The first look-up in one logs a
+ * warning; look-ups inside of a new namespace are not seen, since it has its own libc.
  *
  * The real resolver comes first and its answer is translated, so that a missing function stays missing.  Names that are
  * neither the driver's ("cu" and a capital letter) nor NVML's ("nvm") go to libc by a tail call: it sees the caller's return address, and
@@ -12,6 +12,8 @@
  */
 #define _GNU_SOURCE /* RTLD_NEXT, RTLD_DEFAULT */
 
+#include "base/config.h"
+#include "base/log.h"
 #include "driver/cuda_api.h"
 #include "driver/library.h"
 #include "driver/nvml.h"
@@ -52,7 +54,7 @@ static nvs_answer answer_nvml(void *handle, const char *name, const char *versio
     return (nvs_answer){address, 1};
 }
 
-static nvs_answer answer(void *handle, const char *name, const char *version)
+static nvs_answer answer(void *handle, const char *name, const char *version, const void *caller)
 {
     const nvs_answer undecided = {NULL, 0};
     if (name[0] == 'n')
@@ -82,18 +84,23 @@ static nvs_answer answer(void *handle, const char *name, const char *version)
         return (nvs_answer){nvs_translate_symbol(id, name, address), 1};
     if (id == NVS_ID_COUNT && nvs_driver_loaded() && address == nvs_driver_symbol(name))
         return (nvs_answer){nvs_translate_symbol(id, name, address), 1};
+    const char *copy = wrapped && nvs_config.enabled ? nvs_driver_file(address) : NULL;
+    if (copy != NULL && nvs_driver_file(caller) == NULL) /* WSL's driver is two such files */
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "%s is a second copy of the CUDA driver in this program: calls into it take no turns and have no memory limit; load "
+                     "libcuda.so.1 by that name, once", copy);
     return (nvs_answer){address, 1}; /* another library's function of that name */
 }
 
 /* Called by the assembly below with the application's arguments, for "cu" and a capital letter and for "nvm" only. */
-__attribute__((visibility("hidden"), used)) nvs_answer nvs_answer_dlsym(void *handle, const char *name)
+__attribute__((visibility("hidden"), used)) nvs_answer nvs_answer_dlsym(void *handle, const char *name, const char *ignored, const void *caller)
 {
-    return answer(handle, name, NULL);
+    (void)ignored;
+    return answer(handle, name, NULL, caller);
 }
 
-__attribute__((visibility("hidden"), used)) nvs_answer nvs_answer_dlvsym(void *handle, const char *name, const char *version)
+__attribute__((visibility("hidden"), used)) nvs_answer nvs_answer_dlvsym(void *handle, const char *name, const char *version, const void *caller)
 {
-    return answer(handle, name, version);
+    return answer(handle, name, version, caller);
 }
 
 NVS_EXPORT CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)
@@ -143,6 +150,7 @@ NVS_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, 
             "  movq %rdi, (%rsp)\n"                                                                        \
             "  movq %rsi, 8(%rsp)\n"                                                                       \
             "  movq %rdx, 16(%rsp)\n"                                                                      \
+            "  movq 24(%rsp), %rcx\n"                                                                      \
             "  call nvs_answer_" #function "\n"                                                            \
             "  movq %rdx, %rcx\n"                                                                          \
             "  movq (%rsp), %rdi\n"                                                                        \
@@ -206,6 +214,7 @@ NVS_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, 
             "  .cfi_offset 30, -40\n"                                                                      \
             "  stp x0, x1, [sp, #16]\n"                                                                    \
             "  str x2, [sp, #32]\n"                                                                        \
+            "  mov x3, x30\n"                                                                              \
             "  bl nvs_answer_" #function "\n"                                                              \
             "  cbnz x1, 2f\n"                                                                              \
             "  ldp x0, x1, [sp, #16]\n"                                                                    \

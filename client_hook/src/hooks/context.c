@@ -4,6 +4,8 @@
  * A capture begins inside the gate.  So a drain that finds no capture can synchronise a context without invalidating one, and a drain that finds one has
  * the marks of all work.
  */
+#include "base/config.h"
+#include "base/log.h"
 #include "contexts/context.h"
 #include "contexts/gpu.h"
 #include "coord/agent.h"
@@ -22,6 +24,9 @@ NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 {
     static _Atomic bool done; /* true in a fork's child too, where the driver cannot be used; relaxed: a hint */
     nvs_start();               /* another library's constructor may call this before the hook's */
+    if (nvs_config.stripped)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "NVSHARE_SOCKET is not set, so this program takes no turns and has no memory limit; its environment was emptied (sudo, "
+                     "su, env -i): put nvshare-run behind that command, or set NVSHARE_DISABLE=1 to run alone without this line");
     if (!atomic_load_explicit(&done, memory_order_relaxed))
         nvs_agent_begin(); /* connects during cuInit, which takes a tenth of a second */
     const CUresult result = NVS_REAL(cuInit)(Flags);

@@ -181,6 +181,11 @@ def _hooked_program(facts: Facts, process: ProcessFacts) -> Finding:
     if own and own != here:
         text = f"{process} has the hook and uses the coordinator in {own}, not in {here}"
         return Finding("warning", "program", text, f"call nvshare-ctl with --runtime-dir {own}")
+    if process.has_set("NVSHARE_DISABLE"):
+        return Finding("problem", "program", f"{process} takes no turns: NVSHARE_DISABLE is set", "start it without")
+    if "NVSHARE_SOCKET" not in process.environ:
+        text = f"{process} takes no turns and has no memory limit: its environment was emptied (sudo, su, env -i)"
+        return Finding("problem", "program", text, "put nvshare-run behind that command: sudo nvshare-run -- PROGRAM")
     if not process.uses_cuda:
         return Finding("ok", "program", f"{process} has the hook and has not used CUDA yet")
     text = f"{process} has the hook, but no connection to the coordinator"

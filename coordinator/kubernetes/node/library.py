@@ -15,6 +15,9 @@ Non-goals: gRPC, the contents of slots.
 
 from __future__ import annotations
 
+import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+
+# isort: split
 import contextlib
 import fcntl
 import hashlib

@@ -8,6 +8,9 @@ Non-goals: the process (plugin_process.py) and its imports such as gRPC: `--help
 
 from __future__ import annotations
 
+import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+
+# isort: split
 import sys
 from collections.abc import Sequence
 from pathlib import Path

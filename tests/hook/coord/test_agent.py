@@ -129,10 +129,12 @@ def test_nothing_happens_without_cuda(client: ScriptedClient) -> None:
 
 @pytest.mark.parametrize("changes", [{"NVSHARE_SOCKET": None}, {"NVSHARE_DISABLE": "1"}], ids=["unset", "disabled"])
 def test_inert(start: StartClient, changes: dict[str, str | None]) -> None:
-    """Broken: a program that nobody opted in is stopped."""
+    """Broken: a program that nobody opted in is stopped; one whose environment was emptied escapes without a word."""
     client = start(**changes)
     assert client.do("launch 1000") == "launched"
     assert client.do("state").startswith("state 0 0 0 0")
+    client.tell("exit")
+    assert client.ended()[1].count("NVSHARE_SOCKET is not set") == ("NVSHARE_SOCKET" in changes)
 
 
 def test_long_kernel_is_not_idle(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:

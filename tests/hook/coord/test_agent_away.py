@@ -130,3 +130,14 @@ def test_a_coordinator_that_is_not_for_this_user(
         coordinator.asked()
         coordinator.grant(7)
         assert client.answer() == "launched"
+
+
+def test_a_holder_that_nobody_coordinates_any_more_says_so(
+    coordinator: ScriptedCoordinator, client: ScriptedClient
+) -> None:
+    """Broken: after the loss of the runtime directory a program keeps the GPU for itself, and nobody learns why."""
+    hold(coordinator, client)
+    coordinator.stop()
+    coordinator.path.unlink(missing_ok=True)
+    assert "no coordinator answers" in (said := client.error_line())
+    assert "goes on with the GPU" in said

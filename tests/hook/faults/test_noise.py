@@ -5,6 +5,7 @@ Non-goals: messages of single parts, which stand with their tests.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import threading
@@ -124,3 +125,25 @@ def test_a_refusal_of_the_coordinator_is_explained_once(coordinator: ScriptedCoo
                 coordinator.send(messages.MemoryReserved(0, message.sequence, 0))
         assert answer == f"refused {OUT_OF_MEMORY}"
     assert complaints(client) == [f"8 MiB more on GPU 0 are out of memory: {text}"]
+
+
+@pytest.mark.parametrize("reader", ["none", "sleeps"])
+def test_a_log_file_that_is_a_fifo(
+    coordinator: ScriptedCoordinator, start: StartClient, tmp_path: Path, reader: str
+) -> None:
+    """Broken: a program hangs at the first line of its log because nobody reads the FIFO that it goes to."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with contextlib.ExitStack() as stack:
+        if reader == "sleeps":
+            pipe = stack.enter_context(
+                open(fifo, "w+b", 0, opener=lambda path, _: os.open(path, os.O_RDWR | os.O_NONBLOCK))
+            )
+            while pipe.write(b"." * 4096):
+                pass
+        client = start(NVSHARE_LOG="debug", NVSHARE_LOG_FILE=str(fifo))
+        client.tell("launch 1000")
+        coordinator.welcome()
+        coordinator.asked()
+        coordinator.grant(7)
+        assert client.answer() == "launched"

@@ -32,7 +32,7 @@ class Programs:
         """Output of a program under the hook; `more` are variables of its environment."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("NVSHARE_")}
         environment |= {"LD_LIBRARY_PATH": str(driver or self.directory), "INTERCEPT_GPUS": str(gpus)} | more
-        environment["LD_PRELOAD"] = str(self.hook)
+        environment |= {"LD_PRELOAD": str(self.hook), "NVSHARE_DISABLE": "1"}
         done = subprocess.run([str(program), *arguments], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
         assert done.stderr == ""

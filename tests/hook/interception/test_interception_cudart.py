@@ -118,7 +118,7 @@ def check(built: Built, sim_env: dict[str, str], *libraries: tuple[Path, str]) -
     """Runs the program with these (path, prefix of names), in turn in one process; everything passes the gate."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *(str(word) for library in libraries for word in library)],
-        env={**sim_env, "LD_PRELOAD": str(built.hook)},
+        env={**sim_env, "LD_PRELOAD": str(built.hook), "NVSHARE_DISABLE": "1"},
         capture_output=True,
         text=True,
         check=False,

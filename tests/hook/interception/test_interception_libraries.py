@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Built
 from tests.hook.compiled import compile_c
 from tests.hook.interception.recording_driver import PROGRAMS, Programs
 
@@ -73,3 +76,25 @@ def test_without_the_hook_the_flag_needs_no_help(programs: Programs, opener: Pat
 def test_another_namespace_is_out_of_reach(programs: Programs, opener: Path, plugin: Path) -> None:
     """docs/explanation/coverage.md: dlmopen escapes: a namespace has a libc and a driver that no preload reaches."""
     assert output(programs, opener, "namespace", str(plugin)) == "calls 0 wrong 0\n"
+
+
+@pytest.mark.parametrize(("how", "copies"), [("dlopen", 1), ("dlmopen", 1), ("by name", 0)])
+def test_a_second_copy_of_the_driver_is_named_once(
+    hook_env: dict[str, str], built: Built, tmp_path: Path, how: str, copies: int
+) -> None:
+    """Broken: work that a program submits by another libcuda needs no lease, and nobody learns it."""
+    copy = str(shutil.copy(built.sim_dir / "libcuda.so.1", tmp_path / "libcopy.so"))
+    opened = {
+        "dlopen": f"ctypes.CDLL({copy!r})",
+        "dlmopen": f"ctypes.CDLL(None, handle=c.dlmopen(c_long(-1), {os.fsencode(copy)!r}, 2))",
+        "by name": "driver",
+    }[how]
+    program = (
+        "import ctypes; from ctypes import c_long; c = ctypes.CDLL(None); c.dlmopen.restype = ctypes.c_void_p\n"
+        f"driver = ctypes.CDLL('libcuda.so.1'); other = {opened}\n"
+        "print(other.cuInit(0), bool(other.cuLaunchKernel), bool(other.cuMemAlloc_v2))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=hook_env, capture_output=True, text=True, check=False)
+    assert done.stdout == "0 True True\n", done.stderr
+    assert done.stderr.count("is a second copy of the CUDA driver") == copies
+    assert done.stderr.count(copy) == copies

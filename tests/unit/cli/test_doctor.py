@@ -51,8 +51,8 @@ WELL = Facts(
     process_without_nvshare="",
     unhooked=(),
 )
-HOOKED = ProcessFacts(41, "python", 1000, hooked=True, uses_cuda=True)
-BARE = replace(HOOKED, hooked=False)
+HOOKED = ProcessFacts(41, "python", 1000, hooked=True, uses_cuda=True, environ={"NVSHARE_SOCKET": "/a/hooks.sock"})
+BARE = replace(HOOKED, hooked=False, environ={})
 
 
 def well(**more: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def shell(python: str = "", **environ: str) -> dict[str, Any]:
 
 
 def program(process: ProcessFacts | None, **environ: str) -> dict[str, Any]:
-    found = process if process is None else replace(process, environ=environ)
+    found = process if process is None else replace(process, environ={**process.environ, **environ})
     return {"wanted": 41, "process": found}
 
 
@@ -154,6 +154,13 @@ ENABLED, ELSEWHERE = program(BARE, NVSHARE_ENABLE="1"), program(HOOKED, NVSHARE_
         (ENABLED, "problem", "works in Python programs alone", "nvshare-run"),
         (program(BARE, NVSHARE_SOCKET="/a/hooks.sock"), "problem", "the loader did not load it", "standard error"),
         (program(HOOKED) | well(clients=[]), "problem", "no connection to the coordinator", "NVSHARE_LOG"),
+        (
+            program(replace(HOOKED, environ={})) | well(clients=[]),
+            "problem",
+            "its environment was emptied",
+            "nvshare-run",
+        ),
+        (program(HOOKED, NVSHARE_DISABLE="1") | well(clients=[]), "problem", "NVSHARE_DISABLE is set", "without"),
         (ELSEWHERE | well(clients=[]), "warning", "coordinator in /y", "--runtime-dir /y"),
         ({"unhooked": ((0, BARE),)}, "warning", "uses GPU 0 without the hook", "nvshare-run"),
     ],
