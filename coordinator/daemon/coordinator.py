@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from nvshare.client_hook.launcher import package_root
 from nvshare.coordinator.daemon import settings_file, time_limit
 from nvshare.coordinator.daemon.control.live_settings import LiveSettings
 from nvshare.coordinator.daemon.control.rights import Rights
@@ -43,8 +44,9 @@ from nvshare.coordinator.system.journal import Journal
 from nvshare.coordinator.system.mps.daemon import ControlDaemon
 from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.version import version
 from nvshare.coordinator.system.web_process import WebError, WebProcess, listen
-from nvshare.coordinator.units import format_size
+from nvshare.coordinator.units import count, format_size
 from nvshare.scheduler_policies import registry
 
 if TYPE_CHECKING:
@@ -139,6 +141,9 @@ class Coordinator:
             "simulated": self.options.simulate is not None,
             "runtime_dir": str(self.options.directory.path),
             "embedded": self.options.embedded,
+            "version": version(),
+            "installation": str(package_root()),
+            "began_s": time.time(),
         }
         return Administration(
             self.dispatcher,
@@ -181,8 +186,7 @@ class Coordinator:
     def status_line(self) -> str:
         """What `systemctl status` shows."""
         kind = "" if self.options.simulate is None else "simulated "
-        programs = len(self.dispatcher)
-        return f"STATUS=serving {len(self._devices)} {kind}GPU(s) to {programs} program{'s' * (programs != 1)}"
+        return f"STATUS=serving {count(len(self._devices), f'{kind}GPU')} to {count(len(self.dispatcher), 'program')}"
 
     def _reload_by_signal(self) -> None:
         self._supervisor.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1_000}")

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nvshare.coordinator.system.devices import nvml, text_of
+from nvshare.coordinator.system.extras import install_command
 from nvshare.coordinator.units import format_size
 
 log: Final = logging.getLogger("nvshare")
@@ -46,14 +47,14 @@ ROOM_LOOK_S: Final = 0.01
 SPARE_BYTES: Final = 64 << 20
 UNKNOWN_BYTES: Final = 1 << 30
 """Of a process that another helper has saved, or that NVML does not list: it moves only where there is plenty."""
-EXTRA: Final = "the driver's checkpoints need the extra `park` where the coordinator runs: pip install 'nvshare[park]'"
+EXTRA: Final = f"parking needs more packages where the coordinator runs; install them: {install_command('park')}"
 
 
 def cannot_park() -> str:
     """Why no program of this machine can be parked; "": some may be."""
     import pynvml
 
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
+    if any(importlib.util.find_spec(name) is None for name in ("cuda", "cuda.core", "cuda.bindings")):
         return EXTRA
     try:
         with nvml():

@@ -18,12 +18,11 @@ from nvshare.client_hook.api import Lease
 from nvshare.client_hook.launcher import JOB_CLASSES
 from nvshare.coordinator.cli.ctl_call import call, call_and_settle
 from nvshare.coordinator.cli.views.explain import class_name
-from nvshare.coordinator.cli.views.words import count
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import client_directory
-from nvshare.coordinator.units import format_duration, format_size
+from nvshare.coordinator.units import count, format_duration, format_size
 
 USAGE: Final = """\
 %gpu                  this notebook's GPUs: lease, wait, memory, progress

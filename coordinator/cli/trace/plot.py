@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from nvshare.coordinator.cli.trace.recording import Recording
 
-REMEDY: Final = "matplotlib is not installed: pip install 'nvshare[plots]'"
 COLOURS: Final = ("#2166ac", "#b2182b", "#1b7837", "#e08214", "#542788", "#8c510a", "#01665e", "#c51b7d")
 
 LONG_NS: Final = 5_000_000_000

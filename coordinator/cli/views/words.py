@@ -31,11 +31,6 @@ def running(gpu: Mapping[str, Any]) -> list[int]:
     return list(dict.fromkeys((*gpu["members"], *gpu["holders"])))
 
 
-def count(number: int, thing: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
 def first_of(names: Iterable[str], most: int | None) -> str:
     """`a, b +2`; "-" for none.  Without `most` all of them."""
     every = list(names)

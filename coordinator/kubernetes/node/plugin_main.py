@@ -26,6 +26,7 @@ from nvshare.coordinator.kubernetes.cluster.options import (
 )
 from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
 from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.system.extras import install_command
 from nvshare.coordinator.system.http.metrics import Access
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
 from nvshare.coordinator.system.version import Versioned
@@ -139,7 +140,7 @@ def run(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _GRPC:
             raise
-        raise OptionError(f"{error.name} is not installed: pip install 'nvshare[kubernetes]'") from None
+        raise OptionError(f"{error.name} is not installed; install it: {install_command('kubernetes')}") from None
     access = Access(metrics_token_file, metrics_tls_dir)
     watched = node_name if watch_pods else None
     serve(options, Extras(metrics_address, metrics_port, access, watched, rules, tuple(ignored_xids or ())))
