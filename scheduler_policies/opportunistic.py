@@ -65,9 +65,9 @@ class Opportunistic(LevelPolicy):
             others = [job for job in others if job not in starved]
             quanta = {job.client: quantum_ns for job in (*production, *others)}
         plan = allot(production, others[: max(0, MOST - len(production))], quanta, self._harvest, now_ns)
-        why = f"production programs: {len(production)} of {len(jobs)}, {production[0].name} first"
+        why = f"{production[0].name} comes first, of {len(production)} production programs"
         if others:
-            why += f"; the others run at a rate of {plan.running[-1].rate:.2f}"
+            why += f"; best-effort programs run for {plan.running[-1].rate:.0%} of the time"
         return replace(plan, why=why)
 
     def observe(self, happened: Happened) -> None:

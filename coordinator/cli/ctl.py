@@ -43,7 +43,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from nvshare.coordinator.system.version import VersionOption
+from nvshare.coordinator.system.version import VersionOption, run_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -142,7 +142,6 @@ trace.register(app)
 app.command()(doctor)
 app.add_typer(install.app, name="install")
 app.command("install-unit", hidden=True)(install.install_unit)  # its name before `install` had more to install
-app.command()(install.man)
 app.command()(install.completion)
 app.add_typer(kernelspec.app, name="kernelspec")
 app.add_typer(ctl_slot.app, name="slot")
@@ -214,7 +213,7 @@ def _report(result: dict[str, Any], done: bool, state: str, as_json: bool) -> No
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    app(with_period(list(sys.argv[1:] if argv is None else argv)), prog_name="nvshare-ctl")
+    run_command(app, with_period(list(sys.argv[1:] if argv is None else argv)), "nvshare-ctl")
 
 
 if __name__ == "__main__":

@@ -257,7 +257,7 @@ class Coordinator:
     def _make_mps(self, directory: RuntimeDir, *, all_users: bool) -> Mps:
         real = self._real
         slots = self.options.slots_dir is not None
-        off = 'Kubernetes slots are served, whose programs no launcher starts; use mps = "off" here' if slots else None
+        off = 'no launcher starts the programs of slots (--slots-dir); set mps = "off" here' if slots else None
         daemon = ControlDaemon(directory.mps, dict(os.environ), real_cards=real)
 
         def publish(kind: str, values: dict[str, Any]) -> None:

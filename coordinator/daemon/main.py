@@ -34,7 +34,7 @@ from nvshare.coordinator.system import card_lock, runtime_dir
 from nvshare.coordinator.system.card_lock import CardHeldError
 from nvshare.coordinator.system.devices import Device, NoGpuError, discover, load_simulated_nvml
 from nvshare.coordinator.system.runtime_dir import RuntimeDir, RuntimeDirError
-from nvshare.coordinator.system.version import Versioned
+from nvshare.coordinator.system.version import Versioned, run_command
 from nvshare.coordinator.units import count, format_duration, parse_duration
 
 log: Final = logging.getLogger("nvshare")
@@ -303,7 +303,7 @@ def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = N
     ]
     code = 0
     try:
-        code = app(words, prog_name="nvshare-coordinator", obj=devices) or 0
+        code = run_command(app, words, "nvshare-coordinator", obj=devices) or 0
     except settings_file.SettingsError as error:
         code = _complain(str(error), 2)
     except StartError as error:

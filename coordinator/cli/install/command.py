@@ -1,4 +1,4 @@
-"""The commands `install`, `man` and `completion` of nvshare-ctl.  All but `install cdi` print files."""
+"""The commands `install` and `completion` of nvshare-ctl.  All but `install cdi` print files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Annotated, Final, Literal
 import typer
 
 from nvshare.coordinator.cli.install.cdi import install_cdi
-from nvshare.coordinator.system.version import version
 
 app = typer.Typer(no_args_is_help=True, help="Make GPUs shared by services and containers.")
 app.command("cdi")(install_cdi)
@@ -17,7 +16,6 @@ _FOLDER: Final = Path(__file__).parent
 
 
 Unit = Literal["system", "user", "config"]
-Program = Literal["nvshare-run", "nvshare-ctl", "nvshare-coordinator"]
 Shell = Literal["bash", "zsh", "fish"]
 _FILES: Final = {"system": "nvshare.service", "user": "nvshare-user.service"}
 
@@ -36,28 +34,6 @@ def install_unit(
     else:
         text = (_FOLDER / _FILES[unit]).read_text(encoding="utf-8").replace("@BIN@", str(Path(sys.executable).parent))
     typer.echo(text, nl=False)
-
-
-def man(
-    context: typer.Context,
-    program: Annotated[
-        Program, typer.Argument(metavar="PROGRAM", help="nvshare-run, nvshare-ctl or nvshare-coordinator")
-    ] = "nvshare-ctl",
-) -> None:
-    """Print a manual page in roff; `nvshare-ctl man nvshare-run | man -l -` shows one."""
-    from nvshare.coordinator.cli.install.man import command_page, parser_page
-
-    if program == "nvshare-run":
-        from nvshare.coordinator.cli.run import make_parser
-
-        page = parser_page(program, make_parser(), version())
-    elif program == "nvshare-ctl":
-        page = command_page(program, context.find_root().command, version())
-    else:
-        from nvshare.coordinator.daemon.main import app
-
-        page = command_page(program, typer.main.get_command(app), version())
-    typer.echo(page, nl=False)
 
 
 def completion(shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish")]) -> None:

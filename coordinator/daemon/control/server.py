@@ -115,7 +115,8 @@ class Administration:
         gpus, problems = [], self._problems()
         for gpu in snapshot.gpus:
             values = plain(gpu)
-            if (failed := values.pop("policy_failed")) and not hides:  # it may name programs
+            if failed := values.pop("policy_failed"):
+                failed = failed.partition(" (")[0] if self._rights.hide_other_users else failed  # it may name programs
                 advice = f"{gpu.rules.policy} decides instead; correct it, then `nvshare-ctl set policy` again"
                 problems.append(f"GPU {self._devices[gpu.uuid].index}: {failed}; {advice}")
             for name in _SAMPLES:

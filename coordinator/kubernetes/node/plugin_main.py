@@ -29,7 +29,7 @@ from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.system.extras import install_command
 from nvshare.coordinator.system.http.metrics import Access
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
-from nvshare.coordinator.system.version import Versioned
+from nvshare.coordinator.system.version import Versioned, run_command
 
 _GRPC = ("grpc", "google")
 
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point.  Exit codes: 0 stopped, 1 failed, 2 wrong command line."""
     code = 0
     try:
-        code = app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-device-plugin") or 0
+        code = run_command(app, list(sys.argv[1:] if argv is None else argv), "nvshare-device-plugin") or 0
     except OptionError as error:
         code = _report(str(error), 2)
     except slots.SlotError as error:

@@ -166,21 +166,6 @@ def test_the_sample_configuration_has_every_setting(tmp_path: Path, capsys: pyte
     settings_file.load({}, {}, path)
 
 
-@pytest.mark.parametrize("program", ["nvshare-run", "nvshare-ctl", "nvshare-coordinator"])
-def test_manual_pages_have_every_option(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Broken: a manual page lacks an option or a command, or roff refuses it."""
-    page = printed(capsys, "man", program)
-    assert page.startswith(f".TH {program.upper()} 1 ")
-    for name in ("--runtime-dir", "--version"):
-        assert name.replace("-", "\\-") in page
-    if program == "nvshare-ctl":
-        assert ".B set quantum QUANTUM" in page
-        assert ".B doctor [PID]" in page
-    if (groff := shutil.which("groff")) is not None:
-        done = subprocess.run([groff, "-man", "-Tutf8", "-ww"], input=page, capture_output=True, text=True, check=True)
-        assert not done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "parsed"),
     [

@@ -122,8 +122,8 @@ def test_a_failed_policy_is_a_problem_of_its_gpu() -> None:
 
     (problem,) = problems(1000, hide=False)
     assert problem.startswith("GPU 3: the policy auto failed (decide: ValueError: train.py is too large); round_robin")
-    assert problems(0, hide=True) == [problem]
-    assert problems(1000, hide=True) == []
+    (hidden,) = problems(0, hide=True)
+    assert hidden.startswith("GPU 3: the policy auto failed; round_robin")
 
 
 def test_a_request_is_logged_in_words(caplog: pytest.LogCaptureFixture) -> None:
