@@ -93,7 +93,7 @@ def parse_size(text: str) -> int:
     if value > _MAX_BYTES:
         raise ValueError(f"{text!r} is out of range: at most 1 EiB")
     if 0 < value < _LEAST_PLAIN_BYTES and text.strip()[-1].isdigit():
-        raise ValueError(f"{text!r} has no unit and would be bytes: write {text.strip()}GiB or {text.strip()}MiB")
+        raise ValueError(f"{text!r} is no size without a unit: write {text.strip()}GiB or {text.strip()}MiB")
     return value
 
 

@@ -52,12 +52,12 @@ class Verdict(NamedTuple):
         shown = [" with ".join(_named(job) for job in group) for group in self.considered[:3]]
         more = f" and {len(self.considered) - 3} more" if len(self.considered) > 3 else ""
         names = " and ".join(shown) + more
-        together = f"{self.together_sum:.0%} side by side" if self.together_sum else "not measured side by side"
-        together += f" (too little of it for {self.starved})" if self.starved else ""
-        turns = f"{self.turns_sum:.0%} in turns" if self.turns_sum else "not measured in turns"
-        if self.groups:
-            return f"{names} take turns of {quantum_ns / 1e6:.0f} ms: total speed {turns}, {together}"
-        return f"{names} run side by side: total speed {together}, {turns}"
+        sums = {"in turns": self.turns_sum, "side by side": self.together_sum}
+        told = ", ".join(f"{total:.0%} {how}" for how, total in sums.items() if total)
+        speed = f"total speed {told}" if told else "not measured yet"
+        speed += f" (too little of it for {self.starved})" if self.starved else ""
+        how = f"take turns of {quantum_ns / 1e6:.0f} ms" if self.groups else "run side by side"
+        return f"{names} {how}: {speed}"
 
 
 def _named(job: JobView) -> str:
