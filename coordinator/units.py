@@ -37,6 +37,8 @@ _BYTES: Final = {
 _QUANTITY: Final = re.compile(r"\s*([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*([a-zµA-Z]{0,4})\s*\Z")
 _MAX_NS: Final = 365 * 24 * 3_600_000_000_000
 _MAX_BYTES: Final = 1 << 60
+_LEAST_PLAIN_BYTES: Final = 10**6
+"""A smaller number without a unit lacks its unit."""
 QUANTUM_BOUNDS_NS: Final = (1_000_000, 3_600_000_000_000)
 SHARE_BOUNDS: Final = (0.001, 0.5)
 
@@ -90,6 +92,8 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is not a size: write bytes, or a number and a unit, such as 4GiB or 512MiB")
     if value > _MAX_BYTES:
         raise ValueError(f"{text!r} is out of range: at most 1 EiB")
+    if 0 < value < _LEAST_PLAIN_BYTES and text.strip()[-1].isdigit():
+        raise ValueError(f"{text!r} is no size without a unit: write {text.strip()}GiB or {text.strip()}MiB")
     return value
 
 
@@ -136,3 +140,8 @@ def format_size(value_bytes: int) -> str:
         if value_bytes >= factor:
             return f"{value_bytes / factor:.4g}{unit}"
     return f"{value_bytes}B"
+
+
+def count(number: int, thing: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"

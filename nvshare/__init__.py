@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from nvshare.client_hook import release_caches as release_caches
     from nvshare.client_hook import step as step
 
+    __version__: str
+
 if sys.version_info < (3, 11):  # noqa: UP036 - from a checkout; pip refuses to install
     raise ImportError(
         f"nvshare needs Python 3.11 or newer, this is {sys.version_info[0]}.{sys.version_info[1]}: make an environment "
@@ -22,9 +24,18 @@ if sys.version_info < (3, 11):  # noqa: UP036 - from a checkout; pip refuses to 
 
 if not TYPE_CHECKING:
 
+    _LATE = ("__version__", "on_pressure", "release_caches", "step")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATE})
+
     def __getattr__(name: str) -> object:
-        if name not in {"on_pressure", "release_caches", "step"}:
+        if name not in _LATE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "__version__":
+            from nvshare.coordinator.system.version import version
+
+            return version()
         from nvshare import client_hook
 
         return getattr(client_hook, name)

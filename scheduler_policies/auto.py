@@ -167,10 +167,10 @@ class Auto(PolicyBase):
         quanta = {job.client: quantum_ns for job in members if job.client not in kept}
         running = {job.client for job in members}
         order = tuple(job.client for job in following if job.client not in running)
-        what = "memory is short" if gpu.memory_short else "one job at a time" if gpu.exclusive else "many programs wait"
+        what = "memory is short" if gpu.memory_short else "one at a time" if gpu.exclusive else "many programs wait"
         patient = [job for job in back if job.rank.job_class is _BEST_EFFORT and job.turn.waiting_since_ns is not None]
         again_ns = min([(job.turn.waiting_since_ns or 0) + PATIENCE_NS + 1 for job in patient], default=None)
-        why = f"{what}: {len(jobs)} programs take turns of {quantum_ns / 1e6:g} ms, now {members[0].name}"
+        why = f"{what}: {len(jobs)} programs take turns of {quantum_ns / 1e6:.0f} ms, now {members[0].name}"
         plan = allot(members, [], quanta, self._harvest, now_ns)
         due_ns = [at_ns for at_ns in (plan.ask_again_ns, again_ns) if at_ns is not None]
         reports = bool(urgent)  # whether such a job is active decides how others are paced

@@ -46,7 +46,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from nvshare.coordinator.system.version import VersionOption
+from nvshare.coordinator.system.version import VersionOption, run_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -215,7 +215,7 @@ def _report(result: dict[str, Any], done: bool, state: str, as_json: bool) -> No
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    app(with_period(list(sys.argv[1:] if argv is None else argv)), prog_name="nvshare-ctl")
+    run_command(app, with_period(list(sys.argv[1:] if argv is None else argv)), "nvshare-ctl")
 
 
 if __name__ == "__main__":

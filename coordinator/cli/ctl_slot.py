@@ -112,7 +112,7 @@ def _gpus(known: list[dict[str, Any]], names: str) -> list[dict[str, Any]]:
         matches = [gpu for gpu in known if name in (str(gpu["index"]), gpu["uuid"])]
         if len(matches) != 1:
             there = ", ".join(f"{gpu['index']} ({gpu['uuid']})" for gpu in known)
-            raise ControlError("gpu", f"{name!r} names {len(matches)} GPUs of this coordinator, which has {there}")
+            raise ControlError("gpu", f"there is no GPU {name!r}; this coordinator has {there}")
         found += matches
     return found
 

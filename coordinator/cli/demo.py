@@ -38,7 +38,7 @@ from nvshare.coordinator.daemon.control.sockets import EventReader
 from nvshare.coordinator.system.devices import real_card
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
-from nvshare.coordinator.system.version import Versioned
+from nvshare.coordinator.system.version import Versioned, run_command
 from nvshare.coordinator.units import parse_quantum
 from nvshare.simulated_gpu.trace import overlaps, read_trace
 
@@ -241,7 +241,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)  # ends the coordinator and the programs too
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(cls=Versioned)(demo)
-    app(prog_name="nvshare-demo")
+    run_command(app, sys.argv[1:], "nvshare-demo")
 
 
 if __name__ == "__main__":

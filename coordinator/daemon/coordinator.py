@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from nvshare.client_hook.launcher import package_root
 from nvshare.coordinator.daemon import settings_file, time_limit
 from nvshare.coordinator.daemon.checkpoint_helpers import KEPT, CheckpointHelpers
 from nvshare.coordinator.daemon.control.live_settings import LiveSettings
@@ -44,8 +45,9 @@ from nvshare.coordinator.system.journal import Journal
 from nvshare.coordinator.system.mps.daemon import ControlDaemon
 from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.version import version
 from nvshare.coordinator.system.web_process import WebError, WebProcess, listen
-from nvshare.coordinator.units import format_size
+from nvshare.coordinator.units import count, format_size
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.metrics import Observations
@@ -136,6 +138,9 @@ class Coordinator:
             "simulated": self.options.simulate is not None,
             "runtime_dir": str(self.options.directory.path),
             "embedded": self.options.embedded,
+            "version": version(),
+            "installation": str(package_root()),
+            "began_s": time.time(),
         }
         return Administration(
             self.dispatcher,
@@ -178,8 +183,7 @@ class Coordinator:
     def status_line(self) -> str:
         """What `systemctl status` shows."""
         kind = "" if self.options.simulate is None else "simulated "
-        programs = len(self.dispatcher)
-        return f"STATUS=serving {len(self._devices)} {kind}GPU(s) to {programs} program{'s' * (programs != 1)}"
+        return f"STATUS=serving {count(len(self._devices), f'{kind}GPU')} to {count(len(self.dispatcher), 'program')}"
 
     def _reload_by_signal(self) -> None:
         self._supervisor.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1_000}")
@@ -230,7 +234,7 @@ class Coordinator:
     def _make_mps(self, directory: RuntimeDir, *, all_users: bool) -> Mps:
         real = self._real
         slots = self.options.slots_dir is not None
-        off = 'Kubernetes slots are served, whose programs no launcher starts; use mps = "off" here' if slots else None
+        off = 'no launcher starts the programs of slots (--slots-dir); set mps = "off" here' if slots else None
         daemon = ControlDaemon(directory.mps, dict(os.environ), real_cards=real)
 
         def publish(kind: str, values: dict[str, Any]) -> None:

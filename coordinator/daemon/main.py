@@ -26,6 +26,7 @@ import typer
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.coordinator import Coordinator, Options
 from nvshare.coordinator.daemon.log_limit import LogLimit
+from nvshare.coordinator.daemon.log_names import GpuNames
 from nvshare.coordinator.daemon.settings_file import StartError
 from nvshare.coordinator.daemon.supervisor import Supervisor
 from nvshare.coordinator.engine.scheduler import InvariantError
@@ -36,8 +37,8 @@ from nvshare.coordinator.system import card_lock, runtime_dir
 from nvshare.coordinator.system.card_lock import CardHeldError
 from nvshare.coordinator.system.devices import Device, NoGpuError, discover, load_simulated_nvml
 from nvshare.coordinator.system.runtime_dir import RuntimeDir, RuntimeDirError
-from nvshare.coordinator.system.version import Versioned
-from nvshare.coordinator.units import format_duration, parse_duration
+from nvshare.coordinator.system.version import Versioned, run_command
+from nvshare.coordinator.units import count, format_duration, parse_duration
 
 log: Final = logging.getLogger("nvshare")
 
@@ -141,6 +142,10 @@ def serve(settings: Settings, options: Options) -> None:
     supervisor = Supervisor(os.environ)
     supervisor.tell("STATUS=looking for a driver and a GPU that no other coordinator serves")
     devices = wait_for_devices(settings, options)
+    for device in devices:
+        log.info("GPU %d is %s, %s", device.index, device.name, device.uuid)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(GpuNames(devices))
     patience_s = None if options.ready_fd is None else CARD_PATIENCE_S
     own = devices if options.devices is None else []  # made-up GPUs need no lock
     note_wait = functools.partial(runtime_dir.note_wait, lock)
@@ -154,7 +159,7 @@ def serve(settings: Settings, options: Options) -> None:
     try:
         coordinator.begin()
         kind = "" if options.simulate is None else "simulated "
-        log.info("serving %d %sGPU(s) in %s", len(devices), kind, options.directory.path)
+        log.info("serving %s in %s", count(len(devices), f"{kind}GPU"), options.directory.path)
         _mark(options.directory.daemon_mark, comes_back=supervisor.restarts and not options.embedded)
         _tell_ready(options.ready_fd)
         supervisor.tell("READY=1", coordinator.status_line())
@@ -302,7 +307,7 @@ def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = N
     ]
     code = 0
     try:
-        code = app(words, prog_name="nvshare-coordinator", obj=devices) or 0
+        code = run_command(app, words, "nvshare-coordinator", obj=devices) or 0
     except settings_file.SettingsError as error:
         code = _complain(str(error), 2)
     except StartError as error:

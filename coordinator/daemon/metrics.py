@@ -168,7 +168,7 @@ class Collector:
             yield family(Counter, "nvshare_connections_refused", text, ("reason",), counts)
         yield from _gpu_metrics(gpus)
         yield _histogram("nvshare_wait_seconds", "Time from a request to its grant", gpus, picture.waits)
-        yield _histogram("nvshare_drain_seconds", "Time from closing the gate to idle", gpus, picture.drains)
+        yield _histogram("nvshare_drain_seconds", "Time from a revoke to the end of the work", gpus, picture.drains)
         yield _handovers(gpus)
         yield from _client_metrics(seats)
         if picture.slots is not None:
@@ -282,7 +282,7 @@ _CLIENT_ROWS: Final[tuple[Row, ...]] = (
     (Counter, "revokes", "Leases revoked", lambda s: s[1].statistics.revokes),
     (Counter, "idle_releases", "Leases released early", lambda s: s[1].statistics.idle_releases),
     (Counter, "overdue_drains", "Drains that passed their deadline", lambda s: s[1].statistics.overdue),
-    (Counter, "submissions", "Gated calls in finished leases", lambda s: s[1].statistics.submissions),
+    (Counter, "submissions", "GPU calls in finished leases", lambda s: s[1].statistics.submissions),
     (Counter, "evicted_bytes", "Bytes moved off the GPU", lambda s: s[1].moves.moved_out_bytes),
     (Counter, "restored_bytes", "Bytes moved onto the GPU", lambda s: s[1].moves.moved_in_bytes),
     (Counter, "exposed_move_seconds",
@@ -320,7 +320,7 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
     classes = (((*labels, client.rank.job_class.name.lower()), 1) for labels, client, _ in seats)
     yield family(Gauge, "nvshare_client_class", "Always 1", (*_CLIENT, "class"), classes)
     # Only what is measured: an unknown figure has no series.
-    text = "Its rate of late, waiting included, by its rate alone"
+    text = "Its speed of the last seconds, waiting included, as a part of its speed alone"
     known = ((labels, seat.progress_normalised) for labels, _, seat in seats if seat.progress_normalised)
     yield family(Gauge, "nvshare_client_progress_ratio", text, _CLIENT, known)
     text = "Share of the time in which it kept the GPU busy when it ran alone"

@@ -234,7 +234,7 @@ def _count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
         "action": action.value,
     }
     node.out.append(Notify("overdue", values))
-    text = f"{gpu.uuid}: {client.identity} did not drain in time; action: {action.value}"
+    text = f"{gpu.uuid}: {client.identity} did not finish its work in time (drain_deadline); action: {action.value}"
     node.out.append(Log(logging.WARNING, text))
     if action is OverdueAction.DEMOTE:
         seat.place.demoted = True

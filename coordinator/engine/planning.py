@@ -181,8 +181,8 @@ def _planned(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> tu
         mates = [client for client in left_out if client.facts.gang == gang.name]
         if mates:
             gang.told = True
-            text = f"{gpu.uuid}: {mates[0].identity} of gang {gang.name} does not fit beside its mates; they take turns"
-            node.out.append(Log(logging.WARNING, f"{text}, in which a collective of theirs makes no progress"))
+            text = f"{gpu.uuid}: {mates[0].identity} does not fit beside the other members of gang {gang.name}; "
+            node.out.append(Log(logging.WARNING, f"{text}they take turns, and collectives make no progress"))
     return plan, members
 
 

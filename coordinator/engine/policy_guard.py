@@ -44,6 +44,8 @@ class PolicyGuard:
         self.failures = 0
         self.replaced = 0
         """Grows with each new policy."""
+        self.failed: str
+        """What the policy before this one did wrong; "": the operator chose this one."""
         self.replace(name, policy)
 
     def __getstate__(self) -> tuple[str, str, int, int, Policy | None]:
@@ -69,6 +71,7 @@ class PolicyGuard:
     def replace(self, name: str, policy: Policy) -> None:
         """A new policy from now on."""
         self.replaced += 1
+        self.failed = ""
         self.name = name
         self.policy = policy
         self._own = type(policy).__module__.startswith("nvshare.scheduler_policies.")
@@ -113,11 +116,12 @@ class PolicyGuard:
         assert type(self.policy) is not type(self._factory(FALLBACK, self._uuid)), f"{FALLBACK}.{operation}: {error!r}"
         self.failures += 1
         why = _text_of(error)
-        text = f"policy {failed} on {self._uuid}: {operation}: {type(error).__name__}: {why}; {FALLBACK} takes over"
-        out.append(Log(logging.ERROR, text))
+        text = f"{operation}: {type(error).__name__}: {why}"
+        out.append(Log(logging.ERROR, f"{self._uuid}: the policy {failed} failed ({text}); {FALLBACK} decides instead"))
         values = {"uuid": self._uuid, "policy": FALLBACK, "failed": failed, "error": why[:200]}
         out.append(Notify("policy", {**values}))
         self.replace(FALLBACK, self._factory(FALLBACK, self._uuid))
+        self.failed = f"the policy {failed} failed ({text[:200]})"
 
 
 def _text_of(error: BaseException) -> str:

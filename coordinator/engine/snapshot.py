@@ -215,6 +215,8 @@ class RulesSnapshot:
 
     policy: str
     policy_failures: int
+    policy_failed: str
+    """What the earlier policy did wrong, if `policy` has replaced it."""
     sharing: Sharing
     quantum_ns: int
     quantum_automatic: bool
@@ -320,6 +322,7 @@ def take_gpu(gpu: Gpu, paged: Mapping[int, int], now_ns: int) -> GpuSnapshot:
             gpu.schedule,
             policy=gpu.policy_guard.name,
             policy_failures=gpu.policy_guard.failures,
+            policy_failed=gpu.policy_guard.failed,
             quantum_automatic=gpu.settings.quantum_ns is None,
             switch_cost_ns=int(switching.average_cost_ns),
             members=tuple(gpu.schedule.members),

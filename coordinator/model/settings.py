@@ -215,7 +215,7 @@ class Setting:
     sample: str = ""
     """Value in the sample file, if there is no default that could be written."""
     default_text: str = "none"
-    """Of None as the default, for the reference page."""
+    """Of None as the default, for the reference page, where no word means None."""
     reloaded: bool = False
     """SIGHUP applies it, as all settings that `nvshare-ctl` sets."""
     in_chart: bool = True
@@ -255,7 +255,7 @@ class Settings:
         "`least_attained`, `edf`, or a plug-in",
     )  # fmt: skip
     quantum_ns: int | None = setting(
-        QUANTUM, None, by_gpu=True, live=True, sample='"auto"', default_text="`auto`",
+        QUANTUM, None, by_gpu=True, live=True, sample='"auto"',
         help="How long a turn lasts while others wait; `auto` follows the measured cost of switching",
     )  # fmt: skip
     switch_share: float = setting(
@@ -332,12 +332,11 @@ class Settings:
         "then that of its class, if it has one. Needs NVIDIA's driver 570",
     )  # fmt: skip
     park_after_interactive_ns: int | None = setting(
-        OWN_OR_COMMON, None, live=True, help="`park_after` of programs of class interactive",
-        default_text="`park_after`",
+        OWN_OR_COMMON, None, live=True,
+        help="`park_after` of programs of class interactive; `common`: the value of `park_after`",
     )  # fmt: skip
     park_after_best_effort_ns: int | None = setting(
-        OWN_OR_COMMON, None, live=True, help="`park_after` of programs of class best-effort",
-        default_text="`park_after`",
+        OWN_OR_COMMON, None, live=True, help="The same for programs of class best-effort"
     )  # fmt: skip
     rebalance: bool = setting(
         FLAG, False, live=True, in_chart=False,

@@ -119,7 +119,7 @@ def _lock_file(uuid: str) -> FileIO | None:
         file.close()
         raise CardHeldError(f"{uuid} is scheduled by another coordinator of root; stop it, or use it") from None
     except OSError as error:  # a container without a writable /run
-        log.warning("%s: no lock of root's: %s", path, error.strerror)
+        log.warning("root's lock of the GPU is unusable: %s: %s", path, error.strerror)
         return None
     return file
 

@@ -30,6 +30,20 @@ VersionOption = Annotated[
 ]
 
 
+def run_command(app: typer.Typer, words: list[str], name: str, **given: Any) -> Any:
+    """Runs the command line.  Some versions of typer show `<bool>` as the value of a flag; here its help has none."""
+    command: Any = typer.main.get_command(app)
+    _hide_types(command, typer.Context(command, **command.context_settings))
+    return command(words, prog_name=name, **given)
+
+
+def _hide_types(command: Any, context: typer.Context) -> None:
+    for flag in (each for each in command.get_params(context) if getattr(each, "is_flag", False)):
+        flag.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _hide_types(each, context)
+
+
 class Versioned(TyperCommand):
     """A command with `--version`; the function behind it has no parameter for it."""
 

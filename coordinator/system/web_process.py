@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from nvshare.coordinator.system.extras import install_command
+
 log: Final = logging.getLogger("nvshare")
 
 ADDRESS: Final = "127.0.0.1"
@@ -39,7 +41,7 @@ class WebError(ValueError):
 def check_installed() -> None:
     """Raises WebError where the extra `web` is missing."""
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise WebError("--web-port needs more packages: pip install 'nvshare[web]'")
+        raise WebError(f"--web-port needs more packages; install them: {install_command('web')}")
 
 
 def read_token(path: Path) -> str:

@@ -95,6 +95,6 @@ def _program(client: Mapping[str, Any], seat: Mapping[str, Any] | None, status: 
         "progress": seat["progress_normalised"],
         "share": seat["recent_share"],
         "resident_bytes": seat["resident_bytes"],
-        "swapped_bytes": seat["evicted_bytes"],
+        "evicted_bytes": seat["evicted_bytes"],
         "limit_bytes": seat["limit_bytes"] or client["limit_bytes"],
     }

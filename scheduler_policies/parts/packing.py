@@ -52,17 +52,17 @@ class Verdict(NamedTuple):
         shown = [" with ".join(_named(job) for job in group) for group in self.considered[:3]]
         more = f" and {len(self.considered) - 3} more" if len(self.considered) > 3 else ""
         names = " and ".join(shown) + more
-        together = f"{self.together_sum:.2f} side by side" if self.together_sum else "not measured side by side"
-        together += f", where {self.starved} has too little" if self.starved else ""
-        turns = f"{self.turns_sum:.2f} in turns" if self.turns_sum else "not measured in turns"
-        if self.groups:
-            return f"{names} take turns of {quantum_ns / 1e6:g} ms: {turns}, {together}"
-        return f"{names} run side by side: {together}, {turns}"
+        sums = {"in turns": self.turns_sum, "side by side": self.together_sum}
+        told = ", ".join(f"{total:.0%} {how}" for how, total in sums.items() if total)
+        speed = f"total speed {told}" if told else "not measured yet"
+        speed += f" (too little of it for {self.starved})" if self.starved else ""
+        how = f"take turns of {quantum_ns / 1e6:.0f} ms" if self.groups else "run side by side"
+        return f"{names} {how}: {speed}"
 
 
 def _named(job: JobView) -> str:
     busy = job.progress.busy_alone
-    return f"{job.name} (busy {busy:.2f})" if busy else job.name
+    return f"{job.name} (alone {busy:.0%} busy)" if busy else job.name
 
 
 class Packing:
@@ -189,10 +189,10 @@ def why_together(jobs: Sequence[JobView]) -> str:
     if gang is not None:
         return f"{count} {what}: {gang.name} is in gang {gang.gang}, whose members are not measured alone"
     if len(batch) < 2:
-        return f"{count} {what}: at most one is of class batch, and others take no turns"
+        return f"{count} {what}: turns need two programs of class batch, and there is {'one' if batch else 'none'}"
     unknown = [job.name for job in batch if not job.progress.busy_alone]
     if unknown:
-        return f"{count} {what}, as without a coordinator: {unknown[0]} has not been measured alone"
+        return f"{count} {what}, as without a coordinator: {unknown[0]} has not been measured alone yet"
     known = [job for job in jobs if job.progress.busy_alone]
-    busy = ", ".join(f"{job.name} {job.progress.busy_alone:.2f}" for job in known[:4])
-    return f"{count} {what}: fewer than two keep the GPU busy alone (busy shares: {busy})"
+    busy = ", ".join(f"{job.name} {job.progress.busy_alone:.0%}" for job in known[:4])
+    return f"{count} {what}: fewer than two keep the GPU busy when they run alone ({busy})"

@@ -30,7 +30,7 @@ def settings_table() -> list[str]:
     """One row a setting."""
     rows = ["| setting | default | of one GPU | meaning |", "|---|---|---|---|"]
     for key, each in CONFIGURED.items():
-        default = each.default_text if each.default is None else f"`{each.default_shown}`"
+        default = f"`{each.default_shown}`" if each.default is not None or each.kind.none else each.default_text
         rows.append(f"| `{key}` | {default} | {'yes' if each.by_gpu else ''} | {each.help} |")
     return rows
 

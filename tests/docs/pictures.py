@@ -1,4 +1,4 @@
-"""Pictures of the terminal in the documentation: `python -m tests.docs.pictures [FOLDER]` makes them anew.
+"""Pictures in the documentation: `python -m tests.docs.pictures` makes them anew, a browser's where there is one.
 
 Three programs share a simulated GPU; each command of `PICTURES` runs beside them, and rich draws what it prints.
 A picture names no font of another host.
@@ -23,7 +23,10 @@ from rich.console import Console
 from rich.text import Text
 
 from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
+from tests import browser
+from tests.jupyter import picture as notebook
 from tests.waiting import eventually
+from tests.web import picture as web
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 PICTURES: Final[tuple[tuple[str, str], ...]] = (
@@ -94,5 +97,14 @@ def make(folder: Path) -> None:
             (folder / file).write_text(draw(command, _output(command, environ)), encoding="utf-8")
 
 
+def main() -> None:
+    """Writes the pictures of the pages."""
+    make(FOLDER)
+    if browser.find() is None:
+        sys.exit("pictures of the terminal are made; those of a browser need: apt-get install chromium-headless-shell")
+    web.main()
+    notebook.main()
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    main()

@@ -194,7 +194,7 @@ def test_nobody_starves_beside_long_kernels(busy: float, switch_ms: int) -> None
     world.play(10_000)
     assert min(world.rates(20 * SECOND).values()) >= 0.45
     assert "take turns" in world.plan.why
-    assert "job 2 has too little" in world.plan.why
+    assert "(too little of it for job 2)" in world.plan.why
 
 
 def test_a_drain_is_no_loss() -> None:

@@ -159,7 +159,8 @@ def test_a_policy_that_breaks_the_rules_is_replaced(breach: str) -> None:
     assert policy.calls
     assert harness.gpu_snapshot().rules.policy == "round_robin"
     assert harness.gpu_snapshot().rules.policy_failures == 1
-    assert harness.logged(f"wild on GPU-0: {operation}")
+    assert harness.gpu_snapshot().rules.policy_failed.startswith(f"the policy wild failed ({operation}: ")
+    assert harness.logged(f"GPU-0: the policy wild failed ({operation}: ")
     for command in harness.commands:
         if isinstance(command, Notify):
             encode_event(1, 1, command.kind, command.values)

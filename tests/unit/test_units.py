@@ -31,7 +31,10 @@ def test_durations(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("4GiB", 4 << 30), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("4096", 4096), ("2g", 2 << 30), ("0", 0)],
+    [
+        *(("4GiB", 4 << 30), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("1000000", 10**6)),
+        *(("512B", 512), ("2g", 2 << 30), ("0", 0)),
+    ],
 )
 def test_sizes(text: str, expected: int) -> None:
     """Broken if a documented way to write a size meant something else."""
@@ -53,7 +56,7 @@ def test_what_may_be_switched_off() -> None:
             parse_duration_or_never(text)
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "4 GiBs", "0x10", "9999999999TiB", "1.5.5"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "4 GiBs", "0x10", "20", "4096", "9999999999TiB", "1.5.5"])
 def test_what_is_no_size(text: str) -> None:
     """Broken if nonsense became a size."""
     with pytest.raises(ValueError, match=r"size|range"):

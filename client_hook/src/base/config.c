@@ -236,6 +236,8 @@ static bool parse_quantity(const char *text, const struct unit *units, uint64_t 
             continue;
         if (whole > (UINT64_MAX >> 1) / units->factor)
             return false;
+        if (units->name[0] == 0 && units->factor == 1 && whole > 0 && whole < 1000000) /* a size that lacks its unit */
+            return false;
         *out = whole * units->factor + (uint64_t)(part * (double)units->factor);
         return true;
     }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from nvshare.client_hook.launcher import HOOK_NAME, MEMORY_MODES, preload_entries
 from nvshare.coordinator.cli.doctor.facts import Facts, Finding
 from nvshare.coordinator.cli.views.sentences import WHY_NOT_SWAP, mode_lines
 from nvshare.coordinator.system.gpu_processes import REMEDY
 from nvshare.coordinator.system.processes import ProcessFacts
-from nvshare.coordinator.units import format_size
+from nvshare.coordinator.units import count, format_size
 
 _MOST_UNHOOKED = 8
 
@@ -25,7 +26,7 @@ def examine(facts: Facts) -> list[Finding]:
 def _driver(facts: Facts) -> Iterator[Finding]:
     machine, status = facts.machine, facts.coordinator.status
     if status is not None and status.get("simulated"):
-        yield Finding("ok", "GPUs", f"the coordinator serves {len(status['gpus'])} simulated GPU(s)")
+        yield Finding("ok", "GPUs", f"the coordinator serves {count(len(status['gpus']), 'simulated GPU')}")
     elif not machine.driver:
         remedy = "install or load the driver (`nvidia-smi` must work), or use --simulate"
         yield Finding("problem", "driver", f"the NVIDIA driver is not usable ({machine.driver_error})", remedy)
@@ -78,9 +79,23 @@ def _coordinator(facts: Facts) -> Iterator[Finding]:
         return
     kind = "embedded coordinator" if status.get("embedded") else "coordinator"
     where = f"{kind} {status['pid']} in {status['runtime_dir']}"
-    yield Finding("ok", "coordinator", f"{where} serves {len(status['clients'])} program(s)")
+    yield Finding("ok", "coordinator", f"{where} serves {count(len(status['clients']), 'program')}")
+    yield from _version(facts, status)
     for problem in status["problems"]:
         yield Finding("problem", "coordinator", *_parts(problem))
+
+
+def _version(facts: Facts, status: Mapping[str, Any]) -> Iterator[Finding]:
+    """A coordinator that was not restarted after an upgrade."""
+    machine, has = facts.machine, status.get("version", "an earlier version")
+    if has != machine.version:
+        text = f"it runs {has}, and this nvshare-ctl is of {machine.version}"
+    elif status["installation"] == machine.installation and status["began_s"] < machine.installed_s:
+        text = f"it was started before nvshare was installed anew in {machine.installation}"
+    else:
+        return
+    remedy = "restart it: `systemctl restart nvshare`, or end it and start it again; programs wait and go on"
+    yield Finding("warning", "coordinator", text, remedy)
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:
@@ -113,7 +128,11 @@ def _mode(facts: Facts) -> Iterator[Finding]:
 
 def _parking(facts: Facts) -> Iterator[Finding]:
     cannot = facts.machine.cannot_park
-    yield Finding("ok", "parking", f"no program can be parked: {cannot}" if cannot else "idle programs can be parked")
+    if cannot:
+        why, remedy = _parts(cannot)
+        yield Finding("warning", "parking", f"idle programs cannot be parked and keep their contexts: {why}", remedy)
+    else:
+        yield Finding("ok", "parking", "idle programs can be parked")
     for each in (facts.coordinator.status or {"clients": ()})["clients"] if not cannot else ():
         if each.get("seats") and each.get("parking_obstacle"):
             yield Finding("ok", "parking", f"{each['name']} cannot be parked: {each['parking_obstacle']}")

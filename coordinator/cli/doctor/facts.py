@@ -42,6 +42,12 @@ class MachineFacts:
     """Pipe directory in which an MPS control daemon answers; empty without one."""
     cannot_park: str = ""
     """Why no program can be parked by a coordinator in this environment; empty: some may be."""
+    version: str = ""
+    """Of nvshare; the doctor's own."""
+    installation: str = ""
+    """Directory of its package."""
+    installed_s: float = 0.0
+    """When its hook library was written, since 1970; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from nvshare.client_hook.launcher import LaunchError, find_hook
+from nvshare.client_hook.launcher import LaunchError, find_hook, package_root
 from nvshare.client_hook.python_environment import environment_without_nvshare
 from nvshare.coordinator.cli.ctl_call import call
 from nvshare.coordinator.cli.doctor.facts import CoordinatorFacts, DirectoryFacts, Facts, MachineFacts, ShellFacts
@@ -28,6 +28,7 @@ from nvshare.coordinator.system.gpu_processes import computing_processes, unhook
 from nvshare.coordinator.system.mps.obstacles import DEFAULT_PIPE_DIRECTORY, answers
 from nvshare.coordinator.system.processes import read_process
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.version import version
 
 
 def gather(directory: RuntimeDir, process_id: int | None) -> Facts:
@@ -59,6 +60,9 @@ def _machine(environ: dict[str, str], directory: RuntimeDir) -> MachineFacts:
     named = environ.get("CUDA_MPS_PIPE_DIRECTORY")
     pipes = [Path(named)] if named else []
     return MachineFacts(
+        version=version(),
+        installation=str(package_root()),
+        installed_s=Path(hook).stat().st_mtime if hook else 0.0,
         driver=driver,
         driver_error=error,
         cards=cards,

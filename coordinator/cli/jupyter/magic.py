@@ -23,7 +23,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import client_directory
-from nvshare.coordinator.units import format_size
+from nvshare.coordinator.units import count, format_size
 
 USAGE: Final = """\
 %gpu                  this notebook's GPUs: lease, wait, memory, progress
@@ -112,7 +112,7 @@ def _line(client: Mapping[str, Any], seat: Mapping[str, Any], status: Mapping[st
     because = words.why(client, seat, status)
     parts = [words.state(client, seat, status["now_ns"]) + (f": {because}" if because else "")]
     others = card["waiting"] - (seat["waiting_since_ns"] is not None)
-    parts.append(f"{words.count(others, 'other program')} waiting")
+    parts.append(f"{count(others, 'other program')} waiting")
     limit = f" of {format_size(seat['limit_bytes'])}" if seat["limit_bytes"] else ""
     parts.append(
         f"memory {format_size(seat['allocated_bytes'])}{limit}, on the card {format_size(seat['resident_bytes'])}"

@@ -14,9 +14,9 @@ from nvshare.coordinator.cli.top.choice import Choice, Row, place_of, rows
 from nvshare.coordinator.cli.views.explain import class_name, explanation, notes, percent
 from nvshare.coordinator.cli.views.slots import pod_of
 from nvshare.coordinator.cli.views.table import Column, cut, layout, number, text, word
-from nvshare.coordinator.cli.views.words import count, duration, programs, quantum, size, size_of, state
+from nvshare.coordinator.cli.views.words import duration, programs, quantum, size, size_of, state
 from nvshare.coordinator.system.users import user_name
-from nvshare.coordinator.units import format_duration
+from nvshare.coordinator.units import count, format_duration
 
 BARS: Final = {True: ("█", "▒", "░"), False: ("#", "=", ".")}
 """Resident, evicted, free: with and without Unicode."""

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from nvshare.coordinator.cli.ctl_call import REFUSED, Where, call, check_reachable, directory_of, fail
-from nvshare.coordinator.cli.views.words import count
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.units import count
 
 Seconds = Annotated[float, typer.Option("--seconds", min=0.1, max=3600, help="how long; Ctrl-C ends it earlier")]
 Out = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="the trace, for https://ui.perfetto.dev")]

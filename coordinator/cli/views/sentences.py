@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from nvshare.coordinator.cli.views.words import count, why
+from nvshare.coordinator.cli.views.words import why
 from nvshare.coordinator.model.settings import SETTINGS
 from nvshare.coordinator.system.users import user_name
-from nvshare.coordinator.units import format_duration, format_size
+from nvshare.coordinator.units import count, format_duration, format_size
 
 
 def gang_lines(status: Mapping[str, Any], names: Mapping[int, str]) -> list[str]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from nvshare.coordinator.cli.views.table import layout, number, text, word
-from nvshare.coordinator.cli.views.words import duration, size
+from nvshare.coordinator.cli.views.words import duration, size, size_of
 
 _COLUMNS: Final = (
-    *(text("SLOT", wide=True), text("POD"), word("GPU"), number("CLIENTS"), number("PRIO", wide=True)),
-    *(number("WEIGHT", wide=True), text("GANG", wide=True), number("ALLOCATED"), number("LIMIT")),
-    *(number("LEASES", wide=True), number("HELD"), number("WAITED", wide=True), word("HOOK")),
+    *(word("GPU"), number("CLIENTS"), word("CLASS"), number("SHARE"), number("PRIO", wide=True)),
+    *(number("WEIGHT", wide=True), text("GANG", wide=True), number("MEMORY"), number("LEASES", wide=True)),
+    *(number("HELD", wide=True), number("WAITED", wide=True), word("HOOK")),
 )
 
 
@@ -25,20 +25,28 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     if not status.get("slots"):
         return ["no slots"]
     indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
-    return layout(_COLUMNS, [_row(slot, indices) for slot in status["slots"]], width, wide=wide)
+    pods = any(slot["pod"] for slot in status["slots"])
+    names = (text("SLOT", wide=True), text("POD")) if pods else (text("SLOT"),)
+    rows = [(*_names(slot)[: len(names)], *_row(slot, indices)) for slot in status["slots"]]
+    return layout((*names, *_COLUMNS), rows, width, wide=wide)
+
+
+def _names(slot: Mapping[str, Any]) -> tuple[str, str]:
+    return slot["slot"], pod_of(slot) if slot["pod"] else slot["slot"]
 
 
 def _row(slot: Mapping[str, Any], indices: Mapping[str, str]) -> tuple[str, ...]:
+    used, limit = slot["allocated_bytes"], slot["limit_bytes"]
+    most = 1.0 if slot["share_limit"] is None else slot["share_limit"]
     return (
-        slot["slot"],
-        pod_of(slot) if slot["pod"] else slot["slot"],
         ",".join(indices.get(uuid, "?") for uuid in slot["gpus"]),
         str(slot["clients"]),
+        slot["class"] or "batch",
+        f"{slot['share_request'] or 0:.0%} to {most:.0%}",
         "-" if slot["priority"] is None else str(slot["priority"]),
         "-" if slot["weight"] is None else str(slot["weight"]),
         slot["gang"] or "-",
-        size(slot["allocated_bytes"]),
-        size(slot["limit_bytes"]),
+        size_of(used, limit) if limit else size(used),
         str(slot["leases"]),
         duration(slot["used_ns"]),
         duration(slot["waited_ns"]),

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from nvshare.coordinator.cli.views.sentences import gang_lines, host_lines, live_lines, mps_line, room_lines
 from nvshare.coordinator.cli.views.table import layout, number, text, word
-from nvshare.coordinator.cli.views.words import count, first_of, programs, quantum, size_of
-from nvshare.coordinator.units import format_duration, format_share
+from nvshare.coordinator.cli.views.words import first_of, programs, quantum, size_of
+from nvshare.coordinator.units import count, format_duration, format_share
 
 _COLUMNS: Final = (
     *(number("GPU"), text("NAME"), text("POLICY"), word("SHARING", wide=True), word("QUANTUM")),

@@ -29,9 +29,6 @@ def programs(status: Mapping[str, Any]) -> dict[int, str]:
     }
 
 
-def count(number: int, thing: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def first_of(names: Iterable[str], most: int | None) -> str:

@@ -142,12 +142,12 @@ def choose(
             there[tenant.uuid].append(tenant)
     if wish.beside and not any(tenant.name == wish.beside for each in there.values() for tenant in each):
         if wish.beside != wish.name:
-            raise NoPlaceError(f"no program {wish.beside} runs", later=True)
+            raise NoPlaceError(f"there is no program named {wish.beside}", later=True)
         wish = wish.model_copy(update={"beside": ""})  # the first of its name
     allowed = [card for card in cards if among is None or card.uuid in among]
     count = len(allowed) if wish.gpus else wish.count
     if len(allowed) < count:
-        raise NoPlaceError(f"{count} asked for, and {len(allowed)} can be chosen", later=False)
+        raise NoPlaceError(f"GPUs that can be chosen: {len(allowed)}; wanted: {count}", later=False)
     offers, excluded, hopeless = [], [], 0
     for card in allowed:
         why, later = _against(card, there[card.uuid], wish)
@@ -168,11 +168,11 @@ def _against(card: Device, there: Sequence[Tenant], wish: Place) -> tuple[str, b
     """Why the program cannot be placed on this GPU, "" if it can, and whether that may end."""
     room_bytes = card.total_bytes - sum(tenant.immovable_bytes for tenant in there)
     if card.is_mig and wish.count > 1:
-        return "a MIG instance, of which CUDA uses one at a time", False
+        return "it is a MIG instance, and a program uses one at a time", False
     if wish.memory_bytes > card.total_bytes and not wish.gpus:
-        return f"has {format_size(card.total_bytes)}, {format_size(wish.memory_bytes)} are asked for", False
+        return f"it has {format_size(card.total_bytes)}, and {format_size(wish.memory_bytes)} are wanted", False
     if wish.memory_bytes > room_bytes and not wish.gpus:
-        return f"has room for {format_size(max(0, room_bytes))} beside memory that cannot move", True
+        return f"it has room for {format_size(max(0, room_bytes))} beside memory that cannot move", True
     if wish.beside and all(tenant.name != wish.beside for tenant in there):
         return f"{wish.beside} is not there", True
     for tenant in there:

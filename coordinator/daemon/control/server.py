@@ -39,6 +39,7 @@ log: Final = logging.getLogger("nvshare")
 MakePolicy = Callable[[str, str], object]
 """(name, uuid) -> a policy.  Raises an exception with a sentence for an unknown or unusable policy."""
 
+_LOGGED: Final = ("name", "process_id", "slot", "uuids", "why")
 _SAMPLES: Final = ("recent_handovers_ns", "recent_drains_ns")
 
 
@@ -94,9 +95,7 @@ class Administration:
             result = _ANSWERS[type(request)](self, request, call)
             if not isinstance(request, (api.Ping, api.Status)):
                 self.changes += 1
-                names = ("name", "process_id", "slot", "uuids", "why")
-                known = {name: result[name] for name in names if name in result}
-                log.info("user %d: %s", user_id, request.model_dump(exclude_none=True) | known)
+                log.info("user %d: %s", user_id, _sentence(request, result))
             return api.encode_result(result)
         except api.ControlError as error:
             return api.encode_error(error)
@@ -111,18 +110,22 @@ class Administration:
 
     def _status(self, request: api.Status, call: Call) -> dict[str, Any]:
         snapshot = self._snapshot(call.now_ns)
-        gpus = []
+        hides = self._rights.hide_other_users and not call.by_operator
+        gpus, problems = [], self._problems()
         for gpu in snapshot.gpus:
             values = plain(gpu)
+            if failed := values.pop("policy_failed"):
+                failed = failed.partition(" (")[0] if self._rights.hide_other_users else failed  # it may name programs
+                advice = f"{gpu.rules.policy} decides instead; correct it, then `nvshare-ctl set policy` again"
+                problems.append(f"GPU {self._devices[gpu.uuid].index}: {failed}; {advice}")
             for name in _SAMPLES:
                 values[name.replace("recent_", "").replace("_ns", "") + "_us"] = _quantiles(values.pop(name))
             device = self._devices[gpu.uuid]
             gpus.append({"index": device.index, "is_mig": device.is_mig, **values})
-        hides = self._rights.hide_other_users and not call.by_operator
         clients = [plain(client) for client in snapshot.clients] if request.clients or hides else []
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
         owners = [plain(owner) for owner in snapshot.host_owners]
-        more: dict[str, Any] = {"problems": self._problems(), "live": [live.plain() for live in self._live.all()]}
+        more: dict[str, Any] = {"problems": problems, "live": [live.plain() for live in self._live.all()]}
         more["mps"] = self._mps()
         more["hides_names"] = self._rights.hide_other_users
         more |= {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
@@ -314,6 +317,16 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, Call], dict[str, 
 def _identity(client: ClientSnapshot) -> dict[str, Any]:
     found = {"client": client.client, "name": client.identity.name, "process_id": client.identity.process_id}
     return {**found, "slot": client.identity.group} if client.identity.group else found
+
+
+def _sentence(request: api.Request, result: Mapping[str, Any]) -> str:
+    """A request for the log: `set setting=quantum value=100ms`.  Users choose some of the texts."""
+    values = request.model_dump(exclude_defaults=True) | {name: result[name] for name in _LOGGED if result.get(name)}
+    if isinstance(request, api.Set):
+        values["value"] = SETTINGS[request.setting].kind.show(request.value)
+    texts = (",".join(value) if isinstance(value, (list, tuple)) else value for value in values.values())
+    shown = " ".join((request.ask, *(f"{name}={text}" for name, text in zip(values, texts, strict=True))))
+    return "".join(c if c.isprintable() else "?" for c in shown)
 
 
 def plain(record: Any) -> dict[str, Any]:

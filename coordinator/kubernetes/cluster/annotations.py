@@ -48,12 +48,12 @@ _WHOLE: Final = re.compile(r"(0|-?[1-9][0-9]{0,8})\Z")
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 # Unambiguous units only: a bare G is 10^9 in Kubernetes and 2^30 for CUDA users.  The digit counts keep sizes < 1 EiB.
 _SIZE: Final = re.compile(
-    r"([1-9][0-9]{0,17}|[1-9][0-9]{0,8}([.][0-9]{1,3})?([KMG]iB?|[KMG]B)|[1-9][0-9]{0,5}([.][0-9]{1,3})?(TiB?|TB))\Z"
+    r"([1-9][0-9]{6,17}|[1-9][0-9]{0,8}([.][0-9]{1,3})?([KMG]iB?|[KMG]B)|[1-9][0-9]{0,5}([.][0-9]{1,3})?(TiB?|TB))\Z"
 )
 # At most thousandths, the wire's unit.
 _SHARE: Final = re.compile(r"((0|[1-9][0-9]?|100)%|0([.][0-9]{1,3})?|1([.]0{1,3})?)\Z")
 _TIME: Final = re.compile(r"(0|[1-9][0-9]{0,4}[sm]|[1-9][0-9]{0,2}h)\Z")
-_SIZE_HELP: Final = "a size such as 8Gi, 512Mi, 8GB or a number of bytes"
+_SIZE_HELP: Final = "a size such as 8Gi, 512Mi, 8GB or at least 1000000 bytes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ import typer
 
 from nvshare.client_hook.launcher import HOOK_NAME, LaunchError, find_hook
 from nvshare.coordinator.kubernetes.slots import slot as slots
-from nvshare.coordinator.system.version import Versioned, version
+from nvshare.coordinator.system.version import Versioned, run_command, version
 
 CURRENT: Final = "current"
 LIBRARY: Final = f"lib/{HOOK_NAME}"
@@ -194,7 +194,7 @@ def run(
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point.  Exit codes: 0 installed, 1 failed, 2 wrong command line."""
     try:
-        code = app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-install-library") or 0
+        code = run_command(app, list(sys.argv[1:] if argv is None else argv), "nvshare-install-library") or 0
     except (InstallError, LaunchError) as error:
         typer.echo(f"nvshare-install-library: {error}", err=True)
         code = 1

@@ -29,8 +29,9 @@ from nvshare.coordinator.kubernetes.cluster.options import (
 )
 from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
 from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.system.extras import install_command
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
-from nvshare.coordinator.system.version import Versioned
+from nvshare.coordinator.system.version import Versioned, run_command
 
 _GRPC = ("grpc", "google")
 
@@ -139,7 +140,7 @@ def run(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _GRPC:
             raise
-        raise OptionError(f"{error.name} is not installed: pip install 'nvshare[kubernetes]'") from None
+        raise OptionError(f"{error.name} is not installed; install it: {install_command('kubernetes')}") from None
     watched = node_name if watch_pods else None
     serve(options, Extras(metrics_address, metrics_port, metrics_tls_dir, watched, rules, tuple(ignored_xids or ())))
 
@@ -148,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point.  Exit codes: 0 stopped, 1 failed, 2 wrong command line."""
     code = 0
     try:
-        code = app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-device-plugin") or 0
+        code = run_command(app, list(sys.argv[1:] if argv is None else argv), "nvshare-device-plugin") or 0
     except OptionError as error:
         code = _report(str(error), 2)
     except slots.SlotError as error:

@@ -33,7 +33,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     (Counter, "leases", "Leases granted to the slot", lambda s: s.figures.leases),
     (Counter, "lease_seconds", "Time that the slot held leases", lambda s: s.figures.used_ns),
     (Counter, "wait_seconds", "Time that the slot waited for leases", lambda s: s.figures.waited_ns),
-    (Counter, "submissions", "Gated calls in finished leases", lambda s: s.figures.submissions),
+    (Counter, "submissions", "GPU calls in finished leases", lambda s: s.figures.submissions),
 )  # fmt: skip
 
 

@@ -47,13 +47,19 @@ function text(element, value) {
 
 const make = (kind, content) => Object.assign(document.createElement(kind), { textContent: content });
 
+// Every other part between backticks is a command.
+const withCode = (line) => line.split("`").map((part, index) => (index % 2 ? make("code", part) : part));
+
+function sentence(element, line) {
+  if (element.textContent !== line.replaceAll("`", "")) element.replaceChildren(...withCode(line));
+}
+
 function list(element, lines) {
   if (element.dataset.lines === lines.join("\n")) return;
   element.dataset.lines = lines.join("\n");
   element.replaceChildren(...lines.map((line) => {
     const item = document.createElement("li");
-    // Every other part between backticks is a command.
-    item.append(...line.split("`").map((part, index) => (index % 2 ? make("code", part) : part)));
+    item.append(...withCode(line));
     return item;
   }));
 }
@@ -140,7 +146,7 @@ function newSection(gpu) {
 function showGpu(gpu) {
   const section = byId(`gpu-${gpu.uuid}`) ?? newSection(gpu);
   const programs = picture.programs.filter((each) => each.gpu === gpu.uuid);
-  text(section.querySelector(".why"), gpu.why);
+  sentence(section.querySelector(".why"), gpu.why);
   list(section.querySelector(".notes"), gpu.notes);
   const running = programs.filter((each) => each.running).map((each) => each.name);
   const waiting = programs.filter((each) => each.waiting_ms !== null);
@@ -158,8 +164,8 @@ function showGpu(gpu) {
 }
 
 function showMemory(element, gpu, programs) {
-  const swapped = Math.max(0, gpu.allocated_bytes - gpu.resident_bytes);
-  const line = `${size(gpu.resident_bytes)} of ${size(gpu.capacity_bytes)} in use, ${size(swapped)} swapped`;
+  const evicted = Math.max(0, gpu.allocated_bytes - gpu.resident_bytes);
+  const line = `${size(gpu.resident_bytes)} of ${size(gpu.capacity_bytes)} in use, ${size(evicted)} evicted`;
   text(element.querySelector(".text"), line);
   const bar = element.querySelector(".bar");
   bar.setAttribute("aria-label", `Memory: ${line}`);
@@ -222,13 +228,13 @@ function showProgram(row, gpu, each) {
   text(cell("progress"), percent(each.progress));
   text(cell("share"), percent(each.share));
   const figures = [size(each.resident_bytes)];
-  if (each.swapped_bytes) figures.push(`${size(each.swapped_bytes)} swapped`);
+  if (each.evicted_bytes) figures.push(`${size(each.evicted_bytes)} evicted`);
   if (each.moving) figures.push(`moves ${each.moving}`);
   if (each.limit_bytes) figures.push(`limit ${size(each.limit_bytes)}`);
   text(row.querySelector(".text"), figures.join(", "));
   const bar = [
     ["", each.client, each.resident_bytes / gpu.capacity_bytes],
-    ["swapped", each.client, each.swapped_bytes / gpu.capacity_bytes],
+    ["evicted", each.client, each.evicted_bytes / gpu.capacity_bytes],
   ];
   if (each.limit_bytes) bar.push(["limit", each.client, each.limit_bytes / gpu.capacity_bytes]);
   parts(cell("bar"), bar);
@@ -344,13 +350,13 @@ async function ask(request, withToken) {
 }
 
 async function change(request) {
-  text(byId("refusal"), await ask(request, token));
+  sentence(byId("refusal"), await ask(request, token));
 }
 
 async function unlock(event) {
   event.preventDefault();
   const refusal = await ask({ ask: "ping" }, byId("token").value);
-  text(byId("token-refusal"), refusal);
+  sentence(byId("token-refusal"), refusal);
   if (refusal) return;
   token = byId("token").value;
   byId("token").value = "";

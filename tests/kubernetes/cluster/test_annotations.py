@@ -102,7 +102,9 @@ def test_sizes(text: str, expected: int) -> None:
     assert said({"memory-limit": text}).memory_limit_bytes == expected
 
 
-@pytest.mark.parametrize("text", ["8G", "8M", "8k", "0", "-8Gi", "8 Gi", "8gi", "0.5Gi", "1e9", "", "9999999Ti", "٨Gi"])
+@pytest.mark.parametrize(
+    "text", ["20", "8G", "8M", "8k", "0", "-8Gi", "8 Gi", "8gi", "0.5Gi", "1e9", "", "9999999Ti", "٨Gi"]
+)
 def test_sizes_that_could_mean_two_things_are_refused(text: str) -> None:
     """`8G` is 8 000 000 000 to Kubernetes and 8 GiB to CUDA's users: guessing would be wrong for one of them."""
     made = pod(annotations={"nvshare.com/memory-limit": text})

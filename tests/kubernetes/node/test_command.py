@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from nvshare.coordinator.system.extras import install_command
+
 WITHOUT_GRPC = """import sys
 sys.modules["grpc"] = sys.modules["google.protobuf"] = None
 from nvshare.coordinator.kubernetes.node.plugin_main import main
@@ -29,5 +31,5 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     """Broken if serving without gRPC ended in a traceback."""
     done = without_grpc("--slots-dir", str(tmp_path / "slots"))
     assert done.returncode == 2
-    assert done.stderr.endswith("is not installed: pip install 'nvshare[kubernetes]'\n")
+    assert f"is not installed; install it: {install_command('kubernetes')}\n" in done.stderr
     assert done.stderr.count("\n") == 1

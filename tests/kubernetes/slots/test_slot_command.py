@@ -71,7 +71,7 @@ def test_mistakes_are_named(base: Path, running: Running, monkeypatch: pytest.Mo
     at = running.directory.path
     for words, code, said in (
         (("a/b", "--user", ME), 1, "'a/b' cannot be a slot"),
-        (("x", "--user", ME, "--gpu", "7"), 1, f"'7' names 0 GPUs of this coordinator, which has 0 ({uuid_of(0)})"),
+        (("x", "--user", ME, "--gpu", "7"), 1, f"there is no GPU '7'; this coordinator has 0 ({uuid_of(0)})"),
         (("x", "--user", "no-such-user"), 2, "no user 'no-such-user' on this machine"),
         (("x", "--user", ME, "--share-request", "2"), 2, "--share-request"),
         (("x", "--user", ME, "--memory-limit", "much%"), 2, "--memory-limit"),

@@ -83,13 +83,13 @@ def test_a_program_that_dies_before_it_uses_cuda_leaves_no_trace(place: Place) -
 
 
 def test_placed_programs_are_seen_by_their_names(place: Place, runtime: RuntimeDir) -> None:
-    """Broken: `--with` and `--apart` know no program that runs, or `explain` cannot say why one is where it is."""
+    """Broken: `--with` and `--apart` know no running program, or `explain` cannot say why one is where it is."""
     place("--name", "server", "--gpu", "auto", *CUDA)
     (server,) = eventually(lambda: clients(runtime), "the program uses its GPU")
     assert gpus(place("--with", "server", *SHELL)) == [0]
     assert gpus(place("--apart", "server", *SHELL)) == [1]
     assert "GPU 0: server" in refusal(place("--gpu", "0", "--alone", *SHELL))
-    assert "no program client runs" in refusal(place("--with", "client", *SHELL))
+    assert "there is no program named client" in refusal(place("--with", "client", *SHELL))
     status = call(runtime, api.Status())
     told = "cheapest: GPU 0 (0.00: busy 0%, memory 0%), then GPU 1 (0.00: busy 0%, memory 0%)"
     assert server["placed_why"] == told
@@ -122,7 +122,7 @@ def test_waiting_for_a_gpu(place: Place) -> None:
     assert waiting.stderr.readline().startswith("nvshare-run: waiting: no GPU to place sh on: GPU 0: sh (")
     end(lonely)
     assert gpus(waiting) == [0]
-    assert "2 asked for, and 1 can be chosen" in refusal(place("--gpu=auto:2", "--wait", *SHELL, gpus=1))
+    assert "can be chosen: 1; wanted: 2" in refusal(place("--gpu=auto:2", "--wait", *SHELL, gpus=1))
 
 
 def test_a_launcher_inside_of_a_placed_program(place: Place) -> None:
@@ -151,9 +151,9 @@ def test_a_choice_that_cannot_be_made_says_why(place: Place) -> None:
     for options, visible, text in (
         (["--gpu=7"], {}, "'7' is not a GPU of this coordinator; the GPUs are 0 (GPU-"),
         (["--gpu=0,0"], {}, "names a GPU twice"),
-        (["--gpu=auto"], {"CUDA_VISIBLE_DEVICES": ""}, "1 asked for, and 0 can be chosen"),
-        (["--gpu=auto"], {"CUDA_VISIBLE_DEVICES": "-1"}, "1 asked for, and 0 can be chosen"),
-        (["--gpu=auto", "--gpu-memory-limit=9GiB"], {}, "GPU 1: has 8GiB, 9GiB are asked for"),
+        (["--gpu=auto"], {"CUDA_VISIBLE_DEVICES": ""}, "can be chosen: 0; wanted: 1"),
+        (["--gpu=auto"], {"CUDA_VISIBLE_DEVICES": "-1"}, "can be chosen: 0; wanted: 1"),
+        (["--gpu=auto", "--gpu-memory-limit=9GiB"], {}, "GPU 1: it has 8GiB, and 9GiB are wanted"),
     ):
         assert text in refusal(place(*options, *SHELL, **visible))
 

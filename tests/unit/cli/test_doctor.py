@@ -32,6 +32,9 @@ from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 STATUS: dict[str, Any] = {
     "pid": 7,
+    "version": "",
+    "installation": "",
+    "began_s": 0.0,
     "runtime_dir": "/run/nvshare",
     "simulated": False,
     "gpus": [{}],
@@ -109,7 +112,28 @@ def test_what_cannot_be_parked_is_told() -> None:
         return [finding.text for finding in examine(facts) if finding.about == "parking"]
 
     assert told() == ["idle programs can be parked", "b cannot be parked: it is a client of MPS"]
-    assert told(cannot_park="the driver is too old") == ["no program can be parked: the driver is too old"]
+    cannot = "idle programs cannot be parked and keep their contexts: the driver is too old"
+    assert told(cannot_park="the driver is too old") == [cannot]
+
+
+@pytest.mark.parametrize(
+    ("has", "text"),
+    [
+        ({"version": "1"}, "it runs 1, and this nvshare-ctl is of 2"),
+        ({}, "it runs an earlier version, and this nvshare-ctl is of 2"),
+        ({"version": "2", "installation": "/opt", "began_s": 5.0}, "started before nvshare was installed anew in /opt"),
+        ({"version": "2", "installation": "/opt", "began_s": 7.0}, ""),
+        ({"version": "2", "installation": "/home", "began_s": 5.0}, ""),
+    ],
+)
+def test_a_coordinator_from_before_an_upgrade_is_told(has: dict[str, Any], text: str) -> None:
+    """Broken: after an upgrade the old coordinator serves on, and its faults look like the new version's."""
+    status = {key: value for key, value in STATUS.items() if key != "version"} | has
+    facts = replace(WELL, coordinator=CoordinatorFacts(status, ""))
+    found = examine(replace(facts, **machine(version="2", installation="/opt", installed_s=6.0)))
+    warnings = [finding for finding in found if finding.level == "warning"]
+    assert len(warnings) == bool(text)
+    assert all(text in finding.text and "systemctl restart" in finding.remedy for finding in warnings)
 
 
 NOWHERE = CoordinatorFacts(None, "no coordinator runs in /x; start one")

@@ -180,7 +180,7 @@ def test_the_coordinator_takes_options_without_values(
 ) -> None:
     """Broken: `nvshare-coordinator` alone, or `--mps` alone, is a wrong command line."""
     seen: list[str] = []
-    monkeypatch.setattr(coordinator, "app", lambda given, **_: seen.extend(given))
+    monkeypatch.setattr(coordinator, "run_command", lambda _app, given, _name, **_: seen.extend(given))
     with pytest.raises(SystemExit):
         coordinator.main(words)
     assert seen == parsed

@@ -19,8 +19,9 @@ from nvshare.coordinator.engine.snapshot import Snapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.system.devices import Device
 from nvshare.scheduler_policies import registry
-from nvshare.scheduler_policies.api import Progress
+from nvshare.scheduler_policies.api import Plan, Progress
 
 RIGHTS = Rights(own_user=0, max_priority=0, max_weight=100, hide_other_users=False)
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
@@ -111,3 +112,47 @@ def test_a_refused_request_is_explained_in_words(request_fields: dict[str, Any],
     with pytest.raises(api.ControlError) as refused:
         api.decode_request(msgpack.packb({"version": api.CONTROL_VERSION, **request_fields}))
     assert refused.value.text == sentence
+def administration(hide: bool) -> Administration:
+    """One whose GPU's policy fails, with a program that waits."""
+
+    class Failing:
+        def decide(self, *_: Any) -> Plan:
+            raise ValueError("train.py is too large")
+
+    def make(name: str, uuid: str) -> Any:
+        return Failing() if name == "auto" else registry.create(name, uuid)
+
+    rights = Rights(own_user=0, max_priority=0, max_weight=100, hide_other_users=hide)
+    scheduler = Scheduler(make)
+    for event in (
+        events.GpuAdded(GPU, "card", 8 << 30, 6 << 30),
+        events.ClientRegistered(1, messages.Hello(1, "a", "b", 0, 3, MemoryMode.SWAP, 0, ""), 7, 0),
+        events.Received(1, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)),
+    ):
+        scheduler.handle(event, 1)
+    dispatcher = Dispatcher(scheduler, None, None, rights, max_clients=1)  # type: ignore[arg-type]
+    live: Any = type("NoneLive", (), {"all": lambda self: []})()
+    return Administration(dispatcher, [Device(3, GPU, "card", 8 << 30)], make, {}, live, dict, list, rights)
+
+
+def test_a_failed_policy_is_a_problem_of_its_gpu() -> None:
+    """Broken: only who reads the log learns that another policy decides; or names hidden from users are in its text."""
+
+    def problems(user: int, *, hide: bool) -> list[str]:
+        reply = administration(hide).answer(api.encode_request(api.Status()), user, 5)
+        return list(api.decode_reply(reply)["problems"])
+
+    (problem,) = problems(1000, hide=False)
+    assert problem.startswith("GPU 3: the policy auto failed (decide: ValueError: train.py is too large); round_robin")
+    (hidden,) = problems(0, hide=True)
+    assert hidden.startswith("GPU 3: the policy auto failed; round_robin")
+
+
+def test_a_request_is_logged_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    """Broken: the log has the values of a request as Python writes them."""
+    caplog.set_level("INFO")
+    made = administration(hide=False)
+    made.answer(api.encode_request(api.Place(count=1, gpus="", name="train.py", memory_bytes=1 << 20)), 1000, 5)
+    assert "user 1000: place " in caplog.text
+    assert "name=train.py" in caplog.text
+    assert "{" not in caplog.text

@@ -125,7 +125,7 @@ def test_the_first_of_a_group_needs_no_fellow() -> None:
     group = a_wish(name="a", beside="a")
     assert chosen([tenant(0)], group) == [1]
     assert chosen([tenant(3, "a")], group) == [3]
-    assert "no program b runs" in str(refusal([tenant(0)], a_wish(name="a", beside="b")))
+    assert "there is no program named b" in str(refusal([tenant(0)], a_wish(name="a", beside="b")))
 
 
 def test_apart_also_holds_for_those_who_come_later() -> None:
@@ -166,11 +166,11 @@ def test_memory_that_cannot_fit_is_refused() -> None:
     mixed = [Device(0, "GPU-0", "small", 24 * GIB), Device(1, "GPU-1", "large", 80 * GIB)]
     assert chosen([tenant(1), tenant(1)], a_wish(memory_bytes=40 * GIB), mixed) == [1]
     refused = refusal([], a_wish(memory_bytes=100 * GIB), mixed)
-    assert "GPU 0: has 24GiB, 100GiB are asked for" in str(refused)
+    assert "GPU 0: it has 24GiB, and 100GiB are wanted" in str(refused)
     assert not refused.later
     pinned = [tenant(1, immovable_bytes=50 * GIB)]
     refused = refusal(pinned, a_wish(memory_bytes=40 * GIB), mixed)
-    assert "GPU 1: has room for 30GiB beside memory that cannot move" in str(refused)
+    assert "GPU 1: it has room for 30GiB beside memory that cannot move" in str(refused)
     assert refused.later
 
 
@@ -376,7 +376,7 @@ def test_names_of_other_users_are_hidden_and_count(server: Server) -> None:
     assert f"GPU 0: a program of user {BOB} is alone there" in text
     assert f"GPU 1: a program of user {BOB} is apart from job" in text
     assert server.place(ALICE, name="other", apart="secret")["uuids"] == ["GPU-1"]
-    assert "no program secret runs" in server.refusal(ALICE, beside="secret").text
+    assert "there is no program named secret" in server.refusal(ALICE, beside="secret").text
     for seer in (BOB, 0):
         assert "secret (0) is apart from job" in server.refusal(seer).text
 

@@ -349,7 +349,7 @@ def test_members_that_do_not_fit_beside_each_other_are_named() -> None:
         each.report(allocated=60, resident=resident, host=60 - resident)
     pass_time(harness, QUANTUM_MS // 2)
     assert runs(*pair).count(True) == 1
-    assert harness.logged("does not fit beside its mates")
+    assert harness.logged("does not fit beside the other members of gang")
 
 
 def test_an_event_costs_little_more_beside_many_gangs() -> None:
