@@ -56,8 +56,8 @@ class HolderStopped:
 class ClientRegistered:
     """A hook said hello.  The kernel reports `process_id` and `user_id`; `hello` asks for no more than it may have.
 
-    Clients of one `group` (other than "") share their memory limit and count as one for time.  Clients of one
-    `hello.gang` (other than "") run at the same time on their GPUs.
+    Clients of one `group` (other than "") and one `allocation` of it share their memory limit and count as one for
+    time.  Clients of one `hello.gang` (other than "") run at the same time on their GPUs.
     """
 
     client: int
@@ -65,6 +65,7 @@ class ClientRegistered:
     process_id: int
     user_id: int
     group: str = ""
+    allocation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

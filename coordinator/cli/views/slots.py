@@ -28,6 +28,12 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     return layout(_COLUMNS, [_row(slot, indices) for slot in status["slots"]], width, wide=wide)
 
 
+def _hook(slot: Mapping[str, Any]) -> str:
+    if slot["removed"]:
+        return "removed, programs left"
+    return "other GPUs refused" if slot["refused"] else "yes" if slot["registered"] else "never seen"
+
+
 def _row(slot: Mapping[str, Any], indices: Mapping[str, str]) -> tuple[str, ...]:
     return (
         slot["slot"],
@@ -42,5 +48,5 @@ def _row(slot: Mapping[str, Any], indices: Mapping[str, str]) -> tuple[str, ...]
         str(slot["leases"]),
         duration(slot["used_ns"]),
         duration(slot["waited_ns"]),
-        "other GPUs refused" if slot.get("refused") else "yes" if slot["registered"] else "never seen",
+        _hook(slot),
     )

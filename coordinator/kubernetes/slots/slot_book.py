@@ -49,6 +49,8 @@ class SlotSnapshot:
     figures: Figures
     refused: int = 0
     """Attempts of its programs to use a GPU outside of it."""
+    removed: bool = False
+    """Programs of it are left over."""
 
     def plain(self) -> dict[str, Any]:
         """The slot as JSON."""
@@ -56,6 +58,8 @@ class SlotSnapshot:
         policy = self.slot.policy
         return {
             "slot": self.slot.slot,
+            "allocation": self.slot.allocation,
+            "removed": self.removed,
             "gpus": list(self.slot.gpus),
             "namespace": pod.namespace if pod else None,
             "pod": pod.name if pod else None,
@@ -110,14 +114,11 @@ class SlotBook:
         `registered`: a hook registered with an earlier coordinator.
         """
         record = self._slots.get(slot.slot)
-        if record is None:
+        if record is None or record.slot.allocation != slot.allocation:  # the next container starts afresh
+            self.remove(slot.slot)
             self._slots[slot.slot] = _Record(slot, registered)
             return []
         before, record.slot = record.slot, slot
-        if before.allocation != slot.allocation:  # the next container starts afresh
-            record.registered = False
-            record.past = Figures()
-            record.refused = 0
         same = (slot.policy, slot.limit_bytes) == (before.policy, before.limit_bytes)
         return [] if same else sorted(record.clients)
 
@@ -205,16 +206,20 @@ class SlotBook:
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 
-    def snapshots(self, clients: Iterable[ClientSnapshot]) -> list[SlotSnapshot]:
-        """All slots, with the statistics of present and past clients."""
-        members: dict[str, list[ClientSnapshot]] = {}
-        for client in clients:
-            record = self._slot_of.get(client.client)
-            if record is not None and not record.removed:
-                members.setdefault(record.slot.slot, []).append(client)
+    def snapshots(self, clients: Iterable[ClientSnapshot], *, removed: bool = False) -> list[SlotSnapshot]:
+        """All slots, with the statistics of present and past clients; or those `removed` that have clients."""
+        by_id = {client.client: client for client in clients}
+        gone = {id(record): record for record in self._slot_of.values() if record.removed}
+        records = list(gone.values() if removed else self._slots.values())
         return [
-            SlotSnapshot(record.slot, record.registered, _sum(members.get(name, []), record.past), record.refused)
-            for name, record in sorted(self._slots.items())
+            SlotSnapshot(
+                record.slot,
+                record.registered,
+                _sum([by_id[client] for client in sorted(record.clients) if client in by_id], record.past),
+                record.refused,
+                record.removed,
+            )
+            for record in sorted(records, key=lambda record: record.slot.slot)
         ]
 
 
