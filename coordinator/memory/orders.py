@@ -136,7 +136,7 @@ def free_room(gpu: Gpu) -> Room:
 
 
 def room_to_bring_in(gpu: Gpu) -> Room:
-    """`free_room`, less what others have of it by the driver's figures: contexts, and memory that only importers hold."""
+    """`free_room`, less what the driver's figures show beside it: contexts, and memory that only importers hold."""
     free, memory = free_room(gpu), gpu.memory
     crowded = max(0, memory.other_bytes - (memory.total_bytes - memory.capacity_bytes))
     return Room(free.free_bytes - crowded, free.leaving_bytes)

@@ -65,18 +65,13 @@ def remove_seat(seat: Seat) -> None:
     whole.stale = True
 
 
-def counted_bytes(seat: Seat) -> int:
-    """What the seat has of its group's limit."""
-    return max(seat.memory.reserved_bytes, seat.memory.allocated_bytes)
-
-
 def group_bytes(seat: Seat) -> int:
     """Memory of the other clients of its group on this GPU."""
     owner = seat.client.owner
     if not seat.client.identity.group:
         return 0
     others = (other for other in seat.gpu.seats.values() if other is not seat and other.client.owner == owner)
-    return sum(map(counted_bytes, others))
+    return sum(max(other.memory.reserved_bytes, other.memory.allocated_bytes) for other in others)
 
 
 def raise_highest_limit(seat: Seat) -> None:

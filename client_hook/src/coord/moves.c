@@ -122,10 +122,8 @@ bool nvs_budget_rejected(void)
 
 bool nvs_budget_spare(void)
 {
-    uint64_t keep;
-    if (state != BUDGET || unanswered_ns != 0)
-        return state == BUDGET;
-    const bool again = nvs_host_spare_share(&keep);
+    uint64_t keep = UINT64_MAX;
+    const bool again = state == BUDGET && (unanswered_ns != 0 || nvs_host_spare_share(&keep));
     if (keep != UINT64_MAX)
         send(keep);
     return again;

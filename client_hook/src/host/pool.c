@@ -234,7 +234,7 @@ static bool fits_here(uint64_t bytes)
 
 static uint64_t with_step(uint64_t bytes)
 {
-    return bytes + (bytes / 4 < NVS_HOST_STEP ? bytes / 4 : NVS_HOST_STEP);
+    return bytes + (bytes / 2 < NVS_HOST_STEP ? bytes / 2 : NVS_HOST_STEP);
 }
 
 /* Reserves if there is room.  On failure: `covered` false, the share is too small; true, the machine has no more. */

@@ -22,7 +22,7 @@
 
 #include "host/system.h"
 
-#define NVS_HOST_STEP (UINT64_C(256) << 20) /* a share grows by a quarter, and at most by this beyond what is needed */
+#define NVS_HOST_STEP (UINT64_C(256) << 20) /* a share grows by half, and at most by this beyond what is needed */
 
 bool nvs_host_reserve(uint64_t bytes); /* may wait for the coordinator */
 void nvs_host_unreserve(uint64_t bytes);

@@ -78,11 +78,11 @@ uint64_t nvs_memory_ceiling(uint32_t gpu)
     return ceiling_of(&nvs_ledgers[gpu]);
 }
 
-/* A reservation takes room from other programs, also where it is unused: a step is at most a quarter of what the program has, and a 64th of the GPU. */
+/* A reservation takes room from other programs, also where it is unused: a step is at most half of what the program has, and a 64th of the GPU. */
 static uint64_t reserve_step(nvs_ledger *of, uint64_t has)
 {
     const uint64_t capacity = load(&of->quota.capacity), most = smaller_set(RESERVE_STEP, capacity / 64);
-    return nvs_memory_grains(has / 4 < most ? has / 4 : most);
+    return nvs_memory_grains(has / 2 < most ? has / 2 : most);
 }
 
 /* Requests growth beyond the reservation from the coordinator, in steps, so that requests are rare. */

@@ -28,13 +28,8 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     return layout(_COLUMNS, [_row(slot, indices) for slot in status["slots"]], width, wide=wide)
 
 
-def _hook(slot: Mapping[str, Any]) -> str:
-    if slot["removed"]:
-        return "removed, programs left"
-    return "other GPUs refused" if slot["refused"] else "yes" if slot["registered"] else "never seen"
-
-
 def _row(slot: Mapping[str, Any], indices: Mapping[str, str]) -> tuple[str, ...]:
+    hook = "other GPUs refused" if slot.get("refused") else "yes" if slot["registered"] else "never seen"
     return (
         slot["slot"],
         pod_of(slot) if slot["pod"] else slot["slot"],
@@ -48,5 +43,5 @@ def _row(slot: Mapping[str, Any], indices: Mapping[str, str]) -> tuple[str, ...]
         str(slot["leases"]),
         duration(slot["used_ns"]),
         duration(slot["waited_ns"]),
-        _hook(slot),
+        "removed, programs left" if slot.get("removed") else hook,
     )

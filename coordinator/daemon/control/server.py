@@ -134,10 +134,7 @@ class Administration:
     def _slots(self, snapshot: Snapshot) -> dict[str, Any]:
         """Empty without slots, that is without Kubernetes."""
         book = self._dispatcher.slots
-        if book is None:
-            return {}
-        slots = [*book.snapshots(snapshot.clients), *book.snapshots(snapshot.clients, removed=True)]
-        return {"slots": [slot.plain() for slot in slots]}
+        return {} if book is None else {"slots": [slot.plain() for slot in book.snapshots(snapshot.clients)]}
 
     def _set(self, request: api.Set, call: Call) -> dict[str, Any]:
         uuid = self._gpu(request.gpu)

@@ -206,20 +206,16 @@ class SlotBook:
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 
-    def snapshots(self, clients: Iterable[ClientSnapshot], *, removed: bool = False) -> list[SlotSnapshot]:
-        """All slots, with the statistics of present and past clients; or those `removed` that have clients."""
-        by_id = {client.client: client for client in clients}
-        gone = {id(record): record for record in self._slot_of.values() if record.removed}
-        records = list(gone.values() if removed else self._slots.values())
+    def snapshots(self, clients: Iterable[ClientSnapshot]) -> list[SlotSnapshot]:
+        """All slots, with the statistics of present and past clients, and removed ones that have clients."""
+        members: dict[int, list[ClientSnapshot]] = {}
+        for client in clients:
+            if (record := self._slot_of.get(client.client)) is not None:
+                members.setdefault(id(record), []).append(client)
+        records = {id(record): record for record in (*self._slots.values(), *self._slot_of.values())}
         return [
-            SlotSnapshot(
-                record.slot,
-                record.registered,
-                _sum([by_id[client] for client in sorted(record.clients) if client in by_id], record.past),
-                record.refused,
-                record.removed,
-            )
-            for record in sorted(records, key=lambda record: record.slot.slot)
+            SlotSnapshot(of.slot, of.registered, _sum(members.get(key, []), of.past), of.refused, of.removed)
+            for key, of in sorted(records.items(), key=lambda item: (item[1].slot.slot, item[1].removed))
         ]
 
 

@@ -222,7 +222,7 @@ def test_reservations_are_asked_for_and_obeyed(coordinator: ScriptedCoordinator,
         attached(client, coordinator, reserve=True)
         client.tell("alloc 1000")
         asked = coordinator.expect(messages.ReserveMemory)
-        assert asked.bytes == 1024 + 512, "a quarter more than it has"
+        assert asked.bytes == 1024 + 512, "half more than it has"
         coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=64 * MIB))
         assert client.result()[0] == 0
         assert client.ask("alloc", MIB)[0] == 0, "within the reservation nobody is asked"

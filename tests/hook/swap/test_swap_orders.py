@@ -220,13 +220,13 @@ def test_host_memory_is_asked_for_in_steps(coordinator: ScriptedCoordinator, env
     with start(environment) as client:
         with_budget(client, coordinator)
         client.tell(f"alloc {50 * MIB}")
-        reserved(coordinator, 50 * MIB * 5 // 4, 50 * MIB * 5 // 4)
+        reserved(coordinator, 50 * MIB * 3 // 2, 50 * MIB * 3 // 2)
         result, first = client.result()
         assert result == 0
         assert client.ask("alloc", 12 * MIB)[0] == 0, "within the step nobody is asked"
         share_becomes(coordinator, 62 * MIB)
         client.tell(f"alloc {300 * MIB}")
-        reserved(coordinator, 362 * MIB * 5 // 4, 62 * MIB)
+        reserved(coordinator, 362 * MIB * 3 // 2, 62 * MIB)
         reserved(coordinator, 362 * MIB, 62 * MIB)
         assert client.result()[0] == OUT_OF_MEMORY
         client.tell(f"alloc {1938 * MIB}")
@@ -253,7 +253,7 @@ def test_a_share_is_not_given_back_before_it_is_taken(
         with_budget(client, coordinator)
         for _ in range(5):
             client.tell(f"alloc {600 * MIB}")
-            reserved(coordinator, 750 * MIB, 750 * MIB)
+            reserved(coordinator, 856 * MIB, 856 * MIB)
             result, pointer = client.result()
             assert result == 0
             assert client.ask("free", pointer) == 0
