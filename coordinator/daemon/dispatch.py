@@ -195,6 +195,7 @@ class Dispatcher:
             peer.process_id or -1 - connection,
             peer.user_id,
             peer.slot,
+            (self.slots.allocation(peer.slot) or "") if self.slots is not None else "",
         )
         if peer.slot and (self.slots is None or not self.slots.register(peer.slot, connection)):
             text = f"slot {peer.slot} is gone; restart the container"

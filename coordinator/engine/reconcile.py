@@ -42,6 +42,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     leases.keep_quiet_clock(gpu, now_ns)
     leases.alert_before_end(node, gpu, now_ns)
     prefetch.advance(node, gpu, now_ns)
+    client_settings.send_slot_figures(node, gpu)
 
 
 def _pass_deadlines(node: Node, gpu: Gpu, now_ns: int) -> None:

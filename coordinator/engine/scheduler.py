@@ -295,7 +295,9 @@ class Scheduler:
         hello = event.hello
         client = node.clients[event.client] = Client(
             client_id=event.client,
-            identity=Identity(hello.name, hello.program, event.process_id, event.user_id, event.group),
+            identity=Identity(
+                hello.name, hello.program, event.process_id, event.user_id, event.group, event.allocation
+            ),
             memory_mode=MemoryMode(hello.memory_mode),
             memory_auto=hello.memory_auto,
             registered_at_ns=now_ns,

@@ -429,8 +429,8 @@ def take(node: Node, now_ns: int) -> Snapshot:
         gang_turns=node.gang_turns,
         gang_gathered_ns=node.gang_gathered_ns,
         host_owners=tuple(
-            _derive(HostOwnerSnapshot, of, owner=name, spare_bytes=host_budget.spare_bytes(node, name))
-            for name, of in host.owners.items()
+            _derive(HostOwnerSnapshot, of, owner=key.partition("#")[0], spare_bytes=host_budget.spare_bytes(node, key))
+            for key, of in host.owners.items()
         ),
         host_refused=host.refused,
     )

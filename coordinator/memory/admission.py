@@ -72,15 +72,16 @@ def immovable_refusal(seat: Seat, total_bytes: int) -> str | None:
 def ask(node: Node, seat: Seat, message: ReserveMemory, now_ns: int) -> Sequence[Gpu]:
     """The client wants a reservation of this size in all, to be answered now or, if others must make room, later."""
     gpu, total_bytes = seat.gpu, message.bytes
+    gives_back = total_bytes <= seat.memory.reserved_bytes and not message.lacking_bytes
     moves_itself = seat.client.memory_mode is MemoryMode.MANAGED
-    if not moves_itself and refusal(node, seat, total_bytes) is None:
+    if not (moves_itself or gives_back) and refusal(node, seat, total_bytes) is None:
         until_ns = now_ns + node.settings.move_deadline_ns
         seat.memory.growth = Growth(message.sequence, total_bytes, until_ns, message.lacking_bytes)
         gpu.memory.growing[seat.client.client_id] = seat
         room.update(seat)
         return (gpu,)
     _reserve(node, seat, message.sequence, total_bytes)
-    return (gpu,) if gpu.memory.immovable.stale else ()
+    return (gpu,) if gives_back or gpu.memory.immovable.stale else ()
 
 
 def _reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
@@ -176,8 +177,7 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
         return
     free = orders.free_room(gpu)
     lacking = growth.total_bytes - orders.claimed_bytes(seat) - free.free_bytes - _paged_bytes(gpu, leased=not swaps)
-    gives_back = not swaps and growth.total_bytes <= seat.memory.reserved_bytes
-    if not at_once or lacking <= 0 or gives_back:
+    if not at_once or lacking <= 0:
         seat.memory.growth = None
         seat.memory.reserved_bytes = growth.total_bytes
         orders.claim(seat)

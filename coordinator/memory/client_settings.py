@@ -68,8 +68,26 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
         room_bytes=max(1, room.room_bytes(seat)) if swap else 0,
         ask_pins=swap,
         limit_of_slot=bool(seat.client.identity.group and seat.memory.limit_bytes),
+        slot_bytes=_slot_bytes(seat),
         prepare_now=seat.client.parking.state is ParkState.PREPARING,
     )
+
+
+def _slot_bytes(seat: Seat) -> int:
+    """Memory of the slot's other programs, in steps of about a 256th of its limit; 0: no limit."""
+    limit = seat.memory.limit_bytes
+    step = 1 << max(0, limit.bit_length() - 9)
+    return min(limit, -(-room.group_bytes(seat) // step) * step)
+
+
+def send_slot_figures(node: Node, gpu: Gpu) -> None:
+    """Tells the programs of a slot how much of its limit the others have, when that changes."""
+    changed, gpu.memory.changed_groups = gpu.memory.changed_groups, {}
+    for seat in gpu.seats.values() if changed else ():
+        settings = seat.sent.settings
+        if seat.client.owner in changed and settings is not None and settings.slot_bytes != _slot_bytes(seat):
+            seat.sent.epoch = -1
+            send_settings(node, seat)
 
 
 def send_settings(node: Node, seat: Seat, *, even_if_unchanged: bool = False) -> None:

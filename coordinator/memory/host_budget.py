@@ -110,7 +110,7 @@ def _explain_refusal(node: Node, client: Client, owner: HostOwner, size: int) ->
     """Tells the operator, and the program's own log.  It comes before the answer, after which the program prints it."""
     left = max(0, node.host_budget_bytes - node.host.shared_bytes)
     fair = size - client.host.share_bytes <= left
-    name = client.owner
+    name = client.owner.partition("#")[0]
     values: dict[str, int | str | bool | float | None] = {
         "uuid": None,
         "client": client.client_id,

@@ -99,6 +99,8 @@ def is_complete(seat: Seat) -> bool:
 def claim(seat: Seat) -> None:
     """Counts again what the client claims of its GPU.  Called whenever something that `claimed_bytes` reads changes."""
     now, mine, whole = claimed_bytes(seat), seat.memory, seat.gpu.memory
+    if seat.client.identity.group:
+        whole.changed_groups[seat.client.owner] = None
     needed = max(now, mine.allocated_bytes)
     whole.needed_bytes += needed - mine.needed_bytes
     mine.needed_bytes = needed
@@ -132,6 +134,13 @@ def free_room(gpu: Gpu) -> Room:
         if order is not None and order.evict and not order.stalled:
             leaving += min(order.bytes - order.moved_bytes, seat.memory.resident_bytes - seat.memory.pinned_bytes)
     return Room(gpu.memory.capacity_bytes - gpu.memory.claimed_bytes - ending, max(0, leaving))
+
+
+def room_to_bring_in(gpu: Gpu) -> Room:
+    """`free_room`, less what the driver's figures show beside it: contexts, and memory that only importers hold."""
+    free, memory = free_room(gpu), gpu.memory
+    crowded = max(0, memory.other_bytes - (memory.total_bytes - memory.capacity_bytes))
+    return Room(free.free_bytes - crowded, free.leaving_bytes)
 
 
 def restore_is_stuck(seat: Seat, credit: int) -> bool:

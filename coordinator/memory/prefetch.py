@@ -66,7 +66,7 @@ def _bring_next(node: Node, gpu: Gpu, now_ns: int) -> None:
     plan = plan_ahead(
         missing,
         switching.eviction_candidates(node, gpu, seat),
-        orders.free_room(gpu),
+        orders.room_to_bring_in(gpu),
         piece_bytes=PIECE_BYTES,
         affordable_bytes=int(max(0, min(ends) - now_ns if running else 0) * move_rate(gpu)),
     )

@@ -67,10 +67,10 @@ def remove_seat(seat: Seat) -> None:
 
 def group_bytes(seat: Seat) -> int:
     """Memory of the other clients of its group on this GPU."""
-    group = seat.client.identity.group
-    if not group:
+    owner = seat.client.owner
+    if not seat.client.identity.group:
         return 0
-    others = (other for other in seat.gpu.seats.values() if other is not seat and other.client.identity.group == group)
+    others = (other for other in seat.gpu.seats.values() if other is not seat and other.client.owner == owner)
     return sum(max(other.memory.reserved_bytes, other.memory.allocated_bytes) for other in others)
 
 

@@ -106,7 +106,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 def _make_room(node: Node, gpu: Gpu, seat: Seat, missing: int, now_ns: int) -> None:
     own = orders.claimed_bytes(seat) - seat.memory.resident_bytes  # promised and under way
-    free = orders.free_room(gpu)
+    free = orders.room_to_bring_in(gpu)
     free = Room(free.free_bytes + own, free.leaving_bytes)
     plan = plan_switch(missing, eviction_candidates(node, gpu, seat), free)
     orders.evict(node, gpu, plan.evictions, now_ns)

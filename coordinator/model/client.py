@@ -23,6 +23,8 @@ class Identity:
     process_id: int
     user_id: int
     group: str
+    allocation: str = ""
+    """Of the slot that `group` names: one of the same name may be made anew while programs of this one live."""
 
     def __str__(self) -> str:
         return f"{self.name} (process {self.process_id})"
@@ -161,6 +163,6 @@ class Client:
 
     @property
     def owner(self) -> str:
-        """The user or slot whose programs count together with it."""
+        """The user, or the allocation of a slot (after "#"), whose programs count together with it."""
         identity = self.identity
-        return f"slot {identity.group}" if identity.group else f"user {identity.user_id}"
+        return f"slot {identity.group}#{identity.allocation}" if identity.group else f"user {identity.user_id}"

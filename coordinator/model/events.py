@@ -43,8 +43,8 @@ class HolderGone:
 class ClientRegistered:
     """A hook said hello.  The kernel reports `process_id` and `user_id`; `hello` asks for no more than it may have.
 
-    Clients of one `group` (other than "") share their memory limit and count as one for time.  Clients of one
-    `hello.gang` (other than "") run at the same time on their GPUs.
+    Clients of one `group` (other than "") and one `allocation` of it share their memory limit and count as one for
+    time.  Clients of one `hello.gang` (other than "") run at the same time on their GPUs.
     """
 
     client: int
@@ -52,6 +52,7 @@ class ClientRegistered:
     process_id: int
     user_id: int
     group: str = ""
+    allocation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

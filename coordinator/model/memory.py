@@ -190,6 +190,8 @@ class GpuMemory:
     needed_bytes: int = 0
     """Sums over the seats."""
     overflow: Overflow = field(default_factory=Overflow)
+    changed_groups: dict[str, None] = field(default_factory=dict)
+    """Owners of slots' programs whose memory has changed since they were told.  `orders.claim` adds them."""
     evictable: dict[int, Seat] = field(default_factory=dict)
     """By client: seats with resident memory."""
     moving: dict[int, Seat] = field(default_factory=dict)

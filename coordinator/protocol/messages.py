@@ -271,7 +271,7 @@ class Welcome(Message):
     client_id: int
 
 
-@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, BOOL, BOOL, BOOL)
+@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, BOOL, BOOL, BOOL, U64)
 class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again after each change: one message, so that the values change together.
 
@@ -285,6 +285,7 @@ class GpuSettings(Message):
     - `ask_pins`: memory becomes immovable only after `ReservePins`.
     - `limit_of_slot`: the memory limit belongs to the client's slot, and its programs share it.
     - `prepare_now`: the hook prepares that memory without rests, and reports once it is ready.
+    - `slot_bytes`: memory of the slot's other programs, for the figures that this one is told.
     """
 
     gpu: int
@@ -300,6 +301,7 @@ class GpuSettings(Message):
     ask_pins: bool = False
     limit_of_slot: bool = False
     prepare_now: bool = False
+    slot_bytes: int = 0
 
 
 @declare(TO_CLIENT, 66, U8, U64, U64, U32)

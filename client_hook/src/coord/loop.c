@@ -186,6 +186,7 @@ static void on_settings(const nvs_gpu_settings *settings)
     uint32_t gpu = settings->gpu;
     nvs_agent_answered(gpu);
     atomic_store_explicit(&nvs_ledgers[gpu].quota.limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see memory/quota.h */
+    atomic_store_explicit(&nvs_ledgers[gpu].quota.slot, settings->slot_bytes, memory_order_relaxed);             /* likewise */
     nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
     nvs_memory_prepare_host(gpu, settings->prepare_host_bytes, settings->prepare_now);
     nvs_pressure_expect(gpu, settings->prepare_host_bytes > 0);
@@ -293,6 +294,7 @@ static const nvs_link_handlers message_handlers = {on_connected, on_lost, on_fra
 #define WARN_NS 3000000000u     /* without a coordinator, with threads waiting for one */
 #define WARN_HOLDER_NS 10000000000u /* likewise, with a lease from before; longer than a restart */
 #define NAP_NS 25000u               /* on standby */
+#define GIVE_BACK_NS 250000000u     /* between two looks at unused reservations */
 #define LOOK_NS 1000000000u         /* between two looks at the descriptors: a program that closes them wakes no poll */
 
 static bool becomes_known(uint32_t gpu)
@@ -404,6 +406,32 @@ static uint64_t serve_gpus(void)
     return due;
 }
 
+/* Gives back what was reserved in advance and is not used: other programs may be refused for it.  Returns when it is due again. */
+static uint64_t give_back(void)
+{
+    static uint64_t again_ns;
+    static bool again; /* something unused is kept for the present */
+    const uint64_t now = nvs_now_ns();
+    if (now < again_ns)
+        return again ? again_ns : UINT64_MAX;
+    again = nvs_budget_spare();
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        const nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+        nvs_question *of = &nvs_mail[gpu].reserve;
+        nvs_usage usage;
+        uint64_t keep = UINT64_MAX;
+        if (!mine->known || !mine->lease.link.attached || !mine->connection.settled ||
+            atomic_load_explicit(&of->asked, memory_order_acquire) != atomic_load_explicit(&of->answered, memory_order_relaxed)) /* see look_at_mailbox */
+            continue;
+        nvs_memory_usage(gpu, &usage);
+        again |= nvs_memory_spare(gpu, usage.resident_bytes, &keep);
+        if (keep != UINT64_MAX)
+            NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, 0, keep, 0);
+    }
+    again_ns = now + GIVE_BACK_NS;
+    return again ? again_ns : UINT64_MAX;
+}
+
 /* Logs once that no coordinator answers threads that wait, which looks like a hang, and once that none answers a program that goes on with the GPU.
  * Returns when it is due. */
 static uint64_t warn_without_coordinator(void)
@@ -503,6 +531,7 @@ void *nvs_agent_main(void *nothing)
         nvs_moves_serve();
         uint64_t due = earlier(serve_gpus(), nvs_budget_serve(nvs_now_ns()));
         due = earlier(due, nvs_parking_serve(nvs_now_ns()));
+        due = earlier(due, give_back());
         due = earlier(earlier(due, nvs_link_due()), warn_without_coordinator());
         sleep_until(nvs_link_has_more() ? 0 : due);
     }

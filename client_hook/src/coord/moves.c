@@ -120,10 +120,18 @@ bool nvs_budget_rejected(void)
     return true;
 }
 
+bool nvs_budget_spare(void)
+{
+    uint64_t keep = UINT64_MAX;
+    const bool again = state == BUDGET && (unanswered_ns != 0 || nvs_host_spare_share(&keep));
+    if (keep != UINT64_MAX)
+        send(keep);
+    return again;
+}
+
 uint64_t nvs_budget_serve(uint64_t now_ns)
 {
     uint32_t asked = atomic_load_explicit(&mail.asked, memory_order_acquire); /* pairs with nvs_question_ask */
-    uint64_t keep;
     if (asked != question) {
         question = asked;
         if (state != NO_BUDGET)
@@ -131,8 +139,6 @@ uint64_t nvs_budget_serve(uint64_t now_ns)
         else
             answered();
     }
-    if (state == BUDGET && unanswered_ns == 0 && nvs_host_spare_share(&keep))
-        send(keep);
     if (unanswered_ns == 0)
         return UINT64_MAX;
     if (now_ns >= unanswered_ns && now_ns - unanswered_ns >= ANSWER_NS) {

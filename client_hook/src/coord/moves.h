@@ -58,6 +58,7 @@ void nvs_budget_lost(void);
 void nvs_budget_answer(const nvs_host_reserved *answer);
 bool nvs_budget_rejected(void);   /* the coordinator does not know a message; true: it was a request of this file */
 uint64_t nvs_budget_serve(uint64_t now_ns); /* each round of the agent; returns the time of the next call at the latest */
+bool nvs_budget_spare(void);      /* a few times a second: gives back what is not used; true: call again */
 void nvs_budget_after_fork(void);
 
 #endif

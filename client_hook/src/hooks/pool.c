@@ -313,6 +313,8 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolP
     if (result != CUDA_SUCCESS)
         return result;
     bool on_gpu = poolProps->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (on_gpu && nvs_config.enabled)
+        nvs_pool_keeps(*pool, (uint32_t)poolProps->location.id);
     if (on_gpu && poolProps->allocType == CU_MEM_ALLOCATION_TYPE_PINNED && poolProps->handleTypes == CU_MEM_HANDLE_TYPE_NONE)
         return result;
     if (mark_special(*pool, on_gpu))

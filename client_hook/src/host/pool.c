@@ -206,6 +206,7 @@ NVS_FORK_STATE static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* one
 NVS_FORK_STATE static bool share_known; /* the coordinator has a budget */
 NVS_FORK_STATE static uint64_t share_bytes;
 NVS_FORK_STATE static uint64_t asked_bytes; /* requested by waiting threads: part of the share until they have reserved it */
+NVS_FORK_STATE static uint64_t seen_bytes; /* both, as nvs_host_spare_share saw them last */
 NVS_FORK_STATE static uint64_t available_bytes, looked_ns;
 
 /* --- room --- */
@@ -231,9 +232,9 @@ static bool fits_here(uint64_t bytes)
     return sum >= bytes && (nvs_config.host_limit == 0 || sum <= nvs_config.host_limit) && (sum <= grown || system_has(sum - grown));
 }
 
-static uint64_t whole_steps(uint64_t bytes)
+static uint64_t with_step(uint64_t bytes)
 {
-    return (bytes + NVS_HOST_STEP - 1) / NVS_HOST_STEP * NVS_HOST_STEP;
+    return bytes + (bytes / 2 < NVS_HOST_STEP ? bytes / 2 : NVS_HOST_STEP);
 }
 
 /* Reserves if there is room.  On failure: `covered` false, the share is too small; true, the machine has no more. */
@@ -260,7 +261,7 @@ static void count_asked(uint64_t bytes)
 
 bool nvs_host_reserve(uint64_t bytes)
 {
-    enum { TRIES = 4 }; /* first in whole steps, then exactly: other threads may use up the new share */
+    enum { TRIES = 4 }; /* first with a step, then exactly: other threads may use up the new share */
     bool covered, taken = take(bytes, &covered, &(uint64_t){0});
     if (taken || covered)
         return taken;
@@ -272,7 +273,7 @@ bool nvs_host_reserve(uint64_t bytes)
         taken = take(bytes, &covered, &sum);
         if (taken || covered || sum == asked || i == TRIES)
             break;
-        nvs_coordinator.reserve_host(i == 0 ? whole_steps(sum) : sum);
+        nvs_coordinator.reserve_host(i == 0 ? with_step(sum) : sum);
         asked = i == 0 ? 0 : sum;
     }
     count_asked(-bytes);
@@ -298,18 +299,18 @@ void nvs_host_set_share(bool known, uint64_t bytes)
 uint64_t nvs_host_share_in_use(void)
 {
     pthread_mutex_lock(&lock);
-    uint64_t bytes = whole_steps(reserved_bytes);
+    uint64_t bytes = reserved_bytes;
     pthread_mutex_unlock(&lock);
     return bytes;
 }
 
-bool nvs_host_spare_share(uint64_t *out)
+bool nvs_host_spare_share(uint64_t *keep)
 {
     pthread_mutex_lock(&lock);
-    uint64_t keep = whole_steps(reserved_bytes + asked_bytes);
-    bool spare = share_known && share_bytes >= keep + 2 * NVS_HOST_STEP; /* one step is kept for the next allocation */
-    if (spare)
-        *out = share_bytes = keep + NVS_HOST_STEP;
+    const uint64_t used = reserved_bytes + asked_bytes, enough = used == seen_bytes ? used : with_step(used);
+    const bool spare = share_known && share_bytes > used;
+    seen_bytes = used;
+    *keep = spare && share_bytes > enough ? (share_bytes = enough) : UINT64_MAX;
     pthread_mutex_unlock(&lock);
     return spare;
 }
@@ -569,7 +570,7 @@ NVS_FORK_CODE void nvs_host_after_fork(void)
     memset(ahead_bytes, 0, sizeof ahead_bytes);
     awaited = 0;
     share_known = keeps = grow_failed = false;
-    asked_bytes = 0;
+    asked_bytes = seen_bytes = 0;
     share_bytes = 0;
     helpers = 0;
     looked_ns = 0;

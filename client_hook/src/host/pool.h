@@ -4,8 +4,8 @@
  * A device allocation reserves room by counting.  Memory is allocated when an eviction needs it, or earlier if the coordinator announces one.
  *
  * Invariants:
- *  - the reserved room stays below NVSHARE_HOST_LIMIT and below this program's share of the node's budget, which grows in steps, and leaves a
- *    tenth of the machine's (or the container's) memory;
+ *  - the reserved room stays below NVSHARE_HOST_LIMIT and below this program's share of the node's budget, which grows in steps and is given back
+ *    when it is not used, and leaves a tenth of the machine's (or the container's) memory;
  *  - reserved room can be taken, unless the system has no memory;
  *  - a forked child has none of it.
  *
@@ -22,15 +22,15 @@
 
 #include "host/system.h"
 
-#define NVS_HOST_STEP (UINT64_C(256) << 20) /* granularity of a share of the budget */
+#define NVS_HOST_STEP (UINT64_C(256) << 20) /* a share grows by half, and at most by this beyond what is needed */
 
 bool nvs_host_reserve(uint64_t bytes); /* may wait for the coordinator */
 void nvs_host_unreserve(uint64_t bytes);
 
 /* Agent thread: the share of the node's budget.  `known` false: only the other limits hold. */
 void nvs_host_set_share(bool known, uint64_t bytes);
-uint64_t nvs_host_share_in_use(void);    /* the reserved room, in whole steps */
-bool nvs_host_spare_share(uint64_t *out); /* true: the share is lowered by at least a step, to `out` */
+uint64_t nvs_host_share_in_use(void);    /* the reserved room */
+bool nvs_host_spare_share(uint64_t *keep); /* as nvs_memory_spare */
 
 /* Announces that `grains` will be taken: helpers prepare them while the first ones are already in use. */
 void nvs_host_prepare(uint32_t gpu, uint64_t grains);

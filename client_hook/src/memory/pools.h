@@ -15,8 +15,8 @@
  *    its release threshold; so does a trim.
  * The fragmentation of the driver's pool is not known: `reserved` is that of a pool without gaps.
  *
- * A driver's pool with a release threshold keeps freed memory on the card.  As soon as the process has set a threshold, each GPU is charged with what
- * its pools reserve beyond their allocations, by the driver's figures.  An allocation takes over the charge of the memory that it reuses.  Kept
+ * A driver's pool with a release threshold keeps freed memory on the card, and each pool of the program's own has pieces of its own.  As soon as the
+ * process has set a threshold or made a pool, each GPU is charged with what its pools reserve beyond their allocations, by the driver's figures.  An allocation takes over the charge of the memory that it reuses.  Kept
  * memory is trimmed before an allocation is refused.
  *
  * One lock, taken with no other.  It is held during calls that name a pool of the list, so that no thread destroys the pool meanwhile.
@@ -152,8 +152,8 @@ void nvs_pool_set_figure(CUmemoryPool pool, CUmemPool_attribute attribute, const
 void nvs_pool_trimmed(CUmemoryPool pool, size_t keep_bytes);
 CUresult nvs_pool_destroy(CUmemoryPool pool); /* makes the driver's call */
 
-extern _Atomic bool nvs_pools_keep __attribute__((visibility("hidden"))); /* a threshold was set.  Relaxed: as nvs_hot.pools */
-/* The pool got a threshold.  `gpu`: where it probably is, until its next allocation tells. */
+extern _Atomic bool nvs_pools_keep __attribute__((visibility("hidden"))); /* a threshold was set, or a pool made.  Relaxed: as nvs_hot.pools */
+/* The pool was made, or got a threshold.  `gpu`: where it probably is, until its next allocation tells. */
 void nvs_pool_keeps(CUmemoryPool pool, uint32_t gpu);
 /* Takes over up to `bytes` of the charge of what the pool keeps, for an allocation.  Returns how much. */
 uint64_t nvs_pool_take_kept(CUmemoryPool pool, uint32_t gpu, uint64_t bytes);

@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-static const uint64_t RESERVE_STEP = UINT64_C(64) << 20;
+static const uint64_t RESERVE_STEP = UINT64_C(64) << 20; /* at most */
 
 NVS_FORK_STATE nvs_ledger nvs_ledgers[NVS_MAX_GPUS];
 
@@ -78,13 +78,11 @@ uint64_t nvs_memory_ceiling(uint32_t gpu)
     return ceiling_of(&nvs_ledgers[gpu]);
 }
 
-/* A reservation takes room from other programs, also where it is unused: a step is at most a 64th of the GPU. */
-static uint64_t reserve_step(nvs_ledger *of)
+/* A reservation takes room from other programs, also where it is unused: a step is at most half of what the program has, and a 64th of the GPU. */
+static uint64_t reserve_step(nvs_ledger *of, uint64_t has)
 {
-    uint64_t step = RESERVE_STEP, capacity = load(&of->quota.capacity);
-    while (capacity != 0 && step > NVS_CHARGE_GRAIN && step > capacity / 64)
-        step /= 2;
-    return step;
+    const uint64_t capacity = load(&of->quota.capacity), most = smaller_set(RESERVE_STEP, capacity / 64);
+    return nvs_memory_grains(has / 2 < most ? has / 2 : most);
 }
 
 /* Requests growth beyond the reservation from the coordinator, in steps, so that requests are rare. */
@@ -95,8 +93,8 @@ static bool reserved_up_to(uint32_t gpu, uint64_t total)
     if (!atomic_load_explicit(&of->quota.reserve, memory_order_relaxed) || total <= load(&of->quota.reserved))
         return true;
     uint64_t limit = ceiling_of(of);
-    uint64_t grain = reserve_step(of);
-    uint64_t step = total > UINT64_MAX - grain ? total : (total + grain - 1) / grain * grain;
+    const uint64_t more = reserve_step(of, total);
+    uint64_t step = total > UINT64_MAX - more ? total : total + more;
     if (limit != 0 && step > limit)
         step = limit;
     nvs_status answer = nvs_coordinator.reserve(gpu, step > total ? step : total, 0);
@@ -111,6 +109,19 @@ bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes)
     nvs_ledger *of = &nvs_ledgers[gpu];
     uint64_t charged = load(&of->charged), chunked = load(&of->chunked);
     return reserved_up_to(gpu, resident_bytes + (charged > chunked ? charged - chunked : 0));
+}
+
+bool nvs_memory_spare(uint32_t gpu, uint64_t resident_bytes, uint64_t *keep)
+{
+    static uint64_t seen[NVS_MAX_GPUS]; /* of the agent thread */
+    nvs_ledger *of = &nvs_ledgers[gpu];
+    const uint64_t charged = load(&of->charged), used = resident_bytes > charged ? resident_bytes : charged, reserved = load(&of->quota.reserved);
+    const uint64_t enough = used == seen[gpu] ? used : used + reserve_step(of, used);
+    seen[gpu] = used;
+    *keep = enough < reserved ? enough : UINT64_MAX;
+    if (enough < reserved)
+        nvs_memory_set_reserved(gpu, enough);
+    return used < reserved;
 }
 
 bool nvs_memory_make_room(uint32_t gpu, uint64_t lacking_bytes)
@@ -168,7 +179,10 @@ void nvs_quota_virtual_info(uint32_t gpu, bool movable, uint64_t *free_bytes, ui
     if (card == 0)
         return;
     uint64_t total = smaller_set(card, *total_bytes), charged = load(&of->charged);
+    const uint64_t limit = limit_of(of), slot = load(&of->quota.slot);
     uint64_t most = smaller_set(total, load(&of->quota.room));
+    if (slot != 0 && (slot >= limit || limit - slot < most))
+        most = slot < limit ? limit - slot : 0;
     uint64_t left = charged < most ? most - charged : 0;
     /* Managed memory of other programs can be evicted; memory in mode `device` cannot. */
     if (!movable && *free_bytes < left)

@@ -24,6 +24,7 @@ typedef struct nvs_ledger {
     _Atomic uint64_t chunked; /* the part of `charged` in chunks */
     struct {                  /* by the coordinator: quota.c and coord/loop.c */
         _Atomic uint64_t limit, capacity, reserved, room;
+        _Atomic uint64_t slot; /* of `limit`, what the slot's other programs have; for figures only */
         _Atomic bool reserve, limit_of_slot; /* settings */
         _Atomic bool limited; /* its last answer to a reservation: the limit refused it */
     } quota;
@@ -90,6 +91,9 @@ void nvs_memory_set_room(uint32_t gpu, uint64_t bytes);
 uint64_t nvs_memory_capacity(uint32_t gpu);
 uint64_t nvs_memory_ceiling(uint32_t gpu); /* the most that this client may have in all; 0: no limit */
 bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes);
+/* Agent thread, a few times a second: lowers the reservation to what is used, and a step more if that has changed since the last call.  `keep`: the
+ * coordinator is to know this much; UINT64_MAX: no change.  True: call again.  A thread that has read `freely` before may charge more; reports say so. */
+bool nvs_memory_spare(uint32_t gpu, uint64_t resident_bytes, uint64_t *keep);
 /* The driver lacks memory that was granted: contexts of other programs have it.  Waits until the coordinator has made room; false: it cannot. */
 bool nvs_memory_make_room(uint32_t gpu, uint64_t lacking_bytes);
 

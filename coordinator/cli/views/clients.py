@@ -19,7 +19,8 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     if not status["clients"]:
         return ["no clients"]
     slots = status.get("slots", ())
-    pods = {slot["slot"]: pod_of(slot) for slot in slots if slot["pod"]}
+    pods = {slot.get("allocation"): pod_of(slot) for slot in slots if slot["pod"]}
+    removed = {slot.get("allocation") for slot in slots if slot.get("removed")}
     columns = (
         *(number("ID"), number("PID", wide=True), text("NAME"), text("USER", wide=bool(pods))),
         *(number("GPU", wide=len(status["gpus"]) == 1), word("CLASS"), word("MODE"), word("STATE"), number("SHARE")),
@@ -31,7 +32,8 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     rows = []
     for client in status["clients"]:
         tail = [client["gang"] or "-", client["placed_why"] or "-"]
-        tail += [client["group"] or "-", pods.get(client["group"], "-")] if slots else []
+        slot = f"{client['group'] or '-'}{' (removed)' if client.get('allocation') in removed else ''}"
+        tail += [slot, pods.get(client.get("allocation"), "-")] if slots else []
         for seat in client["seats"] or (None,):
             figures = _figures(client, seat)
             on = "-" if seat is None else indices[seat["uuid"]]

@@ -38,6 +38,7 @@ def _names(slot: Mapping[str, Any]) -> tuple[str, str]:
 def _row(slot: Mapping[str, Any], indices: Mapping[str, str]) -> tuple[str, ...]:
     used, limit = slot["allocated_bytes"], slot["limit_bytes"]
     most = 1.0 if slot["share_limit"] is None else slot["share_limit"]
+    hook = "other GPUs refused" if slot.get("refused") else "yes" if slot["registered"] else "never seen"
     return (
         ",".join(indices.get(uuid, "?") for uuid in slot["gpus"]),
         str(slot["clients"]),
@@ -50,5 +51,5 @@ def _row(slot: Mapping[str, Any], indices: Mapping[str, str]) -> tuple[str, ...]
         str(slot["leases"]),
         duration(slot["used_ns"]),
         duration(slot["waited_ns"]),
-        "other GPUs refused" if slot.get("refused") else "yes" if slot["registered"] else "never seen",
+        "removed, programs left" if slot.get("removed") else hook,
     )

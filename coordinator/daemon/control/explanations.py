@@ -36,7 +36,7 @@ def refusal(refused: RefusalSnapshot, *, hide_names: bool) -> str:
 
 
 def _holder(holder: Identity, asker: Identity, hide_names: bool) -> str:
-    if holder.group != asker.group:
+    if (holder.group, holder.allocation) != (asker.group, asker.allocation):
         return "another container"
     if holder.group:
         return holder.name

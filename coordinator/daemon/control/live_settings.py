@@ -209,8 +209,8 @@ class LiveSettings:
         return [client for client, known in self._owners.items() if known == owner]
 
     def _identify(self, client: events.ClientRegistered) -> Owner:
-        if client.group and (allocation := self._allocation(client.group)):
-            return Owner(slot=client.group, allocation=allocation)
+        if client.allocation:
+            return Owner(slot=client.group, allocation=client.allocation)
         started_at = start_time(client.process_id) if client.process_id > 0 and not client.group else None
         return Owner(-client.client, 0) if started_at is None else Owner(client.process_id, started_at)
 

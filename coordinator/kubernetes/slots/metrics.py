@@ -39,7 +39,7 @@ _ROWS: Final[tuple[Row, ...]] = (
 
 def families(slots: Sequence[SlotSnapshot], *, hide_names: bool = False) -> Iterator[Metric]:
     """All families; without samples if there are no slots.  `hide_names`: those of pods."""
-    named = [(_labels(picture, hide_names=hide_names), picture) for picture in slots]
+    named = [(_labels(picture, hide_names=hide_names), picture) for picture in slots if not picture.removed]
     gpus = (((*labels, uuid), 1) for labels, picture in named for uuid in picture.slot.gpus)
     yield family(Gauge, "nvshare_slot_info", "Always 1; the GPUs of a slot", (*_SLOT, "uuid"), gpus)
     memory = (

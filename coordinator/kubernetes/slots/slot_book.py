@@ -49,6 +49,8 @@ class SlotSnapshot:
     figures: Figures
     refused: int = 0
     """Attempts of its programs to use a GPU outside of it."""
+    removed: bool = False
+    """Programs of it are left over."""
 
     def plain(self) -> dict[str, Any]:
         """The slot as JSON."""
@@ -56,6 +58,8 @@ class SlotSnapshot:
         policy = self.slot.policy
         return {
             "slot": self.slot.slot,
+            "allocation": self.slot.allocation,
+            "removed": self.removed,
             "gpus": list(self.slot.gpus),
             "namespace": pod.namespace if pod else None,
             "pod": pod.name if pod else None,
@@ -110,14 +114,11 @@ class SlotBook:
         `registered`: a hook registered with an earlier coordinator.
         """
         record = self._slots.get(slot.slot)
-        if record is None:
+        if record is None or record.slot.allocation != slot.allocation:  # the next container starts afresh
+            self.remove(slot.slot)
             self._slots[slot.slot] = _Record(slot, registered)
             return []
         before, record.slot = record.slot, slot
-        if before.allocation != slot.allocation:  # the next container starts afresh
-            record.registered = False
-            record.past = Figures()
-            record.refused = 0
         same = (slot.policy, slot.limit_bytes) == (before.policy, before.limit_bytes)
         return [] if same else sorted(record.clients)
 
@@ -206,15 +207,15 @@ class SlotBook:
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def snapshots(self, clients: Iterable[ClientSnapshot]) -> list[SlotSnapshot]:
-        """All slots, with the statistics of present and past clients."""
-        members: dict[str, list[ClientSnapshot]] = {}
+        """All slots, with the statistics of present and past clients, and removed ones that have clients."""
+        members: dict[int, list[ClientSnapshot]] = {}
         for client in clients:
-            record = self._slot_of.get(client.client)
-            if record is not None and not record.removed:
-                members.setdefault(record.slot.slot, []).append(client)
+            if (record := self._slot_of.get(client.client)) is not None:
+                members.setdefault(id(record), []).append(client)
+        records = {id(record): record for record in (*self._slots.values(), *self._slot_of.values())}
         return [
-            SlotSnapshot(record.slot, record.registered, _sum(members.get(name, []), record.past), record.refused)
-            for name, record in sorted(self._slots.items())
+            SlotSnapshot(of.slot, of.registered, _sum(members.get(key, []), of.past), of.refused, of.removed)
+            for key, of in sorted(records.items(), key=lambda item: (item[1].slot.slot, item[1].removed))
         ]
 
 

@@ -176,3 +176,20 @@ def test_memory_that_pools_keep_is_charged(environment: dict[str, str]) -> None:
         assert client.ask("synchronize_all") == 0
         assert client.ask("info")[1] == 128 * MIB
         assert client.ask("alloc", 128 * MIB)[0] == 0
+
+
+def test_pools_of_ones_own_are_charged_with_their_pieces(environment: dict[str, str]) -> None:
+    """Broken: a program's many small pools take far more of the card than its limit, and the figures say free."""
+    limited = {**environment, "NVSHARE_MEMORY": "device", "NVSHARE_MEMORY_LIMIT": "128MiB"}
+    with start(limited) as client:
+        assert client.ask("start") == 0
+        pools = [client.ask("pool_make")[1] for _ in range(5)]
+        pointers = []
+        for number, pool in enumerate(pools[:4]):
+            result, pointer = client.ask("pool_alloc", pool, MIB // 4)
+            assert (result, client.ask("info")[1]) == (0, (96 - 32 * number) * MIB)
+            pointers.append(pointer)
+        assert client.ask("pool_alloc", pools[4], MIB // 4)[0] == OUT_OF_MEMORY
+        assert [client.ask("pool_free", pointer) for pointer in pointers] == [0] * 4
+        assert client.ask("synchronize_all") == 0
+        assert client.ask("info")[1] == 128 * MIB

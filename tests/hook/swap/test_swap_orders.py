@@ -197,6 +197,15 @@ def reserved(coordinator: ScriptedCoordinator, wanted: int, granted: int) -> Non
     coordinator.send(messages.HostReserved(sequence=asked.sequence, bytes=granted))
 
 
+def share_becomes(coordinator: ScriptedCoordinator, wanted: int) -> None:
+    """The program gives back what it does not use, in one question or several."""
+    size = -1
+    while size != wanted:
+        asked = coordinator.expect(messages.ReserveHost)
+        size = asked.bytes
+        coordinator.send(messages.HostReserved(sequence=asked.sequence, bytes=size))
+
+
 def with_budget(client: Client, coordinator: ScriptedCoordinator) -> None:
     """As `attached`, with a coordinator that has a budget."""
     coordinator.has_host_budget = True
@@ -211,27 +220,29 @@ def test_host_memory_is_asked_for_in_steps(coordinator: ScriptedCoordinator, env
     with start(environment) as client:
         with_budget(client, coordinator)
         client.tell(f"alloc {50 * MIB}")
-        reserved(coordinator, 256 * MIB, 256 * MIB)
+        reserved(coordinator, 50 * MIB * 3 // 2, 50 * MIB * 3 // 2)
         result, first = client.result()
         assert result == 0
-        assert client.ask("alloc", 200 * MIB)[0] == 0, "within the step nobody is asked"
+        assert client.ask("alloc", 12 * MIB)[0] == 0, "within the step nobody is asked"
+        share_becomes(coordinator, 62 * MIB)
         client.tell(f"alloc {300 * MIB}")
-        reserved(coordinator, 768 * MIB, 256 * MIB)
-        reserved(coordinator, 550 * MIB, 256 * MIB)
+        reserved(coordinator, 362 * MIB * 3 // 2, 62 * MIB)
+        reserved(coordinator, 362 * MIB, 62 * MIB)
         assert client.result()[0] == OUT_OF_MEMORY
-        client.tell(f"alloc {600 * MIB}")
-        reserved(coordinator, 1024 * MIB, 1024 * MIB)
+        client.tell(f"alloc {1938 * MIB}")
+        reserved(coordinator, 2256 * MIB, 2256 * MIB)
         result, large = client.result()
         assert result == 0
         assert client.ask("free", large) == 0
-        reserved(coordinator, 512 * MIB, 512 * MIB)
+        share_becomes(coordinator, 62 * MIB)
         assert client.ask("free", first) == 0
+        share_becomes(coordinator, 12 * MIB)
         coordinator.stop()
         coordinator.received.clear()
         coordinator.restart()
         coordinator.expect(messages.Hello)
         coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
-        reserved(coordinator, 256 * MIB, 256 * MIB)
+        reserved(coordinator, 12 * MIB, 12 * MIB)
 
 
 def test_a_share_is_not_given_back_before_it_is_taken(
@@ -240,13 +251,13 @@ def test_a_share_is_not_given_back_before_it_is_taken(
     """Broken: the agent returns what was just granted for a large allocation, which then finds no memory."""
     with start(environment) as client:
         with_budget(client, coordinator)
-        for _ in range(20):
+        for _ in range(5):
             client.tell(f"alloc {600 * MIB}")
-            reserved(coordinator, 768 * MIB, 768 * MIB)
+            reserved(coordinator, 856 * MIB, 856 * MIB)
             result, pointer = client.result()
             assert result == 0
             assert client.ask("free", pointer) == 0
-            reserved(coordinator, 256 * MIB, 256 * MIB)
+            share_becomes(coordinator, 0)
 
 
 def resident_bytes(client: Client) -> int:

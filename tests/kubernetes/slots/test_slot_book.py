@@ -153,6 +153,7 @@ def test_a_slot_that_was_taken_away_names_no_gpu() -> None:
     assert book.put(a_slot(allocation="2", policy=SlotPolicy(priority=9))) == []
     assert book.within(1, own(priority=3)) == own(limit_bytes=GIB)
     assert book.has(1)
+    assert [(each.slot.allocation, each.removed) for each in book.snapshots(())] == [("2", False), ("1", True)]
     book.leave(1, None)
     assert not book.has(1)
     assert book.snapshots(())[0].figures.clients == 0

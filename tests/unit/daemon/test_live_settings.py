@@ -96,14 +96,14 @@ def test_a_slot_keeps_what_was_set_until_it_is_allocated_anew(tmp_path: Path) ->
     present = {"slot-0": "first"}
     live = LiveSettings(path, present.get)
     for client in (1, 2):
-        assert not registered(live, hello(client, -client, group="slot-0")).paused
+        assert not registered(live, hello(client, -client, group="slot-0", allocation=present["slot-0"])).paused
     assert live.clients_of(live.owner(1)) == [1, 2]
     set_for(live, 1, "paused", True)
     after = LiveSettings(path, present.get)
-    assert registered(after, hello(3, -3, group="slot-0")).paused
+    assert registered(after, hello(3, -3, group="slot-0", allocation=present["slot-0"])).paused
     assert not registered(after, hello(4, -4, group="slot-1")).paused
     present["slot-0"] = "second"
-    assert not registered(after, hello(5, -5, group="slot-0")).paused
+    assert not registered(after, hello(5, -5, group="slot-0", allocation=present["slot-0"])).paused
     assert after.all() == []
 
 

@@ -103,6 +103,29 @@ def test_a_report_counts_up_to_what_the_client_may_have() -> None:
     assert limited.seat().memory.resident_bytes == 20, "what it has stays when its limit falls"
 
 
+def test_programs_of_a_slot_are_told_what_the_others_have() -> None:
+    """Broken: a program is told that its slot's whole limit is free, and cannot have it."""
+    harness = make_harness()
+    a, b = (harness.client(mode=MemoryMode.DEVICE, limit=60, group="slot") for _ in range(2))
+    assert a.reserve(40) == 40
+    assert b.take(messages.GpuSettings)[-1].slot_bytes == 40
+    assert b.reserve(20) == 20
+    assert a.reserve(10) == 10, "what is given back counts no more"
+    assert b.take(messages.GpuSettings)[-1].slot_bytes == 10
+    a.die()
+    assert b.take(messages.GpuSettings)[-1].slot_bytes == 0
+
+
+def test_a_reserve_that_is_given_back_is_another_ones_room() -> None:
+    """Broken: what a program has reserved in advance and does not use is kept from others for its life."""
+    harness = make_harness()
+    a, b = (harness.client(mode=MemoryMode.DEVICE) for _ in range(2))
+    assert a.reserve(64) == 64
+    assert b.reserve(90) == 0
+    assert a.reserve(1) == 1
+    assert b.reserve(90) == 90
+
+
 def test_a_refusal_names_the_limit() -> None:
     """Broken: a program that its slot's limit refuses cannot say why, or one on a full card blames its limit."""
     harness = make_harness()

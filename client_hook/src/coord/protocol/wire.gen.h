@@ -331,6 +331,7 @@ typedef struct nvs_gpu_settings {
     bool ask_pins;
     bool limit_of_slot;
     bool prepare_now;
+    uint64_t slot_bytes;
 } nvs_gpu_settings;
 
 static const nvs_wire_field nvs_gpu_settings_fields[] = {
@@ -347,8 +348,9 @@ static const nvs_wire_field nvs_gpu_settings_fields[] = {
     NVS_WIRE_FIELD(gpu_settings, ask_pins, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, limit_of_slot, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, prepare_now, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, slot_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
 };
-NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 13)
+NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 14)
 
 typedef struct nvs_grant {
     uint8_t gpu;
