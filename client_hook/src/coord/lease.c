@@ -15,7 +15,6 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "base/system.h"
-#include "coord/agent.h"
 #include "coord/mailbox.h"
 #include "coord/moves.h"
 #include "coord/protocol/link.h"
@@ -141,6 +140,12 @@ nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
 uint8_t nvs_agent_unanswered[NVS_MAX_GPUS];
 uint32_t nvs_agent_unanswered_count;
 
+/* The next report of memory says that the GPU is linked; it comes soon. */
+static void report_link(uint32_t gpu)
+{
+    atomic_store_explicit(&nvs_ledgers[gpu].to_report, 1, memory_order_seq_cst); /* as nvs_agent_memory_changed */
+}
+
 static void send_attach(uint32_t gpu)
 {
     const nvs_lease *lease = &nvs_agent_gpus[gpu].lease;
@@ -155,7 +160,7 @@ static void send_attach(uint32_t gpu)
     message.resident_bytes = usage.resident_bytes;
     message.pinned_bytes = usage.pinned_bytes;
     if (nvs_gate_linked_with(gpu) != UINT32_C(1) << gpu)
-        nvs_agent_memory_changed(gpu); /* a report says so */
+        report_link(gpu);
     message.parked = atomic_load_explicit(&nvs_hot.parked, memory_order_relaxed) != 0; /* written by this thread (parking.c) */
     if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
         nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
@@ -270,7 +275,7 @@ void nvs_agent_link_gpus(uint32_t gpus)
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         if ((gpus >> gpu & 1) == 0)
             continue;
-        nvs_agent_memory_changed(gpu); /* a report says so */
+        report_link(gpu);
         if (nvs_lease_open(&nvs_agent_gpus[gpu].lease))
             open_again(gpu);
     }
