@@ -41,6 +41,7 @@ const nvs_port nvs_coordinator = {
     .wait_for_lease = nvs_agent_wait_for_lease,
     .attach = nvs_agent_attach,
     .memory_changed = nvs_agent_memory_changed,
+    .link = nvs_agent_link,
     .reserve = nvs_agent_reserve,
     .reserve_pins = nvs_agent_reserve_pins,
     .reopen = nvs_agent_reopen,

@@ -117,7 +117,8 @@ def _sharing(node: Node, gpu: Gpu, now_ns: int) -> None:
 def settle(node: Node, client: Client, facts: Facts, now_ns: int) -> Iterable[Gpu]:
     """These facts hold for the client.  A share request above the limit counts as the limit."""
     rank = facts.rank
-    had, facts = client.facts, facts.having(share_request=min(rank.share_request, rank.share_limit))
+    gang = facts.gang or (f"user:{client.identity.user_id}/{client.identity}" if client.linked else "")
+    had, facts = client.facts, facts.having(share_request=min(rank.share_request, rank.share_limit), gang=gang)
     if facts.gang != had.gang:
         _gang(node, client, facts.gang)
     client.facts = facts

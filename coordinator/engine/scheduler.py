@@ -378,6 +378,9 @@ def _report_memory(node: Node, seat: Seat, message: MemoryReport, now_ns: int) -
     orders.set_usage(seat, allocated=allocated, resident=resident, pinned=pinned, host=message.host_bytes)
     seat.memory.released_bytes, seat.memory.prepared_bytes = message.released_bytes, message.prepared_bytes
     checks.reported(node, seat, resident)
+    if message.linked and not seat.client.linked:
+        seat.client.linked = True
+        operator_commands.settle(node, seat.client, seat.client.facts, now_ns)
 
 
 _OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], Iterable[Gpu] | None]]] = {

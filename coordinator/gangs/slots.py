@@ -9,7 +9,8 @@ Rules:
 - A gang gets a *slot*: all GPUs that its members want, or none.  The first in the queue is first; a later one may pass
   it on GPUs that no earlier one wants.
 - In a slot all members run, with the clients that run without a turn.  It lasts for a quantum from the moment at which
-  all run, and for two at most; longer while no other client waits.  Members that come late join it.
+  all run, and for two at most; longer while no other client waits, or while
+  members' memory comes in.  Members that come late join it.
 - After a slot each GPU is its policy's for a quantum, if other clients want it then.
 - A kernel of a collective may wait for a mate at the end of a slot.  If a member drains for `STUCK_NS` while a mate
   waits, the gang is called again, `RETRIES` times in a row: no other client could run there anyway.
@@ -265,10 +266,17 @@ def advance(node: Node, now_ns: int) -> None:
             if wanted[uuid].gang is None and not wanted[uuid].recovering and _is_free(gang, wanted[uuid], now_ns):
                 _join(node, gang, wanted[uuid])
         missing = sum(seat.phase is not HOLDING for seat in seats)
-        if gang.together_ns is None and (not missing or now_ns >= gang.began_ns + quantum_ns):
+        late = now_ns >= gang.began_ns + quantum_ns and not any(_comes_in(seat) for seat in seats)
+        if gang.together_ns is None and (not missing or late):
             _gathered(node, gang, missing, quantum_ns, now_ns)
     if node.queue:
         _begin_slots(node, now_ns)
+
+
+def _comes_in(seat: Seat) -> bool:
+    """Whether the member's memory is on its way, which has a deadline of its own (`move_deadline`)."""
+    switch = seat.gpu.switching.switch
+    return switch is not None and switch.seat is seat
 
 
 def _gathered(node: Node, gang: Gang, missing: int, quantum_ns: int, now_ns: int) -> None:

@@ -145,6 +145,8 @@ class Client:
     time_owner: str
     """As `JobView.owner`."""
     placement: Placement = NOT_PLACED
+    linked: bool = False
+    """Its GPUs reach each other: it is a gang of itself, if it is in no other."""
     parking: Parking = field(default_factory=Parking)
     host: HostShare = field(default_factory=HostShare)
     stopped: bool = False

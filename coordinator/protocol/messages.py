@@ -136,12 +136,13 @@ class Release(Message):
     submissions: int
 
 
-@declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES, U64, BYTES)
+@declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES, U64, BYTES, BOOL)
 class MemoryReport(Message):
     """The client's memory on this GPU: allocated = resident + evicted; pinned is the immovable part of resident.
 
     `released_bytes`: what the program's callbacks of `on_pressure` have freed since its start.
     `prepared_bytes`: pinned host memory that an eviction finds ready.
+    `linked`: this GPU and others of the client reach each other's memory or share a graph, so they run together.
     """
 
     gpu: int
@@ -151,6 +152,7 @@ class MemoryReport(Message):
     host_bytes: int
     released_bytes: int = 0
     prepared_bytes: int = 0
+    linked: bool = False
 
 
 @declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES, BYTES)

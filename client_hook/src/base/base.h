@@ -68,7 +68,11 @@ typedef struct nvs_port {
     /* The same for pinned memory, `total_bytes` in all.  NVS_UNAVAILABLE, too, if the coordinator takes no such requests. */
     nvs_status (*reserve_pins)(uint32_t gpu, uint64_t total_bytes);
 
-    /* Soon closes the open gate of this GPU until submitted work is done and nvs_memory_open_gate agrees.  NVS_UNAVAILABLE: there is no agent. */
+    /* One of these GPUs, a bit each, reaches another: from now on all of them run, or none.  Returns when no work passes that has a part of their leases
+     * only.  Idempotent, and quick afterwards. */
+    void (*link)(uint32_t gpus);
+
+    /* Soon closes the open gate of this GPU until submitted work is done and nvs_memory_open_gates agrees.  NVS_UNAVAILABLE: there is no agent. */
     nvs_status (*reopen)(uint32_t gpu);
 
     /* Requests `total_bytes` as this program's share of the node's host memory, and waits, with a limit, until host/pool.h has the answer; returns at once

@@ -38,7 +38,6 @@ typedef struct nvs_slot {
     const void *graph;                       /* the last graph launched; owner thread only, as graph_left */
     _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
     _Atomic uint32_t owned;
-    _Atomic uint32_t also;                   /* other GPUs that the call puts work on, by bit */
     uint32_t stop;                           /* NVS_STOP_...: whether the present wait may end without the lease; owner thread only */
     struct nvs_slot *next;
 } nvs_slot;

@@ -401,6 +401,28 @@ nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes)
     return ask(gpu, &nvs_mail[gpu].pins, total_bytes, 0);
 }
 
+void nvs_agent_link(uint32_t gpus)
+{
+    enum { LOOK_NS = 100000000 }; /* for the end of the process */
+    uint32_t links = atomic_load_explicit(&nvs_gate_links, memory_order_acquire); /* pairs with link_gpus, as below */
+    if (NVS_LIKELY((gpus & ~links) == 0) || (gpus & (gpus - 1)) == 0 || !nvs_config.enabled)
+        return;
+    int saved = errno;
+    bool known = start();
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && known; gpu++)
+        known = (gpus >> gpu & 1) == 0 || describe(gpu);
+    if (known && atomic_load_explicit(&nvs_agent_phase, memory_order_acquire) != NVS_AGENT_FAILED) { /* else all gates are open */
+        atomic_fetch_or_explicit(&nvs_links_wanted, gpus, memory_order_release);
+        nvs_agent_poke();
+        while ((gpus & ~links) != 0 && atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed) == 0 && /* a hint, as the next */
+               atomic_load_explicit(&nvs_agent_phase, memory_order_relaxed) != NVS_AGENT_FAILED) {
+            nvs_futex_wait(&nvs_gate_links, links, nvs_now_ns() + LOOK_NS);
+            links = atomic_load_explicit(&nvs_gate_links, memory_order_acquire);
+        }
+    }
+    errno = saved;
+}
+
 nvs_status nvs_agent_reopen(uint32_t gpu)
 {
     if (atomic_load_explicit(&nvs_agent_phase, memory_order_relaxed) != NVS_AGENT_RUNNING || /* nothing is read that it publishes */

@@ -22,6 +22,7 @@ void nvs_agent_attach(uint32_t gpu);
 void nvs_agent_memory_changed(uint32_t gpu);
 nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes, uint64_t lacking_bytes);
 nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes);
+void nvs_agent_link(uint32_t gpus);
 nvs_status nvs_agent_reopen(uint32_t gpu);
 
 void nvs_agent_after_fork(void); /* in the child: no thread, no socket, gates as at start */

@@ -5,12 +5,16 @@
  *
  * While the coordinator wants it, the agent also samples every millisecond whether the GPU has unfinished work of this process.  The sample stands
  * for the time since the one before; samples after a longer pause, or during a capture, do not count.
+ *
+ * Linked GPUs (gate/gate.h) have a lease each, and one turn: a thread that waits for one makes the agent ask for all, their gates open together, and when
+ * one lease has been given back the others follow.  No gate of them is open meanwhile, so that memory of each may move.
  */
 #include "coord/lease.h"
 
 #include "base/config.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "base/system.h"
 #include "coord/mailbox.h"
 #include "coord/moves.h"
 #include "coord/protocol/link.h"
@@ -128,9 +132,19 @@ uint64_t nvs_progress_serve(uint32_t gpu, uint64_t lease_id, uint64_t now)
 #define HOST_FUNCTION_NS 100000000u /* for work that may wait for a host function */
 #define RATED_BUDGET_NS 2000000u /* most work in flight at a limited rate, so that drains are short */
 
+#define EACH_LINKED(each, gpu)                                                                                                   \
+    for (uint32_t each = 0, all_of_##each = nvs_gate_linked_with(gpu); each < NVS_MAX_GPUS; each++)                              \
+        if ((all_of_##each >> each & 1) != 0)
+
 nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
 uint8_t nvs_agent_unanswered[NVS_MAX_GPUS];
 uint32_t nvs_agent_unanswered_count;
+
+/* The next report of memory says that the GPU is linked; it comes soon. */
+static void report_link(uint32_t gpu)
+{
+    atomic_store_explicit(&nvs_ledgers[gpu].to_report, 1, memory_order_seq_cst); /* as nvs_agent_memory_changed */
+}
 
 static void send_attach(uint32_t gpu)
 {
@@ -145,6 +159,8 @@ static void send_attach(uint32_t gpu)
     message.allocated_bytes = usage.allocated_bytes;
     message.resident_bytes = usage.resident_bytes;
     message.pinned_bytes = usage.pinned_bytes;
+    if (nvs_gate_linked_with(gpu) != UINT32_C(1) << gpu)
+        report_link(gpu);
     message.parked = atomic_load_explicit(&nvs_hot.parked, memory_order_relaxed) != 0; /* written by this thread (parking.c) */
     if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
         nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
@@ -187,21 +203,46 @@ static void completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error)
         nvs_swap_unite_refuse(gpu, CUDA_ERROR_NOT_READY); /* the program's work does not end, and may wait for the gate */
 }
 
+/* Whether the gates of the GPUs linked with this one may open as far as their leases and moves go. */
+static bool others_may_open(uint32_t gpu)
+{
+    EACH_LINKED(other, gpu) {
+        const nvs_agent_gpu *its = &nvs_agent_gpus[other];
+        if (other != gpu && (!nvs_lease_open(&its->lease) || nvs_moves_busy(other) || its->duty.phase == NVS_DUTY_CLOSING || its->duty.phase == NVS_DUTY_CLOSED))
+            return false;
+    }
+    return true;
+}
+
+static void opened(uint32_t gpu, uint64_t since_ns)
+{
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    mine->opening.pending = mine->opening.restoring = mine->opening.incomplete = false;
+    mine->opening.patience_ns = 0;
+    if (mine->lease.state == NVS_LEASE_HELD)
+        nvs_duty_opened(&mine->duty, since_ns);
+}
+
 /* Opens the gate, after moves have ended and missing memory is restored; nvs_agent_continue_open continues it. */
 static void open_gate(uint32_t gpu)
 {
     enum { TRIES = 3 }; /* other threads of the program may allocate memory meanwhile */
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    const uint32_t gpus = others_may_open(gpu) ? nvs_gate_linked_with(gpu) : 0;
+    uint32_t paced = 0;
     uint64_t missing = 0;
+    EACH_LINKED(each, gpu)
+        paced |= (uint32_t)nvs_agent_gpus[each].lease.paced << each;
     mine->opening.pending = mine->opening.restoring = true;
+    mine->opening.incomplete = false;
     mine->opening.since_ns = nvs_now_ns();
     if (nvs_moves_busy(gpu)) {
         nvs_moves_hurry(gpu);
-    } else if (nvs_memory_open_gate(gpu, mine->lease.paced, &missing)) {
-        mine->opening.pending = mine->opening.restoring = false;
-        mine->opening.patience_ns = 0;
-        if (mine->lease.state == NVS_LEASE_HELD)
-            nvs_duty_opened(&mine->duty, mine->opening.since_ns);
+    } else if (nvs_memory_open_gates(gpu, gpus, paced, &missing)) {
+        EACH_LINKED(each, gpu)
+            opened(each, mine->opening.since_ns);
+    } else if (missing == 0) {
+        mine->opening.incomplete = true;
     } else if (mine->opening.tries++ < TRIES) {
         nvs_moves_begin(&(nvs_move_order){.gpu = gpu, .bytes = missing, .credit_bytes = UINT64_MAX, .done = completed});
     } else {
@@ -224,6 +265,57 @@ void nvs_agent_close_and_open(uint32_t gpu)
     open_again(gpu);
 }
 
+void nvs_agent_link_gpus(uint32_t gpus)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if ((gpus >> gpu & 1) != 0)
+            (void)nvs_gate_close(gpu, 0);
+    atomic_store_explicit(&nvs_gate_links, gpus, memory_order_release); /* pairs with nvs_agent_link and nvs_gate_linked_with */
+    nvs_futex_wake(&nvs_gate_links, INT32_MAX);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        if ((gpus >> gpu & 1) == 0)
+            continue;
+        report_link(gpu);
+        if (nvs_lease_open(&nvs_agent_gpus[gpu].lease))
+            open_again(gpu);
+    }
+    nvs_log(NVS_LOG_INFO, "GPUs of this program reach each other (mask %x): they have one turn from now on", gpus);
+}
+
+static uint64_t calls_of(uint32_t gpu)
+{
+    uint64_t calls = 0;
+    EACH_LINKED(each, gpu)
+        calls += nvs_gate_calls(each);
+    return calls;
+}
+
+bool nvs_agent_wanted(uint32_t gpu)
+{
+    bool any = false;
+    EACH_LINKED(each, gpu)
+        any = any || nvs_gate_waiting(each) > 0;
+    return any;
+}
+
+void nvs_agent_tick(uint32_t gpu)
+{
+    bool in_use = false;
+    EACH_LINKED(each, gpu)
+        in_use = in_use || nvs_gate_in_use(each) || nvs_moves_busy(each);
+    nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_TICK, .number = calls_of(gpu), .flag = in_use});
+}
+
+/* The lease has been given back: so are those of linked GPUs, whose gates are closed. */
+static void end_linked(uint32_t gpu)
+{
+    EACH_LINKED(each, gpu) {
+        const nvs_lease *its = &nvs_agent_gpus[each].lease;
+        if (each != gpu && its->state == NVS_LEASE_HELD && its->link.connected)
+            nvs_agent_event(each, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = its->grant.id, .number = NVS_LEASE_DRAIN_NS});
+    }
+}
+
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
@@ -233,10 +325,12 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
     if (todo & NVS_LEASE_DO_CLOSE) {
         mine->closing.closed = false;
         mine->closing.began_ns = nvs_now_ns();
-        mine->closing.calls = nvs_gate_calls(gpu);
+        mine->closing.calls = calls_of(gpu);
     }
-    if (todo & NVS_LEASE_DO_RELEASE)
+    if (todo & NVS_LEASE_DO_RELEASE) {
         release(gpu, drained);
+        end_linked(gpu);
+    }
     if (todo & NVS_LEASE_DO_ATTACH)
         send_attach(gpu);
     if ((todo & NVS_LEASE_DO_REQUEST) && nvs_report_is_due(gpu))
@@ -333,7 +427,7 @@ void nvs_agent_continue_end(uint32_t gpu)
     if (!mine->closing.closed) {
         mine->closing.closed = nvs_gate_close(gpu, slice) == NVS_OK;
         if (mine->closing.closed && mine->lease.state == NVS_LEASE_ENDING && !mine->lease.end.revoked &&
-            (nvs_gate_calls(gpu) != mine->closing.calls || !nvs_gpu_idle(gpu))) {
+            (calls_of(gpu) != mine->closing.calls || !nvs_gpu_idle(gpu))) {
             nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_BUSY});
             return;
         }
@@ -347,7 +441,7 @@ void nvs_agent_continue_end(uint32_t gpu)
                      "work on GPU %u did not end within %llu ms after the lease was revoked; "
                      "the lease is released while it runs",
                      gpu, (unsigned long long)((now - mine->closing.began_ns) / 1000000));
-    nvs_lease_event event = {.kind = NVS_LEASE_ON_DRAINED, .now_ns = now, .flag = nvs_gate_waiting(gpu) > 0};
+    nvs_lease_event event = {.kind = NVS_LEASE_ON_DRAINED, .now_ns = now, .flag = nvs_agent_wanted(gpu)};
     nvs_agent_carry_out(gpu, nvs_lease_handle(&mine->lease, &event), !overdue);
 }
 
@@ -369,9 +463,11 @@ void nvs_agent_continue_open(uint32_t gpu, uint64_t now)
     enum { FIRST_NS = 2000000, LONGEST_NS = 200000000 };
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     if (!nvs_lease_open(&mine->lease)) {
-        mine->opening.pending = mine->opening.restoring = false;
+        mine->opening.pending = mine->opening.restoring = mine->opening.incomplete = false;
         return;
     }
+    if (mine->opening.incomplete && !others_may_open(gpu))
+        return;
     if (mine->opening.restoring) {
         if (!nvs_moves_busy(gpu))
             open_gate(gpu);

@@ -27,6 +27,7 @@ typedef struct nvs_agent_gpu {
     struct {                   /* the begin of a lease: open_gate, nvs_agent_continue_open */
         bool pending;          /* the gate stays closed: memory is missing on the GPU, or moves */
         bool restoring;        /* the mover restores it */
+        bool incomplete;       /* nothing is missing here, but the lease or memory of a linked GPU is */
         uint32_t tries;        /* to restore it */
         uint64_t since_ns;
         uint64_t patience_ns;  /* before the next try */
@@ -47,7 +48,10 @@ void nvs_agent_set_pacing(uint32_t gpu, uint64_t budget_ns, uint64_t idle_releas
 void nvs_agent_set_rate(uint32_t gpu, uint32_t rate);                      /* the part of the time that the gate may be open, in thousandths */
 uint64_t nvs_agent_hold_rate(uint32_t gpu);                                /* one slice; returns the time of the next, UINT64_MAX: none */
 void nvs_agent_close_and_open(uint32_t gpu);                               /* the mover waits for the gate and for work, and restores memory */
+void nvs_agent_link_gpus(uint32_t gpus);                                   /* from now on these have one turn */
 bool nvs_agent_ending(const nvs_agent_gpu *mine);
+void nvs_agent_tick(uint32_t gpu);                                          /* is the lease idle? */
+bool nvs_agent_wanted(uint32_t gpu);                                       /* threads wait for this GPU, or for one that is linked with it */
 void nvs_agent_continue_end(uint32_t gpu);                                 /* one slice of closing and draining */
 void nvs_agent_continue_open(uint32_t gpu, uint64_t now);                  /* while `opening` is pending */
 void nvs_agent_answered(uint32_t gpu);                                     /* the coordinator has answered the GPU's AttachGpu */

@@ -70,7 +70,7 @@ static uint64_t notice_serve(uint32_t gpu, bool asked, uint64_t now)
     const bool passed = nvs_gate_passes(gpu);
     if (atomic_exchange_explicit(&nvs_mail[gpu].stopped, 0, memory_order_relaxed) != 0) /* see agent.c */
         nvs_log_notice("a signal has ended the wait for the GPU; the call that waited fails with CUDA error %d", NVS_STOPPED_RESULT);
-    if (passed || nvs_gate_waiting(gpu) == 0) {
+    if (passed || !nvs_agent_wanted(gpu)) {
         if (wait->since_ns != 0)
             end(wait, passed, now);
         return UINT64_MAX;
@@ -335,7 +335,7 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
 {
     nvs_mailbox *mail = &nvs_mail[gpu];
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-    if (nvs_gate_waiting(gpu) > 0 && !mine->lease.wanted && !nvs_lease_open(&mine->lease) && !nvs_agent_ending(mine))
+    if (nvs_agent_wanted(gpu) && !mine->lease.wanted && !nvs_lease_open(&mine->lease) && !nvs_agent_ending(mine))
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_WANTED});
     if (atomic_load_explicit(&mail->yield, memory_order_relaxed) != 0 &&
         atomic_exchange_explicit(&mail->yield, 0, memory_order_seq_cst) != 0) /* pairs with nvshare_yield */
@@ -365,8 +365,7 @@ static void tick(uint32_t gpu, uint64_t now)
     } else if (mine->tick_at_ns == UINT64_MAX) {
         mine->tick_at_ns = next;
     } else if (now >= mine->tick_at_ns) {
-        nvs_agent_event(gpu, &(nvs_lease_event){
-                        .kind = NVS_LEASE_ON_TICK, .number = nvs_gate_calls(gpu), .flag = nvs_gate_in_use(gpu) || nvs_moves_busy(gpu)});
+        nvs_agent_tick(gpu);
         next = nvs_lease_next_tick(&mine->lease, now);
         mine->tick_at_ns = next;
     }
@@ -377,9 +376,23 @@ static uint64_t earlier(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* GPUs that application threads have found to reach each other. */
+static void look_at_links(void)
+{
+    const uint32_t links = atomic_load_explicit(&nvs_gate_links, memory_order_relaxed); /* only the agent writes it */
+    const uint32_t wanted = links | atomic_load_explicit(&nvs_links_wanted, memory_order_acquire); /* pairs with nvs_agent_link */
+    if (NVS_LIKELY(wanted == links))
+        return;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if ((wanted >> gpu & 1) != 0 && !becomes_known(gpu))
+            return;
+    nvs_agent_link_gpus(wanted);
+}
+
 static uint64_t serve_gpus(void)
 {
     uint64_t due = UINT64_MAX;
+    look_at_links();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
         if (!becomes_known(gpu))

@@ -18,6 +18,7 @@ NVS_FORK_STATE _Atomic uint64_t nvs_pressure_times;
 NVS_FORK_STATE _Atomic uint32_t nvs_pressure_gpus;
 NVS_FORK_STATE static _Atomic int eventfd_number = -1; /* relaxed: read after the agent was seen running, and in a fork's child */
 static _Atomic uint64_t eventfd_file;                  /* relaxed: the same for all eventfds */
+NVS_FORK_STATE _Atomic uint32_t nvs_links_wanted;
 NVS_FORK_STATE _Atomic uint32_t nvs_agent_poked;
 NVS_FORK_STATE _Atomic uint32_t nvs_agent_connected;
 NVS_FORK_STATE _Atomic uint32_t nvs_agent_departing;
@@ -124,6 +125,7 @@ NVS_FORK_CODE void nvs_mailbox_after_fork(void)
     atomic_store_explicit(&nvs_agent_phase, NVS_AGENT_NONE, memory_order_relaxed);
     atomic_store_explicit(&nvs_pressure_times, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_pressure_gpus, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_links_wanted, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_agent_poked, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_agent_departing, 0, memory_order_relaxed);

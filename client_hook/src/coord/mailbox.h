@@ -60,6 +60,8 @@ void *nvs_agent_main(void *nothing);         /* the agent thread (loop.c) */
 enum { NVS_AGENT_NONE, NVS_AGENT_STARTING, NVS_AGENT_RUNNING, NVS_AGENT_FAILED };
 extern _Atomic uint32_t nvs_agent_phase; /* RUNNING is released after what the agent needs, acquired by pokers */
 
+extern _Atomic uint32_t nvs_links_wanted; /* a bit for each GPU that nvs_agent_link names.  Release, pairs with the agent's acquire */
+
 void nvs_agent_poke(void);
 int nvs_agent_eventfd(bool make);  /* -1: none, or the program has closed it */
 void nvs_agent_close_eventfd(void);

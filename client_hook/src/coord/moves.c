@@ -33,7 +33,7 @@ void nvs_report_memory(uint32_t gpu, uint64_t now_ns)
     reported_ns[gpu] = now_ns;
     NVS_LINK_SEND(memory_report, (uint8_t)gpu, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes,
                   usage.host_bytes, atomic_load_explicit(&nvs_mail[gpu].released_bytes, memory_order_relaxed), /* see its declaration */
-                  nvs_host_ready_bytes());
+                  nvs_host_ready_bytes(), nvs_gate_linked_with(gpu) != UINT32_C(1) << gpu);
 }
 
 bool nvs_report_is_due(uint32_t gpu)

@@ -19,8 +19,9 @@
  * E2 or L2 takes the slow path, which has a full fence and reads the word again after it; the second value counts.  The closer has a
  * fence too, so the usual store-buffer argument holds.  If membarrier fails later, see barrier_everywhere.
  *
- * `also` is a second `active`, for launches on several GPUs: E1 and L1 write it with full fences, and an E2 that reads CLOSED undoes
- * E1 instead of waiting.  nvs_gate_enter_nowait has no E2; inflight/drain.c says why that is enough.
+ * Linked GPUs: C1 writes the words of all their gates before C2, and C3 looks for calls of all of them.
+ *
+ * nvs_gate_enter_nowait has no E2; inflight/drain.c says why that is enough.
  *
  * A thread that is cancelled inside a call frees its slot in the destructor of its key.  A longjmp out of a gated driver call
  * leaves the slot active: that thread never waits at a gate again.  A handler may jump out of the wait for a lease: a waiting
@@ -91,7 +92,6 @@ static void slot_abandon(void *argument)
     nvs_gate_wait_end(0); /* the slot names the gate */
     nvs_self = NULL;
     atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
-    atomic_store_explicit(&slot->also, 0, memory_order_seq_cst);
     atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
     wake_closers();
     /* Pairs with the acquire in slot_reuse: the next owner finds the slot clean. */
@@ -217,32 +217,6 @@ bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
     return look || (state & NVS_GATE_PACED) != 0;
 }
 
-static bool closed(uint32_t gpus)
-{
-    bool any = false;
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        any |= (gpus >> gpu & 1) != 0 && (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED) != 0;
-    return any;
-}
-
-bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus)
-{
-    atomic_store_explicit(&slot->also, gpus, memory_order_seq_cst); /* pairs with the fences in nvs_gate_close, as does the next */
-    atomic_thread_fence(memory_order_seq_cst);
-    if (!closed(gpus))
-        return true;
-    nvs_gate_also_leave(slot);
-    return false;
-}
-
-void nvs_gate_also_leave(nvs_slot *slot)
-{
-    const uint32_t gpus = atomic_exchange_explicit(&slot->also, 0, memory_order_seq_cst); /* pairs with nvs_gate_inside */
-    atomic_thread_fence(memory_order_seq_cst);
-    if (gpus != 0 && closed(gpus))
-        wake_closers();
-}
-
 static nvs_slot *enter_as(uint32_t active)
 {
     nvs_slot *slot = nvs_self;
@@ -333,15 +307,24 @@ void nvs_gate_open(uint32_t gpu, bool paced)
 
 nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
 {
-    nvs_gate *gate = &nvs_gates[gpu];
     int saved = errno;
     nvs_status status = NVS_OK;
-    if ((atomic_exchange_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_CLOSED, memory_order_seq_cst) & NVS_GATE_FENCED) == 0)
+    const uint32_t gpus = nvs_gate_linked_with(gpu);
+    bool unfenced = false;
+    for (uint32_t each = 0; each < NVS_MAX_GPUS; each++)
+        if ((gpus >> each & 1) != 0)
+            unfenced |= (atomic_exchange_explicit(&nvs_hot.gates[each], need_fences() | NVS_GATE_CLOSED, memory_order_seq_cst) & NVS_GATE_FENCED) == 0;
+    if (unfenced)
         barrier_everywhere();
     atomic_thread_fence(memory_order_seq_cst); /* pairs with the fences of the slow paths, for NVS_GATE_FENCED */
     for (unsigned spins = 0;; spins++) {
-        uint32_t left = atomic_load_explicit(&gate->left, memory_order_acquire); /* before the slots are read */
-        if (!nvs_gate_inside(gpu))
+        uint32_t left = 0, each = 0;
+        for (; each < NVS_MAX_GPUS; each++) {
+            left = atomic_load_explicit(&nvs_gates[each].left, memory_order_acquire); /* before the slots are read */
+            if ((gpus >> each & 1) != 0 && nvs_gate_inside(each))
+                break;
+        }
+        if (each == NVS_MAX_GPUS)
             break;
         if (spins < SPINS) {
 #if defined(__x86_64__)
@@ -356,7 +339,7 @@ nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
         }
         /* A leaving thread wakes this one; the bound is for a thread that ended without a wake-up. */
         uint64_t look = now + 10000000u;
-        nvs_futex_wait(&gate->left, left, look < deadline_ns ? look : deadline_ns);
+        nvs_futex_wait(&nvs_gates[each].left, left, look < deadline_ns ? look : deadline_ns);
     }
     errno = saved;
     return status;
@@ -412,8 +395,7 @@ uint32_t nvs_queries_gpu(void)
 bool nvs_gate_inside(uint32_t gpu)
 {
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
-        if ((atomic_load_explicit(&slot->active, memory_order_acquire) & NVS_ACTIVE_GPU) == gpu + 1 || /* pairs with nvs_gate_leave */
-            (atomic_load_explicit(&slot->also, memory_order_acquire) >> gpu & 1) != 0) /* pairs with nvs_gate_also_leave */
+        if ((atomic_load_explicit(&slot->active, memory_order_acquire) & NVS_ACTIVE_GPU) == gpu + 1) /* pairs with nvs_gate_leave */
             return true;
     return false;
 }
@@ -424,7 +406,6 @@ bool nvs_gate_in_use(uint32_t gpu)
         return true; /* the gate may be open, and they are waking up */
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
         if ((atomic_load_explicit(&slot->active, memory_order_relaxed) & NVS_ACTIVE_GPU) == gpu + 1 ||
-            (atomic_load_explicit(&slot->also, memory_order_relaxed) >> gpu & 1) != 0 ||
             atomic_load_explicit(&slot->awaiting, memory_order_relaxed) == gpu + 1) /* a sample, orders nothing */
             return true;
     return false;
@@ -444,7 +425,6 @@ NVS_FORK_CODE void nvs_gate_after_fork(void)
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_relaxed); slot != NULL; slot = slot->next) {
         slot->waits = 0;
         atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
-        atomic_store_explicit(&slot->also, 0, memory_order_relaxed);
         atomic_store_explicit(&slot->active, 0, memory_order_relaxed);
         atomic_store_explicit(&slot->owned, slot == nvs_self ? 1 : 0, memory_order_relaxed);
     }
@@ -456,6 +436,7 @@ NVS_FORK_CODE void nvs_gate_after_fork(void)
         atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | (armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN), memory_order_relaxed);
     }
     atomic_store_explicit(&nvs_hot.parked, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_gate_links, 0, memory_order_relaxed);
     if (armed)
         nvs_gate_arm(); /* the registration for membarrier belongs to the parent's address space */
 }
@@ -463,6 +444,7 @@ NVS_FORK_CODE void nvs_gate_after_fork(void)
 enum { NAP_NS = 25000 };
 
 NVS_FORK_STATE nvs_gate nvs_gates[NVS_MAX_GPUS];
+NVS_FORK_STATE _Atomic uint32_t nvs_gate_links;
 _Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
 
 bool nvs_gate_passes(uint32_t gpu)

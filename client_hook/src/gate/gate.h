@@ -8,12 +8,13 @@
  *   nvs_gate_enter, _leave              a submission; waits for the lease
  *   nvs_gate_enter_stoppable            the same where a signal handler or another thread may end the wait: the call then fails
  *   nvs_gate_leave_graph                instead of _leave after a graph, which may be much work
- *   nvs_gate_also_enter, _also_leave    inside a gate, for work that reaches other GPUs too; never waits
  *   nvs_gate_enter_nowait, _leave_nowait  a call that submits nothing but that a drain must wait for: the end of a context, a stream, a pool
  *   nvs_gate_enter_host                 the thread of a host function of the application: it passes all gates, and nobody waits for it
  *   nvs_query_enter, nvs_gate_awaited   a call that asks what the card writes: stopped only while the process is parked
  *   nvs_gate_await, nvs_gate_awaited    the same for a call that waits for work of a GPU
  * The functions that end in _slow are the slow paths of these.  The agent's own: arm, open, close, queries_close, queries_open.
+ *
+ * Linked GPUs reach each other's memory, or share a graph: their gates close together, and open only when all of them may.
  *
  * Non-goals: messages, leases, CUDA contexts; more work on the fast path.
  */
@@ -40,6 +41,16 @@ typedef struct nvs_gate { /* its state word is in nvs_hot */
 
 extern nvs_gate nvs_gates[NVS_MAX_GPUS];
 extern _Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
+
+/* The linked GPUs, a bit each; futex.  The agent thread writes it while their gates are closed; GPUs never leave it. */
+extern _Atomic uint32_t nvs_gate_links;
+
+/* A bit for each GPU whose gate closes with this one's, itself among them.  Acquire: pairs with the agent's release. */
+static inline uint32_t nvs_gate_linked_with(uint32_t gpu)
+{
+    const uint32_t links = atomic_load_explicit(&nvs_gate_links, memory_order_acquire), own = UINT32_C(1) << gpu;
+    return (links & own) != 0 ? links : own;
+}
 
 bool nvs_gate_passes(uint32_t gpu);                         /* a caller need not wait */
 uint32_t nvs_gate_waiting(uint32_t gpu);                    /* threads that wait at the gate */
@@ -124,11 +135,6 @@ static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
 {
     return NVS_LIKELY(slot != NULL) && nvs_gate_leave_fast(slot, gpu) && nvs_gate_leave_slow(slot, gpu);
 }
-
-/* Inside a gate: enters those of other GPUs too, if all of them are open.  Never waits, because closers wait for threads that are inside.
- * True: nvs_gate_also_leave comes before nvs_gate_leave. */
-bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus);
-void nvs_gate_also_leave(nvs_slot *slot);
 
 /* Enters the gate, open or not: for a call that submits nothing, but that closers wait for.  NULL: already inside a gate, or no host memory. */
 nvs_slot *nvs_gate_enter_nowait(uint32_t gpu);
@@ -260,7 +266,7 @@ static inline uint32_t nvs_gate_unseen(nvs_slot *slot, uint32_t stride)
 void nvs_gate_init(void);                                   /* all gates open: until nvs_gate_arm the hook is inert */
 void nvs_gate_arm(void);                                    /* all gates closed: from now on a lease is needed */
 void nvs_gate_open(uint32_t gpu, bool paced);               /* also switches an open gate between open and paced */
-nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns); /* new calls wait; returns when all inside have left, or timed out */
+nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns); /* and those of linked GPUs: new calls wait; returns when all inside have left, or timed out */
 uint64_t nvs_gate_calls(uint32_t gpu);                      /* gated calls since the start */
 bool nvs_gate_inside(uint32_t gpu);                         /* a thread is in a gated call now */
 bool nvs_gate_in_use(uint32_t gpu);                         /* or in a call that waits for the GPU's work, or at the gate */

@@ -24,54 +24,19 @@
 
 /* --- the GPUs of graphs (graph.h) --- */
 
-enum { TRIES = 3 };
-
 NVS_FORK_STATE _Atomic uint32_t nvs_graph_gpus;
-
-static bool contains(uint32_t gpus, uint32_t gpu) { return (gpus >> gpu & 1) != 0; }
 
 void nvs_graphs_run_on(uint32_t gpus)
 {
     if ((gpus & ~atomic_load_explicit(&nvs_graph_gpus, memory_order_relaxed)) == 0) /* see its declaration, as the next */
         return;
     const uint32_t all = atomic_fetch_or_explicit(&nvs_graph_gpus, gpus, memory_order_relaxed) | gpus;
-    if ((all & (all - 1)) != 0)
-        nvs_log(NVS_LOG_INFO, "graphs of this program use several GPUs (mask %x): each launch waits for the leases of all of them", all);
+    nvs_coordinator.link(all);
 }
 
 static uint32_t others_than(uint32_t gpu)
 {
     return gpu < NVS_MAX_GPUS ? atomic_load_explicit(&nvs_graph_gpus, memory_order_relaxed) & ~(1u << gpu) : 0; /* see its declaration */
-}
-
-/* Before a launch with the lease of only one of these GPUs. */
-static void do_without_leases(uint32_t gpus)
-{
-    NVS_LOG_ONCE(NVS_LOG_INFO, "a graph on several GPUs is launched without the leases of all of them, because the turns on these GPUs differ: "
-                               "start the program with --gang");
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if (contains(gpus, gpu) && nvs_memory_backend(gpu)->chunked)
-            nvs_swap_pin_gpu(gpu);
-}
-
-nvs_slot *nvs_graph_enter_all(uint32_t gpu)
-{
-    if (gpu < NVS_MAX_GPUS)
-        nvs_graphs_run_on(1u << gpu);
-    const uint32_t others = others_than(gpu);
-    for (int tries = 0; others != 0 && tries < TRIES; tries++) {
-        /* A thread waits outside all gates: inside one it would block that lease's return. */
-        for (uint32_t each = 0; each < NVS_MAX_GPUS; each++)
-            if (contains(others, each))
-                nvs_gate_leave(nvs_gate_enter(each), each);
-        nvs_slot *slot = nvs_gate_enter(gpu);
-        if (slot == NULL || nvs_gate_also_enter(slot, others))
-            return slot;
-        nvs_gate_leave(slot, gpu);
-    }
-    if (others != 0)
-        do_without_leases(others | 1u << gpu);
-    return nvs_gate_enter(gpu);
 }
 
 void nvs_graph_mark(uint32_t gpu, CUstream stream, bool per_thread)
@@ -129,7 +94,7 @@ static uint32_t gate_for(named *what)
     for (uint32_t gpu = 0; known == NVS_NO_GPU && gpu < NVS_MAX_GPUS; gpu++)
         if (nvs_any_context(gpu) != NULL && prepare(gpu, what))
             gate = gpu;
-    return gate != NVS_NO_GPU && nvs_swap_gpu_is_pinned(gate) ? NVS_NO_GPU : gate;
+    return gate;
 }
 
 static nvs_operand target_of(const CUDA_MEMSET_NODE_PARAMS *params)
@@ -306,9 +271,8 @@ NVS_EDIT_ANY(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nod
     {                                                                          \
         const bool moves = nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP;  \
         const uint32_t gpu = moves ? nvs_current_gpu() : NVS_NO_GPU;           \
-        nvs_slot *const slot = nvs_graph_enter(gpu, NULL);                         \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                         \
         const CUresult result = NVS_REAL(symbol) arguments;                    \
-        nvs_graph_leave(slot);                                                 \
         nvs_gate_leave(slot, gpu);                                             \
         return result;                                                         \
     }
@@ -423,9 +387,8 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device)
         if (result != CUDA_SUCCESS)                                        \
             return result;                                                 \
         const uint32_t gpu = nvs_current_gpu();                            \
-        nvs_slot *const slot = nvs_graph_enter(gpu, NULL);                     \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                     \
         result = NVS_REAL(symbol) arguments;                               \
-        nvs_graph_leave(slot);                                             \
         nvs_gate_leave(slot, gpu);                                         \
         nvs_graph_memory_keep(result == CUDA_SUCCESS ? *phGraphExec : NULL, held); \
         return result;                                                     \

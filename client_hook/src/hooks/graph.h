@@ -5,8 +5,7 @@
  *  - a capture that spreads to a stream of another GPU adds the GPUs of both streams;
  *  - a node that the program adds itself adds the GPU of the context that it names, or of the current context;
  *  - a launch adds the GPU of its stream, once the set has any.
- * Each launch enters the gates of all GPUs of the set and leaves a mark for them (inflight/marks.h).  An instantiation enters them too: the driver may
- * access the memory of each.  GPUs never leave the set.  It stays empty in programs that see one GPU, and in programs whose captures each have one GPU.
+ * The GPUs of the set are linked (gate/gate.h).  Each launch leaves a mark for them (inflight/marks.h).  GPUs never leave the set.  It stays empty in programs that see one GPU, and in programs whose captures each have one GPU.
  *
  * Non-goals: which graph has nodes on which GPU; a graph that was captured on one GPU and is launched on another.
  */
@@ -27,23 +26,7 @@ static inline bool nvs_graphs_share_gpus(void)
 
 void nvs_graphs_run_on(uint32_t gpus); /* adds GPUs to the set */
 
-nvs_slot *nvs_graph_enter_all(uint32_t gpu);
-
-/* nvs_gate_enter_stoppable (`stopped` NULL: nvs_gate_enter) for a launch on this GPU, and the gates of the other GPUs of the set.  After some tries without
- * all leases at once it enters this GPU's gate alone; in mode `swap` the memory of all these GPUs stays on the cards from then on. */
-static inline __attribute__((always_inline)) nvs_slot *nvs_graph_enter(uint32_t gpu, bool *stopped)
-{
-    return nvs_graphs_share_gpus() ? nvs_graph_enter_all(gpu) : nvs_gate_enter_stoppable(gpu, stopped);
-}
-
-/* Comes before nvs_gate_leave. */
-static inline void nvs_graph_leave(nvs_slot *slot)
-{
-    if (nvs_graphs_share_gpus() && slot != NULL && atomic_load_explicit(&slot->also, memory_order_relaxed) != 0) /* written by this thread only */
-        nvs_gate_also_leave(slot);
-}
-
-/* After a launch, before nvs_graph_leave: while the leases of the other GPUs cannot be given back. */
+/* After a launch, inside the gate. */
 void nvs_graph_mark(uint32_t gpu, CUstream stream, bool per_thread);
 
 void nvs_graphs_after_fork(void); /* in the child: empties the set */

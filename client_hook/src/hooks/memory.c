@@ -151,11 +151,11 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevice
 /* Kernels of one GPU may now access memory of another, without naming it. */
 static void open_to(uint32_t owner, uint32_t accessor)
 {
-    nvs_swap_pin_gpu(owner);
+    nvs_coordinator.link(1u << owner | 1u << accessor);
     nvs_swap_allow(owner, accessor);
 }
 
-/* The driver gives access to its own allocations.  Memory in chunks gets access chunk by chunk, and stays on the card from then on.
+/* The driver gives access to its own allocations.  Memory in chunks gets access chunk by chunk.
  * cuCtxDisablePeerAccess does not revoke it: an access that should fail then succeeds. */
 NVS_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 {

@@ -21,7 +21,7 @@ static bool can_reach(uint32_t accessor, uint32_t owner)
     return NVS_REAL(cuDeviceCanAccessPeer)(&can, (CUdevice)accessor, (CUdevice)owner) == CUDA_SUCCESS && can != 0;
 }
 
-/* The GPU whose chunk is at an address (NVS_NO_GPU: none).  Memory of another GPU stays on its card from now on. */
+/* The GPU whose chunk is at an address (NVS_NO_GPU: none).  Memory of another GPU links the two. */
 static uint32_t find(uint32_t gpu, nvs_operand at, unsigned *found)
 {
     nvs_allocation as;
@@ -30,10 +30,9 @@ static uint32_t find(uint32_t gpu, nvs_operand at, unsigned *found)
     if (nvs_in_chunks(at.address, &as)) {
         if (as.kind != NVS_MEMORY_MAPPING && at.bytes > as.length - (at.address - as.key))
             *found |= NVS_OPERANDS_BEYOND;
-        if (as.gpu != gpu)
-            nvs_swap_pin_gpu(as.gpu);
-        else
-            *found |= NVS_OPERANDS_MOVE;
+        if (as.gpu != gpu && gpu < NVS_MAX_GPUS)
+            nvs_coordinator.link(1u << gpu | 1u << as.gpu);
+        *found |= NVS_OPERANDS_MOVE;
         return as.gpu;
     }
     if (at.bytes != 0 && nvs_between_chunks(at.address))

@@ -3,8 +3,8 @@
  * The driver checks copies and fills against its allocations, to the byte (measured on a driver 580).  Allocations in chunks share mappings, so they are
  * checked here.
  *
- * A lease and a drain concern one GPU (swap/share.c), so memory that another GPU accesses stays on its card from then on.  nvs_operands_prepare and its
- * variants are called before the gate, and wait for the other GPU's lease, once.  Their arguments are the application's: a shape may be NULL.
+ * Memory of another GPU links the two GPUs (gate/gate.h): from then on the gate of one is open only while both leases are held, and all memory is there.
+ * nvs_operands_prepare and its variants are called before the gate.  Their arguments are the application's: a shape may be NULL.
  *
  * Memory that another program has exported is mapped for one GPU, in every mode, and gets rights, too.
  *

@@ -79,7 +79,9 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
         if (NVS_UNLIKELY((found & NVS_OPERANDS_BEYOND) != 0))                      \
             return CUDA_ERROR_INVALID_VALUE;                                       \
         bool stopped = false;                                                      \
-        nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(gpu, &stopped) : nvs_gate_enter_stoppable(gpu, &stopped); \
+        if (NVS_IS_GRAPH(#symbol) && nvs_graphs_share_gpus() && gpu < NVS_MAX_GPUS) \
+            nvs_graphs_run_on(1u << gpu);                                          \
+        nvs_slot *const slot = nvs_gate_enter_stoppable(gpu, &stopped);            \
         if (NVS_UNLIKELY(stopped))                                                 \
             return NVS_STOPPED_RESULT;                                             \
         const nvs_peer_copy_outcome peer = NVS_LIKELY((found & NVS_OPERANDS_UNREACHABLE) == 0) ? NVS_COPY_DRIVER_ANSWERS : NVS_PEER_COPY(symbol, work_stream, no_stream, &result); \
@@ -89,8 +91,6 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
             nvs_peer_copy_pop();                                                   \
         if (NVS_IS_GRAPH(#symbol) && nvs_graphs_share_gpus() && result == CUDA_SUCCESS) \
             nvs_graph_mark(gpu, (work_stream), NVS_PER_THREAD(#symbol));           \
-        if (NVS_IS_GRAPH(#symbol))                                                 \
-            nvs_graph_leave(slot);                                                 \
         nvs_capture_submitted(gpu, (work_stream), NVS_PER_THREAD(#symbol), result);                         \
         if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, hGraph) : nvs_gate_leave(slot, gpu)) \
             nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \

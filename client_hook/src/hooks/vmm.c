@@ -316,7 +316,7 @@ static CUresult allow_number(nvs_segment *segment, CUdeviceptr address, size_t s
     for (size_t i = 0; result == CUDA_SUCCESS && i < given->count; i++)
         if (given->desc[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && (uint32_t)given->desc[i].location.id != segment->gpu &&
             given->desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
-            nvs_swap_pin_gpu(segment->gpu);
+            nvs_coordinator.link(1u << segment->gpu | 1u << (uint32_t)given->desc[i].location.id);
     return result;
 }
 

@@ -218,7 +218,7 @@ nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)
     return job.status;
 }
 
-nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
+static nvs_status drain_closed(uint32_t gpu, uint64_t deadline_ns)
 {
     for (unsigned looks = 0;;) {
         drain job = {.gpu = gpu, .closed = true, .deadline_ns = deadline_ns};
@@ -234,11 +234,30 @@ nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
     }
 }
 
-bool nvs_gpu_idle(uint32_t gpu)
+nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
+{
+    const uint32_t gpus = nvs_gate_linked_with(gpu);
+    nvs_status status = NVS_OK;
+    for (uint32_t each = 0; each < NVS_MAX_GPUS && status == NVS_OK; each++)
+        if ((gpus >> each & 1) != 0)
+            status = drain_closed(each, deadline_ns);
+    return status;
+}
+
+static bool is_idle(uint32_t gpu)
 {
     /* An event on an idle context takes the GPU some microseconds. */
     drain job = {.gpu = gpu, .deadline_ns = nvs_now_ns() + LOOK_NS, .closed = true, .look_only = true};
     return drain_all(&job) && job.status == NVS_OK;
+}
+
+bool nvs_gpu_idle(uint32_t gpu)
+{
+    const uint32_t gpus = nvs_gate_linked_with(gpu);
+    bool idle = true;
+    for (uint32_t each = 0; each < NVS_MAX_GPUS && idle; each++)
+        idle = (gpus >> each & 1) == 0 || is_idle(each);
+    return idle;
 }
 
 bool nvs_gpu_sample(uint32_t gpu, bool *busy)

@@ -38,8 +38,8 @@ typedef struct nvs_backend {
     void (*context_gone)(CUcontext context); /* forgets what it keeps for the context; not of mode `device` */
     /* The following only if `chunked`. */
     bool (*works)(uint32_t gpu); /* on this GPU */
-    /* Opens the gate if nothing is missing on the GPU. */
-    bool (*open_gate)(uint32_t gpu, bool paced, uint64_t *missing_bytes);
+    /* See nvs_memory_open_gates. */
+    bool (*open_gates)(uint32_t gpu, uint32_t gpus, uint32_t paced, uint64_t *missing_bytes);
     void (*figures)(uint32_t gpu, nvs_chunk_figures *out);
     /* Memory for a handle of the application (cuMemCreate), freed by `release`.  CUDA_ERROR_NOT_SUPPORTED: the driver must make it. */
     CUresult (*create)(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, void **kept);

@@ -619,13 +619,15 @@ nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *wat
     return status == NVS_OK ? move_managed(gpu, false, bytes, moved_bytes) : status;
 }
 
-bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes)
+bool nvs_memory_open_gates(uint32_t gpu, uint32_t gpus, uint32_t paced, uint64_t *missing_bytes)
 {
     if (nvs_config.memory_mode == NVS_MODE_SWAP && nvs_memory_backend(gpu)->chunked)
-        return nvs_memory_chunked->open_gate(gpu, paced, missing_bytes);
+        return nvs_memory_chunked->open_gates(gpu, gpus, paced, missing_bytes);
     *missing_bytes = 0;
-    nvs_gate_open(gpu, paced);
-    return true;
+    for (uint32_t each = 0; each < NVS_MAX_GPUS; each++)
+        if ((gpus >> each & 1) != 0)
+            nvs_gate_open(each, (paced >> each & 1) != 0);
+    return gpus != 0;
 }
 
 void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes, bool now)

@@ -146,8 +146,9 @@ void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total
 nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 
-/* Agent thread: opens the gate; false: so many bytes must be restored before. */
-bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes);
+/* Agent thread: opens the gates of these GPUs, a bit each, `paced` or not, if no memory is missing on them.  `missing_bytes`: on `gpu`, which may be
+ * none of them. */
+bool nvs_memory_open_gates(uint32_t gpu, uint32_t gpus, uint32_t paced, uint64_t *missing_bytes);
 /* Prepares host memory for evictions of this size in the background, or gives it back; see nvs_host_ahead. */
 void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes, bool now);
 

@@ -38,10 +38,15 @@ static uint32_t chunk_bytes_for(uint32_t gpu, uint64_t unit)
     return (uint32_t)(bytes < LARGEST_CHUNK ? bytes : LARGEST_CHUNK);
 }
 
-/* Acquire pairs with the agent's stores in gate/gate.c. */
+/* Whether no work of the program can reach the GPU's memory: its gate and those of linked GPUs are closed.  Acquire pairs with the agent's stores in
+ * gate/gate.c. */
 static bool swap_gate_closed(uint32_t gpu)
 {
-    return (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire) & NVS_GATE_CLOSED) != 0;
+    const uint32_t gpus = nvs_gate_linked_with(gpu);
+    bool closed = true;
+    for (uint32_t each = 0; each < NVS_MAX_GPUS && closed; each++)
+        closed = (gpus >> each & 1) == 0 || (atomic_load_explicit(&nvs_hot.gates[each], memory_order_acquire) & NVS_GATE_CLOSED) != 0;
+    return closed;
 }
 
 /* Counts a new segment's bytes.  False: all segments together could never be resident at once. */
@@ -174,22 +179,6 @@ static CUresult make_segment(const wanted *as, CUdeviceptr *first, nvs_segment *
     return CUDA_SUCCESS;
 }
 
-/* Memory that other GPUs access needs physical memory at once, so it is made under the lease. */
-static CUresult make(const wanted *as, CUdeviceptr *first, nvs_segment **out)
-{
-    if (!nvs_swap_gpu_is_pinned(as->gpu))
-        return make_segment(as, first, out);
-    nvs_slot *const slot = nvs_gate_enter(as->gpu);
-    const bool may = nvs_pins_may(as->gpu, as->bytes);
-    const CUresult result = may ? make_segment(as, first, out) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (may)
-        nvs_pins_counted(as->gpu, as->bytes);
-    else
-        nvs_pins_log_refused("memory that another GPU reaches");
-    nvs_gate_leave(slot, as->gpu);
-    return result;
-}
-
 static nvs_segment *take_in_arena(uint32_t gpu, CUdeviceptr *out, uint64_t bytes, uint32_t block_bytes, uint64_t *arenas_bytes)
 {
     nvs_segment *found = NULL;
@@ -223,10 +212,10 @@ static CUresult try_in_arena(const wanted *as, CUdeviceptr *out, nvs_segment **s
         new.bytes = least;
     new.chunk_bytes = new.bytes;
     atomic_fetch_add_explicit(&makers[as->gpu], 1, memory_order_relaxed); /* see makers */
-    CUresult result = make(&new, out, segment);
+    CUresult result = make_segment(&new, out, segment);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && new.bytes > least) {
         new.bytes = new.chunk_bytes = least;
-        result = make(&new, out, segment);
+        result = make_segment(&new, out, segment);
     }
     if (result == CUDA_SUCCESS)
         atomic_fetch_add_explicit(&arenas_made[as->gpu], 1, memory_order_relaxed); /* see makers */
@@ -265,27 +254,26 @@ static CUresult swap_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void
         as.block_bytes = small ? NVS_ARENA_BLOCK : (uint32_t)unit;
         result = allocate_in_arena(&as, out, &segment);
     } else {
-        result = make(&as, out, &segment);
+        result = make_segment(&as, out, &segment);
     }
     if (result == CUDA_SUCCESS)
         *kept = segment;
     return result;
 }
 
-/* A handle that the program may export is in chunks like any other (unite.c), unless its memory does not move anyway. */
+/* A handle that the program may export is in chunks like any other (unite.c). */
 static CUresult swap_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, void **kept)
 {
     const uint64_t unit = nvs_swap_unit(gpu);
-    const bool exportable = properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
     nvs_segment *segment;
     CUdeviceptr ignored;
-    if (bytes == 0 || bytes % unit != 0 || bytes > UINT64_MAX / 2 || (exportable && nvs_swap_gpu_is_pinned(gpu)))
+    if (bytes == 0 || bytes % unit != 0 || bytes > UINT64_MAX / 2)
         return CUDA_ERROR_NOT_SUPPORTED;
     nvs_vmm_handle *vmm = nvs_vmm_handle_new(properties);
     if (vmm == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     const wanted as = {.gpu = gpu, .bytes = bytes, .chunk_bytes = chunk_bytes_for(gpu, unit), .vmm = vmm};
-    CUresult result = make(&as, &ignored, &segment);
+    CUresult result = make_segment(&as, &ignored, &segment);
     if (result == CUDA_SUCCESS)
         *kept = segment;
     else
@@ -328,11 +316,10 @@ static CUresult swap_release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, vo
 
 static nvs_status evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    const bool pinned = nvs_swap_gpu_is_pinned(gpu); /* the coordinator knows that from the reports */
     uint64_t freed = swap_drop_empty(gpu);
     nvs_status status = NVS_OK;
     *moved_bytes = 0;
-    if (freed < bytes && !pinned)
+    if (freed < bytes)
         status = nvs_swap_move(gpu, true, bytes - freed, watch, moved_bytes);
     *moved_bytes += freed;
     return status;
@@ -373,27 +360,32 @@ static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *
     return out ? evict(gpu, bytes, watch, moved_bytes) : restore(gpu, bytes, watch, moved_bytes);
 }
 
-/* Opens the gate if all chunks are on the GPU. */
-static bool open_gate(uint32_t gpu, bool paced, uint64_t *missing)
+/* Under one lock for all GPUs, so that no allocation comes between. */
+static bool open_gates(uint32_t gpu, uint32_t gpus, uint32_t paced, uint64_t *missing)
 {
+    bool all = true;
     nvs_swap_lock();
-    const uint64_t resident = nvs_swap_gpus[gpu].resident;
+    /* If the gates are open already, only `paced` changes: an allocation under way maps its own memory. */
     const bool closed = swap_gate_closed(gpu);
-    /* If the gate is open already, only `paced` changes: an allocation under way maps its own memory. */
     *missing = closed ? missing_bytes(gpu) + nvs_swap_gpus[gpu].uniting : 0;
     if (closed) /* a new lease: other programs may use the room that the last one was granted */
-        nvs_memory_set_reserved(gpu, resident);
-    if (*missing == 0)
-        nvs_gate_open(gpu, paced);
+        nvs_memory_set_reserved(gpu, nvs_swap_gpus[gpu].resident);
+    for (uint32_t each = 0; each < NVS_MAX_GPUS && closed; each++)
+        if ((gpus >> each & 1) != 0)
+            all = all && missing_bytes(each) + nvs_swap_gpus[each].uniting == 0;
+    all = all && *missing == 0;
+    for (uint32_t each = 0; each < NVS_MAX_GPUS && all; each++)
+        if ((gpus >> each & 1) != 0)
+            nvs_gate_open(each, (paced >> each & 1) != 0);
     nvs_swap_unlock();
-    return *missing == 0;
+    return all && gpus != 0;
 }
 
 static void figures(uint32_t gpu, nvs_chunk_figures *out)
 {
     const nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
     nvs_swap_lock();
-    *out = (nvs_chunk_figures){of->committed, of->resident, of->peers.pinned ? of->resident : of->pinned};
+    *out = (nvs_chunk_figures){of->committed, of->resident, of->pinned};
     nvs_swap_unlock();
     if (out->committed_bytes < out->resident_bytes)
         out->committed_bytes = out->resident_bytes; /* a segment is being freed */
@@ -427,6 +419,6 @@ const nvs_backend nvs_backend_swap = {
     .release = swap_release,
     .move = move,
     .context_gone = context_gone,
-    .open_gate = open_gate,
+    .open_gates = open_gates,
     .figures = figures,
 };

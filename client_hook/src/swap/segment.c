@@ -67,14 +67,6 @@ bool nvs_swap_owns(CUdeviceptr address)
     return owns;
 }
 
-bool nvs_swap_gpu_is_pinned(uint32_t gpu)
-{
-    nvs_swap_lock();
-    const bool pinned = nvs_swap_gpus[gpu].peers.pinned;
-    nvs_swap_unlock();
-    return pinned;
-}
-
 void nvs_segment_list(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];

@@ -1,4 +1,5 @@
-/* Memory that work outside of this program's lease uses: its other GPUs, other processes, and exported handles.  It is pinned.
+/* Memory that is used from elsewhere: by the program's other GPUs, whose turns are this one's (gate/gate.h), by other processes and by exported handles.
+ * The latter two are pinned, because their users have no part in this program's leases.
  *
  * Also the attribute SYNC_MEMOPS, which the application sets for a whole allocation.
  *
@@ -63,31 +64,6 @@ bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor)
     return allowed;
 }
 
-/* A lease and a drain cover one GPU: a move does not wait for work of other GPUs on this memory, and their work does not wait for a
- * restoration.  So memory that another GPU accesses does not move.  In the gate all chunks are on the card and none moves; later allocations
- * are backed at once (backend.c). */
-void nvs_swap_pin_gpu(uint32_t gpu)
-{
-    if (gpu >= NVS_MAX_GPUS || nvs_swap_gpu_is_pinned(gpu))
-        return;
-    nvs_usage usage;
-    nvs_slot *const slot = nvs_gate_enter(gpu);
-    nvs_memory_usage(gpu, &usage);
-    const uint64_t more = usage.resident_bytes - usage.pinned_bytes;
-    const bool may = nvs_pins_may(gpu, more);
-    nvs_swap_lock();
-    nvs_swap_gpus[gpu].peers.pinned = true;
-    nvs_swap_unlock();
-    if (may)
-        nvs_pins_counted(gpu, more);
-    nvs_gate_leave(slot, gpu);
-    if (!may) /* a copy between GPUs has no fitting error code */
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "another GPU works on the memory of GPU %u, so it stays on the card, though other programs need more than it "
-                                      "leaves: they wait (nvshare-ctl memory)", gpu);
-    nvs_coordinator.memory_changed(gpu);
-    nvs_log(NVS_LOG_INFO, "another GPU works on the memory of GPU %u: from now on it stays on the card", gpu);
-}
-
 /* --- other processes --- */
 
 /* Locked.  The chunks that hold a range of addresses. */
@@ -118,7 +94,7 @@ static CUresult find_shareable(uint32_t gpu, nvs_segment *segment, CUdeviceptr a
         const nvs_chunk *chunk = &segment->chunks[i];
         if (!nvs_chunk_is_mapped(chunk->state))
             return CUDA_ERROR_INVALID_VALUE; /* its context is dead */
-        if (chunk->state == NVS_CHUNK_RESIDENT && !nvs_swap_gpus[gpu].peers.pinned)
+        if (chunk->state == NVS_CHUNK_RESIDENT)
             *more += nvs_segment_chunk_bytes(segment, i);
     }
     return CUDA_SUCCESS;
@@ -191,7 +167,7 @@ static bool pin_chunk(nvs_segment *segment)
 static bool may_pin(const nvs_segment *segment, uint64_t *bytes)
 {
     nvs_swap_lock();
-    const bool stays = segment->chunks[0].state != NVS_CHUNK_RESIDENT || nvs_swap_gpus[segment->gpu].peers.pinned;
+    const bool stays = segment->chunks[0].state != NVS_CHUNK_RESIDENT;
     nvs_swap_unlock();
     *bytes = stays ? 0 : segment->bytes;
     return nvs_pins_may(segment->gpu, *bytes);

@@ -142,7 +142,6 @@ typedef struct nvs_swap_gpu {
     struct {                /* share.c changes it */
         uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */
         uint32_t complete;  /* of the accessors, those that have access to all mapped chunks */
-        bool pinned;        /* another GPU of this process works on its memory under any lease: no chunk moves */
     } peers;
 } nvs_swap_gpu;
 
@@ -164,7 +163,6 @@ uint64_t nvs_segment_chunk_bytes(const nvs_segment *segment, uint32_t chunk);
 CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk);
 
 bool nvs_swap_owns(CUdeviceptr address); /* in the large reservation of a GPU; ranges that are separate are not recognised */
-bool nvs_swap_gpu_is_pinned(uint32_t gpu); /* by nvs_swap_pin_gpu */
 bool nvs_share_possible(uint32_t gpu); /* the driver can export this GPU's memory as a descriptor */
 
 /* An unlisted segment: addresses and host room, no memory.  `bytes` is a multiple of the unit.  `block_bytes` not 0: an
@@ -207,8 +205,6 @@ bool nvs_view_access(nvs_segment *segment, CUdeviceptr address, const CUmemLocat
 /* Gives another GPU access to this one's memory. */
 void nvs_swap_allow(uint32_t gpu, uint32_t accessor);
 bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor);
-/* Another GPU of this process works on this one's memory: all of it stays on the card.  The first call waits for the lease. */
-void nvs_swap_pin_gpu(uint32_t gpu);
 typedef struct nvs_share { /* the chunks that hold a range of addresses */
     nvs_segment *segment;
     uint32_t first, count;

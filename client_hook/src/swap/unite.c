@@ -58,7 +58,7 @@ CUresult nvs_swap_unite(nvs_segment *segment, nvs_slot **slot)
     nvs_status agent = NVS_OK;
     if (is_one(segment))
         return CUDA_SUCCESS;
-    if (*slot == NULL || nvs_swap_gpu_is_pinned(gpu))
+    if (*slot == NULL)
         return CUDA_ERROR_NOT_SUPPORTED;
     set_wanted(segment, true, CUDA_ERROR_NOT_SUPPORTED);
     while (is_wanted(segment) && agent == NVS_OK && !nvs_gate_dead(gpu) && *slot != NULL) {
@@ -207,7 +207,7 @@ void nvs_swap_unite_wanted(uint32_t gpu)
             nvs_segment_unref(at);
             return;
         }
-        const CUresult result = one ? CUDA_SUCCESS : !there || nvs_swap_gpu_is_pinned(gpu) ? CUDA_ERROR_NOT_SUPPORTED : unite(at);
+        const CUresult result = one ? CUDA_SUCCESS : !there ? CUDA_ERROR_NOT_SUPPORTED : unite(at);
         if (result != CUDA_SUCCESS)
             nvs_log(NVS_LOG_WARNING, "memory of one cuMemCreate (%llu MiB) could not become one allocation to be exported or bound (error %d); it stays "
                                      "as it is", (unsigned long long)(at->bytes >> 20), (int)result);

@@ -1,6 +1,6 @@
-"""Memory mode `swap` in a process that uses two GPUs: what one of them reaches of the other's memory stays on its card.
+"""Memory mode `swap` in a process that uses two GPUs: once one of them reaches the other's memory they have one turn.
 
-A lease and a drain are of one GPU, so the other one may be at work when this one's memory would move.
+The memory of both moves, because nothing of the program runs while it lacks one of the leases.
 """
 
 from __future__ import annotations
@@ -61,6 +61,12 @@ def evict(coordinator: ScriptedCoordinator, gpu: int, number: int) -> tuple[int,
     return finished(coordinator, number)
 
 
+def leave(coordinator: ScriptedCoordinator, lease_id: int) -> None:
+    """The lease of GPU 0 is taken back, and that of GPU 1 follows: its work may reach the memory of GPU 0."""
+    coordinator.revoke(lease_id, gpu=0)
+    assert coordinator.expect(messages.Release).gpu == 1
+
+
 def bring_back(client: Client, coordinator: ScriptedCoordinator, size: int = SIZE) -> None:
     """The program's call waits for the lease and the memory of GPU 0, and ends well."""
     assert coordinator.expect(messages.Request).gpu == 0
@@ -80,14 +86,15 @@ def test_a_call_on_the_other_gpus_memory_finds_what_was_evicted(
     assert evict(coordinator, 0, 1) == (SIZE, 0)
     client.tell(call.format(there, SIZE))
     bring_back(client, coordinator)
-    coordinator.revoke(12, gpu=0)
-    assert evict(coordinator, 0, 3) == (0, 0), "it may still be under way on the other GPU"
-    assert "stays on the card" in (tmp_path / "log").read_text()
+    assert last_report(coordinator).linked
+    leave(coordinator, 12)
+    assert evict(coordinator, 0, 3) == (SIZE, 0)
+    assert "they have one turn" in (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize(("name", "moves"), [("Node", SIZE), ("GeneralNode", SIZE), ("ChangedNode", 0)])
+@pytest.mark.parametrize(("name", "links"), [("Node", False), ("GeneralNode", False), ("ChangedNode", True)])
 def test_an_edit_waits_for_the_memory_that_it_names(
-    coordinator: ScriptedCoordinator, client: Client, name: str, moves: int
+    coordinator: ScriptedCoordinator, client: Client, name: str, links: bool
 ) -> None:
     """Broken: a graph cannot be built while its memory is off the card, because the driver knows no such address.
 
@@ -100,18 +107,26 @@ def test_an_edit_waits_for_the_memory_that_it_names(
     half = SIZE // 2
     client.tell(f"copy_between {COPIES[name]} {there + half} {there} {half}")
     bring_back(client, coordinator)
-    coordinator.revoke(12, gpu=0)
-    assert evict(coordinator, 0, 3) == (moves, 0)
+    if links:
+        leave(coordinator, 12)
+    else:
+        coordinator.revoke(12, gpu=0)
+    assert evict(coordinator, 0, 3) == (SIZE, 0)
 
 
 def test_a_graph_over_two_gpus_finds_its_memory(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: a graph faults on memory of another GPU than the one it is launched on, which was moved away."""
     there, _ = both(client, coordinator)
     assert client.ask("spread", there, SIZE) == 0
-    coordinator.revoke(10, gpu=0)
+    leave(coordinator, 10)
     assert evict(coordinator, 0, 1) == (SIZE, 0)
     client.tell("launch_spread")
-    bring_back(client, coordinator)
+    assert {coordinator.expect(messages.Request).gpu for _ in range(2)} == {0, 1}
+    coordinator.grant(13, gpu=1)
+    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
+    assert finished(coordinator, 2) == (SIZE, 0)
+    coordinator.grant(12, gpu=0)
+    assert client.result() == 0
 
 
 def test_a_pool_is_opened_after_it_gave_memory(coordinator: ScriptedCoordinator, client: Client) -> None:
@@ -123,22 +138,23 @@ def test_a_pool_is_opened_after_it_gave_memory(coordinator: ScriptedCoordinator,
     assert client.ask("use", 1) == 0
     assert client.ask("pool_allow", 0, 1) == 0
     assert client.ask("kernel_copy", there, here, SIZE) == 0
-    coordinator.revoke(10, gpu=0)
-    assert evict(coordinator, 0, 1) == (0, 0)
+    leave(coordinator, 10)
+    assert evict(coordinator, 0, 1) == (2 * SIZE, 0)
 
 
-def test_memory_that_nobody_else_reaches_moves(coordinator: ScriptedCoordinator, client: Client) -> None:
-    """Broken: a program that sees several GPUs is never moved, though each works on its own."""
-    _, here = both(client, coordinator)
+def test_gpus_side_by_side_have_turns_of_their_own(coordinator: ScriptedCoordinator, client: Client) -> None:
+    """Broken: a program that sees several GPUs waits for all of them, though each works on its own."""
+    there, here = both(client, coordinator)
     assert client.ask("copy_between", 1, here, here + SIZE // 2, SIZE // 2) == 0
-    assert client.ask("enable_peer", 0) == 0, "GPU 1 reaches GPU 0's memory, not the other way round"
     coordinator.revoke(11, gpu=1)
+    assert client.ask("use", 0) == 0
+    assert client.ask("set", there, SIZE, 7) == 0
     assert evict(coordinator, 1, 1) == (SIZE, 0)
     coordinator.send(messages.Restore(gpu=1, order_id=2, bytes=SIZE))
     assert finished(coordinator, 2) == (SIZE, 0)
 
 
-def test_a_handle_that_another_gpu_may_use_stays(coordinator: ScriptedCoordinator, client: Client) -> None:
+def test_a_handle_that_another_gpu_may_use_moves(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: JAX's or PyTorch's own mappings, which GPUs share by cuMemSetAccess, move under a kernel."""
     both(client, coordinator)
     result, address = client.ask("map_released", SIZE)
@@ -147,9 +163,11 @@ def test_a_handle_that_another_gpu_may_use_stays(coordinator: ScriptedCoordinato
     coordinator.revoke(10, gpu=0)
     assert evict(coordinator, 0, 1) == (2 * SIZE, 0), "its own GPU may"
     client.tell(f"allow {address} {SIZE} 1 {READ_WRITE}")
+    assert client.result() == 0
+    client.tell(f"copy_between 1 {address} {address + SIZE // 2} {SIZE // 2}")
     bring_back(client, coordinator, 2 * SIZE)
-    coordinator.revoke(12, gpu=0)
-    assert evict(coordinator, 0, 3) == (0, 0)
+    leave(coordinator, 12)
+    assert evict(coordinator, 0, 3) == (2 * SIZE, 0)
 
 
 def test_a_pool_that_another_gpu_may_use_stays_the_drivers(coordinator: ScriptedCoordinator, client: Client) -> None:

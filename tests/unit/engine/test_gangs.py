@@ -77,6 +77,25 @@ def test_members_start_together_and_take_turns_with_others(sharing: Sharing) -> 
     assert harness.notifications("gang_gathered")
 
 
+def test_a_program_whose_gpus_reach_each_other_is_a_gang_of_itself() -> None:
+    """Broken: it would have the lease of one GPU and wait for that of the other, with its memory under both."""
+    harness = make_harness(sharing=Sharing.EXCLUSIVE)
+    rivals = client(harness, A), client(harness, B)
+    linked = client(harness, A)
+    linked.attach(B, gpu=1, wanted=True)
+    for gpu in (0, 1):
+        linked.say(messages.MemoryReport(gpu, 0, 0, 0, 0, linked=True))
+    seen: list[tuple[bool, bool]] = []
+
+    def see() -> None:
+        seen.append((linked.seat(0).phase == "holding", linked.seat(1).phase == "holding"))
+
+    pass_time(harness, 2000, see)
+    assert seen.count((True, False)) == seen.count((False, True)) == 0
+    assert 700 <= seen.count((True, True)) <= 1300, "about half of the time"
+    assert all(rival.seat().statistics.used_ns >= 700 * MILLISECOND_NS for rival in rivals)
+
+
 def test_a_member_without_mates_runs_in_turns_as_others_do() -> None:
     """Broken: an idle mate would keep a member, or its rival, from the GPU."""
     harness = make_harness()

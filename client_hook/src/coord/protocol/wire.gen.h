@@ -166,6 +166,7 @@ typedef struct nvs_memory_report {
     uint64_t host_bytes;
     uint64_t released_bytes;
     uint64_t prepared_bytes;
+    bool linked;
 } nvs_memory_report;
 
 static const nvs_wire_field nvs_memory_report_fields[] = {
@@ -176,8 +177,9 @@ static const nvs_wire_field nvs_memory_report_fields[] = {
     NVS_WIRE_FIELD(memory_report, host_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(memory_report, released_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
     NVS_WIRE_FIELD(memory_report, prepared_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
+    NVS_WIRE_FIELD(memory_report, linked, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(memory_report, NVS_TYPE_MEMORY_REPORT, 5, 7)
+NVS_WIRE_MESSAGE(memory_report, NVS_TYPE_MEMORY_REPORT, 5, 8)
 
 typedef struct nvs_reserve_memory {
     uint8_t gpu;
