@@ -21,7 +21,6 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(path for name in ("bench", "charts", "docs") for path in (ROOT / name).rglob("*.md"))]
 )
 
-FOLDER_FILES = 12
 FILE_LINES = 800
 FUNCTION_LINES = 60
 RECORD_FIELDS = 40
@@ -74,19 +73,6 @@ def lines_matching(pattern: str, paths: list[Path]) -> list[str]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if wanted.search(line)
     ]
-
-
-def test_folders_are_small() -> None:
-    """Broken: a newcomer has to read more than a dozen names to find the place of a change."""
-    apart = {"__init__.py", "conftest.py", "README.md", "CMakeLists.txt"}
-    folders: dict[Path, list[str]] = {}
-    for path in (*python_files(*PACKAGES, "tests"), *c_files()):
-        if path.name not in apart:
-            folders.setdefault(path.parent, []).append(path.name)
-    large = [
-        f"{folder.relative_to(ROOT)}: {len(names)}" for folder, names in folders.items() if len(names) > FOLDER_FILES
-    ]
-    assert not large, large
 
 
 def test_files_are_short() -> None:

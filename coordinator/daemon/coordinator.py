@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.client_hook.launcher import package_root
 from nvshare.coordinator.daemon import settings_file, time_limit
-from nvshare.coordinator.daemon.checkpoint_helpers import KEPT, CheckpointHelpers
+from nvshare.coordinator.daemon.checkpoint_processes import KEPT, CheckpointProcesses
 from nvshare.coordinator.daemon.control.live_settings import LiveSettings
 from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.control.server import Administration
@@ -112,7 +112,7 @@ class Coordinator:
         by_process = self._mps is None and (options.simulate is not None or in_initial_pid_namespace())
         self._card_memory = CardMemory(self._memory_checked, by_process=by_process)
         gpus = frozenset(device.uuid for device in devices)
-        self._helpers = CheckpointHelpers(self._sockets.waiter, self._helper_environment(), gpus, self._driver_done)
+        self._helpers = CheckpointProcesses(self._sockets.waiter, self._helper_environment(), gpus, self._driver_done)
         self.dispatcher = Dispatcher(
             self.scheduler,
             self._sockets.hooks,

@@ -27,7 +27,7 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.system.journal import is_stopped, start_time
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.daemon.checkpoint_helpers import CheckpointHelpers
+    from nvshare.coordinator.daemon.checkpoint_processes import CheckpointProcesses
     from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.control.server import Administration
     from nvshare.coordinator.daemon.dispatch import Dispatcher
@@ -132,7 +132,7 @@ class Server:
     """The loop.  It ends by `stop`, a signal, or the condition of `leave_when`."""
 
     def __init__(
-        self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration, helpers: CheckpointHelpers
+        self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration, helpers: CheckpointProcesses
     ) -> None:
         self._sockets = sockets
         self._dispatcher = dispatcher
@@ -337,7 +337,7 @@ class Server:
         elif now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_NS
             self._dispatcher.event(
-                events.Look(frozenset(filter(is_stopped, self._dispatcher.scheduler.watched))), now_ns
+                events.Look(tuple(sorted(filter(is_stopped, self._dispatcher.scheduler.watched)))), now_ns
             )
         for source in self._timed:
             due_ns = source.next_deadline_ns()

@@ -79,7 +79,7 @@ def plan(
         return found
     quantum_ns = _quantum_ns(gang)
     due_ns = (gang.began_ns if gang.together_ns is None else gang.together_ns) + quantum_ns
-    ends_ns = due_ns + (quantum_ns if gang.together_ns is None else 0)
+    ends_ns = due_ns if gang.together_ns is not None else max(due_ns + quantum_ns, _moves_until_ns(gang))
     if ends_ns <= now_ns:  # no other client waits
         ends_ns = now_ns + quantum_ns
     mine = [seat for seat in _wanting(gang) if seat.gpu is gpu and seat.phase is not REVOKING]
@@ -90,7 +90,8 @@ def plan(
     ]
     members = {allotment.client for allotment in running}
     running += [replace(a, quantum_ns=None) for a in found.running if a.client not in members and _stays(gpu, a)]
-    again_ns = due_ns if gang.together_ns is None or _is_contended(node, gang) else None
+    ends = due_ns > now_ns and (gang.together_ns is None or _is_contended(node, gang))  # else a move's end is awaited
+    again_ns = due_ns if ends else None
     return replace(found, running=tuple(running), ask_again_ns=again_ns, why=f"gang {gang.name} has its slot")
 
 
@@ -266,17 +267,17 @@ def advance(node: Node, now_ns: int) -> None:
             if wanted[uuid].gang is None and not wanted[uuid].recovering and _is_free(gang, wanted[uuid], now_ns):
                 _join(node, gang, wanted[uuid])
         missing = sum(seat.phase is not HOLDING for seat in seats)
-        late = now_ns >= gang.began_ns + quantum_ns and not any(_comes_in(seat) for seat in seats)
+        late = now_ns >= max(gang.began_ns + quantum_ns, _moves_until_ns(gang))
         if gang.together_ns is None and (not missing or late):
             _gathered(node, gang, missing, quantum_ns, now_ns)
     if node.queue:
         _begin_slots(node, now_ns)
 
 
-def _comes_in(seat: Seat) -> bool:
-    """Whether the member's memory is on its way, which has a deadline of its own (`move_deadline`)."""
-    switch = seat.gpu.switching.switch
-    return switch is not None and switch.seat is seat
+def _moves_until_ns(gang: Gang) -> int:
+    """The deadline of the memory that comes in for members; 0: none does."""
+    switches = [seat.gpu.switching.switch for seat in gang.seats]
+    return max((s.deadline_ns for s in switches if s is not None and s.seat in gang.seats), default=0)
 
 
 def _gathered(node: Node, gang: Gang, missing: int, quantum_ns: int, now_ns: int) -> None:

@@ -146,7 +146,7 @@ class Look:
     `stopped`: the processes of `Scheduler.watched` that are stopped by a signal or a debugger.
     """
 
-    stopped: frozenset[int] = frozenset()
+    stopped: tuple[int, ...] = ()
 
 
 Event = (

@@ -17,7 +17,7 @@ once as the new one.
 
 It uses few modules: each parked program has a helper (docs/decisions/parking.md).
 
-Non-goals: when a program is parked; what of the answers is believed (daemon/checkpoint_helpers.py).
+Non-goals: when a program is parked; what of the answers is believed (daemon/checkpoint_processes.py).
 """
 
 from __future__ import annotations

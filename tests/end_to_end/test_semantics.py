@@ -56,7 +56,7 @@ class Shared:
         self.node = node
         self.mode = mode
         base = simulated_environment(node.state, node.simulate, node.environment())
-        options = ClientOptions(memory=mode, name="case", memory_limit_bytes=SMALL)
+        options = ClientOptions(memory=mode, name="case", memory_limit_bytes=SMALL * (2 if mode == "device" else 1))
         self.environment = client_environment(base, hook=built.hook, runtime_dir=node.directory, options=options)
 
     def overlaps(self) -> list[Overlap]:
@@ -76,7 +76,7 @@ class Shared:
 @pytest.fixture(scope="module", params=MODES)
 def shared(request: pytest.FixtureRequest, built: Built, compiled: Path) -> Iterator[Shared]:
     """In one memory mode, with the rival at work."""
-    with new_node("1x48MiB" if request.param == "device" else "1x24MiB") as node:
+    with new_node("1x96MiB" if request.param == "device" else "1x24MiB") as node:  # a pool reserves 32 MiB
         node.start_coordinator("--quantum=4ms")
         made = Shared(node, request.param, built)
         rival = made.start(compiled / "semantics_work", "rival")

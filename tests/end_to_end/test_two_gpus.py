@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,10 @@ from tests.end_to_end.two_gpus import (
     rights_of_cards,
     told,
 )
+from tests.hook.compiled import compile_c
+from tests.waiting import BOUND_S, eventually
 
+COLLECTIVE = Path(__file__).resolve().parent / "programs" / "collective.c"
 LINEAR = ("Peer", "DtoD", "Async", "PeerAsync", "3DPeer", "Capture")
 """Copies that mode `swap` makes without peer access; the driver refuses the others (docs/reference/memory.md)."""
 
@@ -77,3 +82,20 @@ def test_a_refused_copy_is_logged(stand: Fixture, capfd: pytest.CaptureFixture[s
         assert program.ask("copy_between", COPIES["Node"], here, there, LITTLE) == INVALID_VALUE
         assert program.ask("same", here, LITTLE, 2) is True
     assert "--memory device" in capfd.readouterr().err
+
+
+def test_a_collective_of_one_process_ends_its_turn(built: Built, saturate: Path, tmp_path: Path) -> None:
+    """Broken: a turn ends between the two kernels of a collective, and the GPUs wait out `drain_deadline`."""
+    ranks = compile_c(tmp_path / "collective", COLLECTIVE, built.sim_dir / "libcuda.so.1")
+    more = ("--sharing=exclusive", "--policy=round_robin")
+    with fixture(simulate="2x64MiB", quantum="20ms", more=more) as stand:
+        rivals = [
+            stand.start([str(saturate), "600", "1000000", "2"], hooked=True, extra={"CUDA_VISIBLE_DEVICES": str(gpu)})
+            for gpu in (0, 1)
+        ]
+        eventually(lambda: all(gpu["holders"] for gpu in stand.control("status")["gpus"]), "both to have turns")
+        process = stand.start([str(ranks)], hooked=True, options=("--memory=swap",), errors=subprocess.PIPE)
+        output, errors = process.communicate(timeout=4 * BOUND_S)
+        assert (process.returncode, output) == (0, "good\n"), errors
+        assert "did not end within" not in errors
+        assert [rival.poll() for rival in rivals] == [None, None]

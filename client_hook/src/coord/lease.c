@@ -130,6 +130,8 @@ uint64_t nvs_progress_serve(uint32_t gpu, uint64_t lease_id, uint64_t now)
 
 #define SLICE_NS 5000000u /* of a drain */
 #define HOST_FUNCTION_NS 100000000u /* for work that may wait for a host function */
+#define COLLECTIVE_NS 10000000u     /* for work that may wait for a call before a closed gate */
+#define LET_IN_NS 300000u
 #define RATED_BUDGET_NS 2000000u /* most work in flight at a limited rate, so that drains are short */
 
 #define EACH_LINKED(each, gpu)                                                                                                   \
@@ -324,7 +326,7 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
         nvs_duty_stop(&mine->duty);
     if (todo & NVS_LEASE_DO_CLOSE) {
         mine->closing.closed = false;
-        mine->closing.began_ns = nvs_now_ns();
+        mine->closing.began_ns = mine->closing.since_ns = nvs_now_ns();
         mine->closing.calls = calls_of(gpu);
     }
     if (todo & NVS_LEASE_DO_RELEASE) {
@@ -411,6 +413,28 @@ bool nvs_agent_ending(const nvs_agent_gpu *mine)
     return mine->lease.state == NVS_LEASE_ENDING || mine->lease.state == NVS_LEASE_FREE_ENDING;
 }
 
+/* Work on one of several linked GPUs may wait for work on another one, whose call has come to the closed gate: the kernels of a collective do.  All leases
+ * are still held, so calls are let in for a moment, as often as it takes. */
+static void let_in(uint32_t gpu, uint64_t now)
+{
+    uint32_t paced = 0;
+    uint64_t missing;
+    if (nvs_gate_linked_with(gpu) == UINT32_C(1) << gpu || now < nvs_agent_gpus[gpu].closing.since_ns + COLLECTIVE_NS || !nvs_agent_wanted(gpu))
+        return;
+    EACH_LINKED(each, gpu) {
+        const nvs_agent_gpu *its = &nvs_agent_gpus[each];
+        if (!nvs_lease_open(&its->lease) && !nvs_agent_ending(its))
+            return;
+        paced |= (uint32_t)its->lease.paced << each;
+    }
+    if (nvs_memory_open_gates(gpu, nvs_gate_linked_with(gpu), paced, &missing))
+        nvs_nap(LET_IN_NS);
+    EACH_LINKED(each, gpu) {
+        nvs_agent_gpus[each].closing.closed = false;
+        nvs_agent_gpus[each].closing.since_ns = nvs_now_ns();
+    }
+}
+
 /* One slice of closing and draining. */
 void nvs_agent_continue_end(uint32_t gpu)
 {
@@ -434,8 +458,10 @@ void nvs_agent_continue_end(uint32_t gpu)
     }
     overdue = !mine->closing.closed || nvs_drain_closed(gpu, slice) != NVS_OK;
     now = nvs_now_ns();
-    if (overdue && now < end)
+    if (overdue && now < end) {
+        let_in(gpu, now);
         return;
+    }
     if (overdue)
         NVS_LOG_ONCE(NVS_LOG_WARNING,
                      "work on GPU %u did not end within %llu ms after the lease was revoked; "

@@ -22,6 +22,7 @@ typedef struct nvs_agent_gpu {
     struct {                   /* the end of a lease: nvs_agent_carry_out, nvs_agent_continue_end */
         bool closed;           /* the gate is closed, and no thread is inside */
         uint64_t began_ns;
+        uint64_t since_ns;     /* the last closing of the gate */
         uint64_t calls;        /* gated calls before it */
     } closing;
     struct {                   /* the begin of a lease: open_gate, nvs_agent_continue_open */

@@ -93,7 +93,12 @@ def test_questions_are_answered_as_the_driver_would(
             coordinator.grant(2)
             assert client.ask("allow", address, size, 1, READ_WRITE) == 0
         assert client.ask("access", inside, 1) == [0, READ_WRITE]
-        assert client.ask("same", address, size, 5) is True
+        client.tell(f"same {address} {size} 5")  # with the lease of GPU 1 too, which may reach it
+        assert coordinator.expect(messages.AttachGpu).gpu == 1
+        coordinator.settings(gpu=1, capacity_bytes=GIB)
+        assert coordinator.expect(messages.Request).gpu == 1
+        coordinator.grant(3, gpu=1)
+        assert client.result() is True
         assert client.ask("unmap_only", address, size) == 0
         assert client.ask("release", handle) == 0
         assert client.ask("release", handle) == INVALID_VALUE, "it is gone"

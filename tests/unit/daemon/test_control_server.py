@@ -112,6 +112,8 @@ def test_a_refused_request_is_explained_in_words(request_fields: dict[str, Any],
     with pytest.raises(api.ControlError) as refused:
         api.decode_request(msgpack.packb({"version": api.CONTROL_VERSION, **request_fields}))
     assert refused.value.text == sentence
+
+
 def administration(hide: bool) -> Administration:
     """One whose GPU's policy fails, with a program that waits."""
 

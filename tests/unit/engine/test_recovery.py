@@ -81,14 +81,14 @@ def test_the_window_begins_anew_for_a_holder_that_is_stopped() -> None:
     waiter = harness.client(wanted=True)
     for stopped in (True, True, False):
         harness.advance(2 * SECOND_NS - 1)
-        harness.handle(events.Look(frozenset({HOLDER} if stopped else ())))
+        harness.handle(events.Look((HOLDER,) if stopped else ()))
         assert harness.gpu_snapshot().recovery.expected_stopped is stopped
     harness.advance(2 * SECOND_NS - 1)
     assert waiter.granted() is None
     harness.advance(1)
     assert waiter.granted() is not None
     assert harness.logged(f"process {HOLDER}, which holds its lease, is stopped")
-    harness.handle(events.Look(frozenset({HOLDER})))
+    harness.handle(events.Look((HOLDER,)))
     assert not harness.gpu_snapshot().recovery.expected_stopped, "it was noticed too late: the recovery has ended"
 
 

@@ -65,5 +65,5 @@ def test_a_recovery_is_the_reason() -> None:
     waiter = harness.client(attach=False)
     waiter.attach("GPU-1", wanted=True)
     assert stands(waiter) == ("waiting", "recovering", 0)
-    harness.handle(events.Look(frozenset({77})))
+    harness.handle(events.Look((77,)))
     assert waiter.seat().standing.blocker_stopped

@@ -14,7 +14,7 @@ SETTINGS = {"sharing": Sharing.EXCLUSIVE, "quantum_ns": 100 * MILLISECOND_NS}
 
 
 def look(harness: Harness, *stopped: ScriptedClient) -> None:
-    harness.handle(events.Look(frozenset(client.process_id for client in stopped)))
+    harness.handle(events.Look(tuple(client.process_id for client in stopped)))
 
 
 def beyond_the_card() -> tuple[Harness, ScriptedClient, ScriptedClient]:

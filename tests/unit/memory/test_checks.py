@@ -75,7 +75,7 @@ def test_what_a_hook_has_asked_for_is_no_lie() -> None:
     harness.handle(events.GpuAdded("GPU-1", "", 1000, 1000, 7, None))
     client = harness.client(mode=MemoryMode.SWAP, attach=False)
     client.attach("GPU-1", memory=400)
-    client.ask_room(400, 1)
+    client.ask_room(450, 1)
     assert not client.take(messages.MemoryReserved), "others may connect again"
     for _ in range(checks.PATIENT_CHECKS - 1):
         harness.handle(events.MemoryChecked("GPU-1", {str(client.process_id): 300}, 0))

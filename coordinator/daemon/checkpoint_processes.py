@@ -47,7 +47,7 @@ End = events.Saved | events.Restored
 
 
 @dataclass(slots=True)
-class _Helper:
+class _Process:
     user_id: int
     process: subprocess.Popen[bytes]
     connection: socket.socket
@@ -59,7 +59,7 @@ class _Helper:
 
 
 @dataclass(slots=True)
-class CheckpointHelpers:
+class CheckpointProcesses:
     """All helpers, by client.  A source of the loop."""
 
     waiter: Waiter
@@ -69,7 +69,7 @@ class CheckpointHelpers:
     report: Callable[[End], None]
     """Gets the end of each request, also within `carry_out`."""
     clock: Callable[[], int] = time.monotonic_ns
-    _helpers: dict[int, _Helper] = field(default_factory=dict)
+    _helpers: dict[int, _Process] = field(default_factory=dict)
     _waiting: dict[int, Request] = field(default_factory=dict)
     """For a helper."""
     _clients: dict[int, int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class CheckpointHelpers:
         except OSError:
             self._end(command.client, "its helper takes no request")
 
-    def _helper(self, command: commands.ExpectCheckpoint | Request) -> _Helper | None:
+    def _helper(self, command: commands.ExpectCheckpoint | Request) -> _Process | None:
         """The client's helper, which is started if there is none; None: its user has too many.  Raises OSError."""
         client, user_id = command.client, command.user_id
         if client in self._helpers:
@@ -127,7 +127,7 @@ class CheckpointHelpers:
             )  # fmt: skip
         self.waiter.add(ours.fileno())
         self._clients[ours.fileno()] = client
-        self._helpers[client] = made = _Helper(user_id, process, ours)
+        self._helpers[client] = made = _Process(user_id, process, ours)
         return made
 
     def _end(self, client: int, why: str = "") -> None:

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvshare.coordinator.daemon import checkpoint_helpers
-from nvshare.coordinator.daemon.checkpoint_helpers import (
+from nvshare.coordinator.daemon import checkpoint_processes
+from nvshare.coordinator.daemon.checkpoint_processes import (
     DEADLINE_NS,
     MOST_BYTES,
     MOST_OF_USER,
     MOST_STARTING,
-    CheckpointHelpers,
+    CheckpointProcesses,
     read_answer,
 )
 from nvshare.coordinator.daemon.loop import Waiter
@@ -44,7 +44,7 @@ class Scene:
         self.ends: list[events.Saved | events.Restored] = []
         self.made: list[tuple[Process, socket.socket]] = []
         self.waiter = Waiter()
-        self.helpers = CheckpointHelpers(self.waiter, {}, GPUS, self.ends.append, lambda: self.now_ns)
+        self.helpers = CheckpointProcesses(self.waiter, {}, GPUS, self.ends.append, lambda: self.now_ns)
 
     def start(self, words: list[str], **options: Any) -> Process:
         process = subprocess.Popen(["/bin/sleep", "1000"], **options)
@@ -82,7 +82,7 @@ class Scene:
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     made = Scene()
     double = SimpleNamespace(Popen=made.start, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr(checkpoint_helpers, "subprocess", double)
+    monkeypatch.setattr(checkpoint_processes, "subprocess", double)
     yield made
     made.helpers.close()
     for process, connection in made.made:
