@@ -245,9 +245,13 @@ def check_memory_mode(mode: str) -> None:
 
 
 def coordinator_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` for a coordinator: without the variables of clients, and with the path of a source checkout."""
+    """`base` for a coordinator: without the variables of clients, and with the path of a source checkout.
+
+    PYTHONPATH stays only where it has that path, as in `coordinator/search_path.py`.
+    """
     environ = {name: value for name, value in without_hook(base).items() if name not in _CLIENT_ONLY}
     root = package_root()
     if (root / "nvshare").is_dir():  # a source checkout
-        environ["PYTHONPATH"] = str(root)
+        given = base.get("PYTHONPATH", "")
+        environ["PYTHONPATH"] = given if str(root) in given.split(os.pathsep) else str(root)
     return environ
