@@ -6,7 +6,7 @@ for Python, and ends when the program runs again or is gone.
 It belongs to the program's user, who may stop it, end it, or speak in its place.  So
 - its words are parsed like a peer's, and count for what it was asked, for its own program;
 - nothing waits for it: it is killed if it is late, breaks the rules, or does not take a request.  The request then ends
-  as `unsure`, and the next one has a new helper;
+  as `unsure`, if the helper had started, and the next one has a new helper;
 - it gets a few variables of the environment, and its standard error goes nowhere.
 
 Non-goals: which programs leave (engine/parking/parking.py).
@@ -39,7 +39,7 @@ MOST_OF_USER: Final = 16
 MOST_STARTING: Final = 2
 """Of one user; other requests wait.  A start costs the loop some milliseconds, and the machine a second of Python."""
 READY: Final = b"ready\n"
-KEPT: Final = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+KEPT: Final = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
 """Variables of the environment.  Others may be secrets of the coordinator's user."""
 
 Request = commands.Checkpoint | commands.Restore
@@ -141,7 +141,7 @@ class CheckpointProcesses:
         helper.process.kill()
         self._killed.append(helper.process)
         if helper.request is not None:
-            self.report(_end_of(helper.request, why, unsure=True))
+            self.report(_end_of(helper.request, why, unsure=helper.ready))  # else it has read nothing
         self._go_on(helper.user_id)
 
     def _go_on(self, user_id: int) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nvshare.client_hook.launcher import package_root
+from nvshare.client_hook.launcher import coordinator_environment, package_root
 from nvshare.coordinator.daemon import settings_file, time_limit
 from nvshare.coordinator.daemon.checkpoint_processes import KEPT, CheckpointProcesses
 from nvshare.coordinator.daemon.control.live_settings import LiveSettings
@@ -197,7 +197,8 @@ class Coordinator:
     def _helper_environment(self) -> Mapping[str, str]:
         """For processes of ours that use the driver."""
         simulated = self.options.simulate is not None
-        kept = {k: v for k, v in os.environ.items() if k in KEPT or (simulated and k.startswith("NVSHARE_SIM_"))}
+        own = coordinator_environment(os.environ)  # with the PYTHONPATH by which nvshare is found, if any
+        kept = {k: v for k, v in own.items() if k in KEPT or (simulated and k.startswith("NVSHARE_SIM_"))}
         if not simulated:
             return kept
         from nvshare.simulated_gpu.environment import simulated_environment
