@@ -12,6 +12,7 @@
  * none of its work and opens no other context on the GPU for this process, not even after a reset.  Physical memory can still be unmapped and released.
  * So the hook discards the program's memory instead of moving it (swap/move.c), and its calls pass the closed gate (gate/gate.h): each gets the driver's
  * error at once, without a lease.  This applies when all contexts of the GPU are dead, since memory and calls may belong to any of them.
+ * A driver that has lost its GPU may fail all copies while its contexts look alive: after consecutive failed moves they count as dead, too (swap/move.c).
  */
 #include "contexts/context.h"
 
@@ -570,6 +571,11 @@ static bool is_sticky(CUresult result)
     }
 }
 
+bool nvs_is_lasting(CUresult result)
+{
+    return is_sticky(result) || result == CUDA_ERROR_UNKNOWN || result == CUDA_ERROR_DEVICE_UNAVAILABLE || result == CUDA_ERROR_NO_DEVICE;
+}
+
 CUresult nvs_context_error(void)
 {
     CUevent event;
@@ -599,6 +605,14 @@ static bool ask(CUcontext context, void *argument)
     return !found->alive;
 }
 
+void nvs_gpu_set_dead(uint32_t gpu, CUresult error)
+{
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "all contexts of this program on GPU %u have the CUDA error %d until the program ends: its memory there no longer "
+                                  "moves", gpu, (int)error);
+    nvs_gate_set_dead(gpu, true);
+    nvs_coordinator.memory_changed(gpu);
+}
+
 bool nvs_gpu_check_dead(uint32_t gpu)
 {
     contexts_state found = {0};
@@ -610,9 +624,6 @@ bool nvs_gpu_check_dead(uint32_t gpu)
     (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     if (!all || found.alive || found.error == CUDA_SUCCESS)
         return false;
-    NVS_LOG_ONCE(NVS_LOG_WARNING, "all contexts of this program on GPU %u have the CUDA error %d until the program ends: its memory there no longer "
-                                  "moves", gpu, (int)found.error);
-    nvs_gate_set_dead(gpu, true);
-    nvs_coordinator.memory_changed(gpu);
+    nvs_gpu_set_dead(gpu, found.error);
     return true;
 }

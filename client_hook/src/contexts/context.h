@@ -104,5 +104,9 @@ void nvs_streams_context_gone(CUcontext context);          /* the driver has des
 CUresult nvs_context_error(void);
 /* True: all contexts of the GPU have a sticky error.  The gate then lets all calls through (nvs_gate_dead). */
 bool nvs_gpu_check_dead(uint32_t gpu);
+/* The same of contexts that do not say so, when the driver fails all that the hook tries. */
+void nvs_gpu_set_dead(uint32_t gpu, CUresult error);
+/* True: a sticky error, or one that a driver without its GPU gives. */
+bool nvs_is_lasting(CUresult result);
 
 #endif

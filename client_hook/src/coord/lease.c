@@ -306,6 +306,9 @@ void nvs_agent_tick(uint32_t gpu)
     EACH_LINKED(each, gpu)
         in_use = in_use || nvs_gate_in_use(each) || nvs_moves_busy(each);
     nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_TICK, .number = calls_of(gpu), .flag = in_use});
+    const nvs_lease *its = &nvs_agent_gpus[gpu].lease;
+    if (nvs_gate_dead(gpu) && its->state == NVS_LEASE_HELD && its->link.connected && nvs_gate_linked_with(gpu) == UINT32_C(1) << gpu)
+        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = its->grant.id, .number = NVS_LEASE_DRAIN_NS}); /* calls need none */
 }
 
 /* The lease has been given back: so are those of linked GPUs, whose gates are closed. */

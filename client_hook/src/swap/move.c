@@ -13,7 +13,10 @@
 
 #include <stdlib.h>
 
-enum { MOST_FAILURES = 16 }; /* consecutive failed restorations: one to two seconds with the agent's growing pauses (coord/lease.c) */
+enum {
+    MOST_FAILURES = 16,        /* consecutive failed restorations: one to two seconds with the agent's growing pauses (coord/lease.c) */
+    MOST_FAILED_EVICTIONS = 3, /* consecutive ones, in which the driver has failed as a lost GPU does: the coordinator orders few */
+};
 
 /* --- choosing --- */
 
@@ -255,6 +258,15 @@ static bool gives_up(const nvs_transfer *m)
     return now;
 }
 
+/* Counts consecutive evictions that moved nothing, as the driver failed in a way that no retry mends; true: too many. */
+static bool is_lost(const nvs_transfer *m)
+{
+    uint32_t *const failures = &nvs_swap_gpus[m->gpu].failed_evictions; /* of the GPU's mover */
+    const bool failed = m->status == NVS_CUDA_FAILED && m->moved_bytes == 0 && nvs_is_lasting(m->failure);
+    *failures = failed ? *failures % MOST_FAILED_EVICTIONS + 1 : 0;
+    return *failures == MOST_FAILED_EVICTIONS;
+}
+
 static void log_failure(const nvs_transfer *m)
 {
     const char *const format = "moving memory %s the GPU stopped after %llu MiB (error %d); nothing is lost, the rest stays where it is";
@@ -275,11 +287,14 @@ nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch
         return NVS_OK;
     if (!nvs_gate_dead(gpu))
         m.status = move(&m, bytes);
+    const bool given_up = !nvs_gate_dead(gpu) && (out ? is_lost(&m) : gives_up(&m));
+    if (given_up && nvs_is_lasting(m.failure))
+        nvs_gpu_set_dead(gpu, m.failure);
     if (nvs_gate_dead(gpu) || (m.status != NVS_OK && nvs_gpu_check_dead(gpu))) {
         const uint64_t left = discard_all(gpu, true);
         m.moved_bytes += out ? left : 0;
         m.status = NVS_OK;
-    } else if (!out && gives_up(&m)) {
+    } else if (given_up) {
         NVS_LOG_ONCE(NVS_LOG_ERROR, "memory cannot be brought back to GPU %u (error %d): its contents are lost, and what uses them fails", gpu, (int)m.failure);
         (void)discard_all(gpu, false);
         m.status = NVS_OK;

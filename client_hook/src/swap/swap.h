@@ -138,6 +138,7 @@ typedef struct nvs_swap_gpu {
     uint64_t pinned;    /* of the resident ones */
     uint64_t restorations;
     uint32_t failures;  /* consecutive restorations that failed, though there was room */
+    uint32_t failed_evictions; /* consecutive, and of a kind that lasts; of the mover */
     uint64_t uniting;   /* bytes of the segments that are wanted as one chunk (unite.c) */
     struct {                /* share.c changes it */
         uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */

@@ -16,6 +16,7 @@ from tests.hook.scripted import ScriptedCoordinator
 __all__ = ["simulated"]  # fixture
 
 ILLEGAL_ADDRESS = 700
+UNKNOWN = 999
 NOWHERE = 16
 SIZE = 96 * MIB
 
@@ -82,3 +83,25 @@ def test_a_context_beside_a_dead_one(coordinator: ScriptedCoordinator, simulated
         assert order(coordinator, messages.Restore, 6, SIZE) == (SIZE, 0)
         coordinator.grant(2)
         assert client.result() is True
+
+
+@pytest.mark.parametrize("code", [46, 719, 999])
+def test_memory_of_a_lost_gpu_is_dropped(
+    coordinator: ScriptedCoordinator, simulated: dict[str, str], tmp_path: Path, code: int
+) -> None:
+    """Broken: a driver that fails all copies keeps a program's memory on the card, and others wait until it ends."""
+    faults = f"cuMemcpyDtoHAsync@1-={code}"
+    with start({**simulated, "NVSHARE_MEMORY": "swap", "NVSHARE_SIM_FAULTS": faults}) as client:
+        attached(client, coordinator)
+        coordinator.grant(1)
+        assert client.ask("held") == 0
+        pointer = client.ask("alloc", SIZE)[1]
+        assert client.ask("write", pointer, SIZE, 3) == 0
+        assert coordinator.revoke(1).drained
+        for number in (5, 6):
+            assert order(coordinator, messages.Evict, number, SIZE) == (0, UNKNOWN)
+            assert reported(coordinator, resident=SIZE).allocated_bytes == SIZE, "it may have been a passing failure"
+        assert order(coordinator, messages.Evict, 7, SIZE) == (SIZE, 0)
+        assert reported(coordinator, resident=0).allocated_bytes == 0
+    log = (tmp_path / "log").read_text()
+    assert f"have the CUDA error {code} until the program ends" in log
