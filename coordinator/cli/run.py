@@ -27,7 +27,6 @@ from nvshare.client_hook.obstacles import find_obstacle
 from nvshare.coordinator.model.profile import PROFILE, ProgramSetting
 
 
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point.  Executes the command, or exits."""
     ours, command = split_command(sys.argv[1:] if argv is None else argv)

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from nvshare.coordinator.kinds import DURATION, LIMIT, PART, TEXT, Setting, Value, choice_of, whole
+from nvshare.coordinator.kinds import DURATION, LIMIT, PART, TEXT, Kind, Setting, Value, choice_of, whole
 from nvshare.coordinator.units import parse_duration
 from nvshare.scheduler_policies.api import JobClass, Rank
 
 I32_MIN: Final = -(1 << 31)
 I32_MAX: Final = (1 << 31) - 1
 MAX_WEIGHT: Final = 10_000
-MAX_NAME_BYTES: Final = 63
 
 Words = Mapping[str, str]
 """A profile, as it is written."""
@@ -71,10 +70,13 @@ def _parse_time(text: str) -> int:
     return parse_duration(f"{text}s" if text.isdecimal() else text)
 
 
-def _parse_name(text: str) -> str:
-    if not text or len(text.encode(errors="surrogateescape")) > MAX_NAME_BYTES:
-        raise ValueError(f"a name has 1 to {MAX_NAME_BYTES} bytes")
-    return text
+def _name(most: int) -> Kind:
+    def parse(text: str) -> str:
+        if not 0 < len(text.encode(errors="surrogateescape")) <= most:
+            raise ValueError(text)
+        return text
+
+    return replace(TEXT, parse=parse, low=0, sample=f'"a name of 1 to {most} bytes"')
 
 
 def _slot_decides(default: Any) -> Callable[[Any, Any], Any]:
@@ -86,7 +88,6 @@ def _slot_first(slot: Any, own: Any) -> Any:
     return own if slot is None else slot
 
 
-NAME: Final = replace(TEXT, parse=_parse_name, low=0, sample=f'"a name of 1 to {MAX_NAME_BYTES} bytes"')
 TIME: Final = replace(DURATION, parse=_parse_time, sample='"90s", "30m" or "2h"')
 TIME_OR_NEVER: Final = replace(
     TIME, parse=lambda text: 0 if text == "0" else _parse_time(text), low=0, sample='"10m", "2h", or "0" for never'
@@ -105,7 +106,7 @@ _ROWS: Final = (
         help="kind of device allocations: auto, swap, managed or device; auto: swap where the GPU can, else managed",
     ),
     ProgramSetting(
-        word="name", of_hook=True, kind=NAME, default="", metavar="S",
+        word="name", of_hook=True, kind=_name(63), default="", metavar="S",
         help="name shown by tools; by default the script, module or notebook, else the program",
     ),
     ProgramSetting(
@@ -119,7 +120,7 @@ _ROWS: Final = (
         help="share of time under the policy fair_share, from 1 to 10000",
     ),
     ProgramSetting(
-        word="gang", name="gang", field="gang", kind=NAME, default="", metavar="NAME", within=_slot_first,
+        word="gang", name="gang", field="gang", kind=_name(253), default="", metavar="NAME", within=_slot_first,
         help="run at the same time as the user's other programs of this gang, each on its GPU",
     ),
     ProgramSetting(

@@ -18,6 +18,7 @@ from nvshare.coordinator.kubernetes.cluster.annotations import (
     rules_from,
     settings_of,
 )
+from nvshare.coordinator.kubernetes.slots.slot import Slot
 from tests.kubernetes.cluster.pod_shapes import PRIORITY_CLASS_VALUES, RULES, Json, container, pod, pods
 
 
@@ -40,6 +41,17 @@ def test_all_of_them() -> None:
         "priority": "5", "weight": "3", "class": "batch", "share_request": "30%", "share_limit": "0.5",
         "gang": "ml/pair", "memory_limit": str(8 << 30), "park_after": "2h",
     }  # fmt: skip
+
+
+def test_a_slot_takes_what_annotations_say() -> None:
+    """A slot whose file its coordinator refuses is gone with all its programs."""
+    most = {"gang": "g" * 63, "weight": "1000", "priority": "-1000", "class": "best-effort", "memory-limit": "999999TB"}
+    made = pod(annotations={f"nvshare.com/{key}": value for key, value in most.items()})
+    made["metadata"]["namespace"] = "n" * 63
+    found = settings_of(made, "main", RULES)
+    slot = {"slot": "a", "allocation": "1", "allocated_at_s": 0, "gpus": ["G"], "device_ids": ["G::0"]}
+    assert Slot.model_validate({**slot, "policy": found}).policy == found
+    assert found["gang"] == "n" * 63 + "/" + "g" * 63
 
 
 def test_older_class_names_keep_their_priority() -> None:
