@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nvshare.client_hook.launcher import (
-    ClientOptions,
     LaunchError,
     check_memory_mode,
     client_environment,
@@ -33,6 +32,7 @@ from nvshare.client_hook.launcher import (
     find_hook,
 )
 from nvshare.client_hook.mps import with_mps, without_mps
+from nvshare.coordinator.model.profile import Words
 from nvshare.coordinator.system.runtime_dir import (
     SYSTEM_DIRECTORY,
     RuntimeDir,
@@ -82,7 +82,7 @@ class Launch:
 
     runtime_dir: str | None = None
     simulate: str | None = None
-    options: ClientOptions = field(default_factory=ClientOptions)
+    options: Words = field(default_factory=dict)
     coordinator_arguments: tuple[str, ...] = ()
     program: str = ""
     mps: bool = True
@@ -92,7 +92,7 @@ class Launch:
 def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     """Ensures a running coordinator, and returns the environment of a client's program.  Raises LaunchError."""
     hook = find_hook(environ)
-    check_memory_mode(launch.options.memory or environ.get("NVSHARE_MEMORY") or "auto")
+    check_memory_mode(launch.options.get("memory") or environ.get("NVSHARE_MEMORY") or "auto")
     simulate = launch.simulate or environ.get("NVSHARE_SIMULATE") or launch.simulate
     directory = choose_directory(environ, launch.runtime_dir, simulate)
     ensure_coordinator(directory, environ, simulate=simulate, arguments=launch.coordinator_arguments)

@@ -1,7 +1,7 @@
 """Finds the hook library and makes the environment of a client, for `nvshare-run`, the notebook opt-in and the demo.
 
 Invariants: this module starts no process, opens no socket and writes nothing outside the runtime directory.  It never
-changes a given environment.  It imports only cheap parts of the standard library, because it runs before every command.
+changes a given environment.  It imports little, because it runs before every command.
 """
 
 from __future__ import annotations
@@ -9,58 +9,24 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from nvshare.coordinator.model.profile import MEMORY_MODES, PROFILE, Words
 
 HOOK_NAME = "libnvshare_hook.so"
 SYSTEM_PRELOAD = "/etc/ld.so.preload"
 """What glibc's loader preloads into every program.  It names the hook in a container with a slot."""
-MEMORY_MODES = ("auto", "swap", "managed", "device")
-JOB_CLASSES = ("batch", "interactive", "best-effort")
 _OF_A_SERVICE = frozenset(("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"))
 """Of the service that a launcher runs in: a coordinator started there is not that service."""
-_CLIENT_ONLY = _OF_A_SERVICE | frozenset(
-    f"NVSHARE_{name}"
-    for name in (
-        "SOCKET",
-        "ENABLE",
-        "REEXEC",
-        "NAME",
-        "PRIORITY",
-        "WEIGHT",
-        "GANG",
-        "CLASS",
-        "SHARE_REQUEST",
-        "SHARE_LIMIT",
-        "DEADLINE",
-        "PARK_AFTER",
-        "MEMORY",
-        "MEMORY_LIMIT",
-        "PLACEMENT",
-    )
+_CLIENT_ONLY = (
+    _OF_A_SERVICE
+    | {"NVSHARE_SOCKET", "NVSHARE_ENABLE", "NVSHARE_REEXEC", "NVSHARE_PLACEMENT"}
+    | {row.variable for row in PROFILE.values()}
 )
 
 
 class LaunchError(Exception):
     """The program cannot run under the hook.  The text has the reason and the remedy."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """The user's options for one program.  None: the environment's value, else the hook's default."""
-
-    memory: str | None = None
-    priority: int | None = None
-    name: str | None = None
-    memory_limit_bytes: int | None = None
-    weight: int | None = None
-    gang: str | None = None
-    job_class: str | None = None
-    share_request: float | None = None
-    share_limit: float | None = None
-    deadline_ns: int | None = None
-    park_after_ns: int | None = None
-    """0: never."""
 
 
 def package_root() -> Path:
@@ -201,10 +167,8 @@ def _separates(path: Path) -> bool:
     return " " in str(path) or ":" in str(path)
 
 
-def client_environment(
-    base: Mapping[str, str], *, hook: Path, runtime_dir: Path, options: ClientOptions
-) -> dict[str, str]:
-    """`base` with the variables of a client of the coordinator in `runtime_dir`.
+def client_environment(base: Mapping[str, str], *, hook: Path, runtime_dir: Path, options: Words) -> dict[str, str]:
+    """`base` with the variables of a client of the coordinator in `runtime_dir`; `options`: a profile.
 
     Raises LaunchError when LD_PRELOAD cannot name the hook.
     """
@@ -216,26 +180,9 @@ def client_environment(
         environ["ASAN_OPTIONS"] = f"{sanitizer}:verify_asan_link_order=0".lstrip(":")
     environ["NVSHARE_RUNTIME_DIR"] = str(runtime_dir)
     environ["NVSHARE_SOCKET"] = str(runtime_dir / "hooks.sock")
-    chosen = {
-        "NVSHARE_MEMORY": options.memory,
-        "NVSHARE_PRIORITY": options.priority,
-        "NVSHARE_WEIGHT": options.weight,
-        "NVSHARE_GANG": options.gang,
-        "NVSHARE_CLASS": options.job_class,
-        "NVSHARE_SHARE_REQUEST": _share(options.share_request),
-        "NVSHARE_SHARE_LIMIT": _share(options.share_limit),
-        "NVSHARE_DEADLINE": None if options.deadline_ns is None else f"{options.deadline_ns}ns",
-        "NVSHARE_PARK_AFTER": None if options.park_after_ns is None else f"{options.park_after_ns}ns",
-        "NVSHARE_NAME": options.name,
-        "NVSHARE_MEMORY_LIMIT": options.memory_limit_bytes,
-    }
-    environ.update({variable: str(value) for variable, value in chosen.items() if value is not None})
+    environ.update({PROFILE[word].variable: text for word, text in options.items()})
     environ.pop("NVSHARE_REEXEC", None)
     return environ
-
-
-def _share(value: float | None) -> str | None:
-    return None if value is None else f"{value:.3f}"
 
 
 def check_memory_mode(mode: str) -> None:

@@ -77,7 +77,7 @@ class Node:
         self.dispatcher.event(events.GpuAdded(GPU, GPU, 80 * GIB, 80 * GIB), self.now_ns)
 
     def client(self, number: int) -> None:
-        hello = messages.Hello(1, f"c{number}", "python", number, 0, int(messages.MemoryMode.SWAP), 0, "0")
+        hello = messages.Hello(2, f"c{number}", "python", number, int(messages.MemoryMode.SWAP), 0, "0")
         self.give(number, hello)
         self.give(number, messages.AttachGpu(0, GPU, 80 * GIB, 0, False, 0, 0, 0))
 

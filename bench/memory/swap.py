@@ -33,7 +33,7 @@ import zmq
 from nvshare.bench.harness.command import parser_for, run_benchmark, track
 from nvshare.bench.harness.fixture import BenchError, Fixture, uncoordinated
 from nvshare.bench.harness.worker_group import Member, closing
-from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
+from nvshare.client_hook.launcher import client_environment, find_hook
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.devices import real_card
 
@@ -204,7 +204,7 @@ def _moved(progress: messages.MoveProgress, *, may_be_nothing: bool = False) -> 
 def scene(simulate: str | None) -> Iterator[tuple[Fixture, dict[str, str]]]:
     """A place, and the environment of programs under the hook there; their coordinator is played here."""
     with uncoordinated(simulate=simulate) as stand:
-        hook, options = find_hook(os.environ), ClientOptions(memory="swap")
+        hook, options = find_hook(os.environ), {"memory": "swap"}
         yield stand, client_environment(stand.environment(), hook=hook, runtime_dir=stand.directory, options=options)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.client import Facts
+from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason
-from nvshare.scheduler_policies.api import JobClass
+from nvshare.scheduler_policies.api import JobClass, Rank
 
 
 @dataclass(slots=True, eq=False)
@@ -42,9 +42,11 @@ class Client:
     ) -> None:
         """Says hello."""
         pid = self.client if process_id is None else process_id
-        hello = messages.Hello(1, name, program, pid, priority, mode, limit, "", weight, gang, placement)
-        self.facts = Facts.of(hello)
+        hello = messages.Hello(messages.PROTOCOL_VERSION, name, program, pid, mode, limit, "", placement)
         self.give(events.ClientRegistered(self.client, hello, pid, user_id, group))
+        self.facts = Facts(Rank(priority, weight), limit_bytes=limit, gang=gang)
+        if self.facts != Facts():
+            self.give(events.Settled(self.client, self.facts))
 
     def profile(self, job_class: JobClass, deadline_ns: int | None) -> None:
         """Says what the program is."""

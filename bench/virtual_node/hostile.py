@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgpack
 
 from nvshare.coordinator.daemon.peers import Peer
+from nvshare.coordinator.model.profile import MAX_WEIGHT
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.codec import LIMITS, MAX_FRAME_BYTES, NAMES
@@ -94,10 +95,9 @@ class HostileClient:
         chance, plan = self.world.chance, self.world.plan
         mode = chance.choice(list(messages.MemoryMode))
         gang = f"g{chance.randrange(plan.gangs)}" if plan.gangs else ""
-        priority, weight = chance.randint(-3, 3), chance.choice((1, messages.MAX_WEIGHT))
-        return messages.encode(
-            messages.Hello(messages.PROTOCOL_VERSION, self.name, "x", 1, priority, mode, 0, "0", weight, gang)
-        )
+        priority, weight = chance.randint(-3, 3), chance.choice((1, MAX_WEIGHT))
+        said = f"priority={priority}\nweight={weight}\ngang={gang}\nshare_limit={self._number(9)}\n{self.name}"
+        return messages.encode(messages.Hello(messages.PROTOCOL_VERSION, self.name, "x", 1, mode, 0, "0", profile=said))
 
     def _attach(self, gpu: int) -> bytes:
         chance = self.world.chance

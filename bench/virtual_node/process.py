@@ -396,7 +396,9 @@ class Process:
         """The kernel does not report its process id."""
         self.old = False
         """Its hook does not ask for pins."""
-        self.profile: messages.Profile | None = None
+        self.spatial = False
+        self.profile = ""
+        """What it says of itself, besides priority, weight and gang."""
         self.memory = Memory(self)
 
     @property
@@ -417,9 +419,8 @@ class Process:
         self.connection = world.network.open(self, world.shell)
         weight, gang = 1 + self.pid % 3, self.gang if world.plan.gangs_are_told else ""
         name, protocol = f"p{self.pid}", messages.PROTOCOL_VERSION
-        self.tell(messages.Hello(protocol, name, "model", 1, self.priority, self.mode, 0, "0", weight, gang))
-        if self.profile is not None:
-            self.tell(self.profile)
+        said = f"priority={self.priority}\nweight={weight}\n" + (f"gang={gang}\n" if gang else "") + self.profile
+        self.tell(messages.Hello(protocol, name, "model", 1, self.mode, 0, "0", spatial=self.spatial, profile=said))
         self.memory.connected()
         for side in self.sides.values():
             lease = side.lease.number if side.open or side.closing else 0
@@ -606,8 +607,10 @@ class Process:
             self.world.after(self.world.chance.randint(1, 200) * MILLISECOND_NS, lambda: self.live(side))
 
 
-def draw_profile(chance: random.Random) -> messages.Profile:
+def draw_profile(chance: random.Random) -> str:
     """A process's profile."""
     request = chance.choice((0, 0, 200, 600))
     limit, deadline_ns = chance.choice((300, 1000, 1000)), chance.choice((0, SECOND_NS, 20 * SECOND_NS))
-    return messages.Profile(chance.randint(0, 2), request, limit, deadline_ns, chance.random() < 0.3)
+    job_class = ("batch", "interactive", "best-effort")[chance.randint(0, 2)]
+    said = f"share_request={request / 1000}\nshare_limit={limit / 1000}\nclass={job_class}\n"
+    return said + (f"deadline={deadline_ns}ns\n" if deadline_ns else "")

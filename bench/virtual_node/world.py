@@ -23,7 +23,7 @@ from nvshare.bench.virtual_node.coordinator import Network, Shell
 from nvshare.bench.virtual_node.hostile import HostileClient
 from nvshare.bench.virtual_node.process import Process, Side, draw_profile
 from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
-from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotPolicy
+from nvshare.coordinator.kubernetes.slots.slot import Slot
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Settings
 from nvshare.coordinator.protocol import messages
@@ -135,13 +135,12 @@ class Slots:
         delay_ns = chance.randint(1, 500) * MILLISECOND_NS
         self._world.after(delay_ns, lambda: self._allocate(slot.slot, list(slot.gpus)))
 
-    def _policy(self) -> SlotPolicy:
+    def _policy(self) -> dict[str, str]:
         chance = self._world.chance
         gang = chance.choice([None, None, "train"])
         limit = chance.choice([None, None, self._world.plan.capacity_bytes // 2])
-        return SlotPolicy(
-            priority=chance.choice([None, 0, 3]), weight=chance.choice([None, 4]), gang=gang, memory_limit_bytes=limit
-        )
+        found = {"priority": chance.choice([None, 0, 3]), "weight": chance.choice([None, 4]), "gang": gang}
+        return {word: str(value) for word, value in (found | {"memory_limit": limit}).items() if value is not None}
 
     def _allocate(self, name: str, gpus: list[str]) -> None:
         self._allocations += 1
@@ -362,7 +361,7 @@ class World(Clock):
         if self.plan.pin_chance:
             process.old = self.chance.random() < self.plan.old_share
         if self.plan.profile_share and self.chance.random() < self.plan.profile_share:
-            process.profile = draw_profile(self.chance)
+            process.profile, process.spatial = draw_profile(self.chance), self.chance.random() < 0.3
         self.processes[process.pid] = process
         process.connect()
         for side in process.sides.values():

@@ -21,7 +21,8 @@ from nvshare.coordinator.cli.ctl_call import (
     say,
 )
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.model.settings import CONFIGURED, SETTINGS, Kind, Setting
+from nvshare.coordinator.kinds import Kind, Setting
+from nvshare.coordinator.model.settings import CONFIGURED, SETTINGS
 from nvshare.coordinator.units import format_share, format_size, parse_part
 
 

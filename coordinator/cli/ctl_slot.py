@@ -7,10 +7,12 @@ Only one user may connect.  The coordinator needs --slots-dir.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import pwd
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,7 +23,9 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.kubernetes.slots import slot as slots
-from nvshare.coordinator.kubernetes.slots.slot import ClassName, Slot, SlotError, SlotPolicy
+from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotError
+from nvshare.coordinator.model import profile
+from nvshare.coordinator.model.profile import PROFILE
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.units import parse_part, parse_size
 
@@ -33,35 +37,30 @@ SlotsDir = Annotated[Path, typer.Option(envvar="NVSHARE_SLOTS_DIR", help="the co
 _DEFAULT: Final = Path("/run/nvshare/slots")
 
 
-@app.command()
-def add(
+def _add(
     context: typer.Context,
     name: Name,
     user: Annotated[str, typer.Option(help="the only user whose programs may use it: name or id")],
     gpu: Annotated[str, typer.Option(help="indices or UUIDs, separated by commas")] = "0",
-    share_request: Annotated[str, typer.Option(help="guaranteed share of each GPU's time")] = "0",
-    share_limit: Annotated[str, typer.Option(help="greatest share, also when alone")] = "1",
-    memory_limit: Annotated[str, typer.Option(help="of all its programs on each GPU: 4GiB, 25%; 0: none")] = "0",
-    job_class: Annotated[ClassName, typer.Option("--class", help="kind of its programs")] = "batch",
     slots_dir: SlotsDir = _DEFAULT,
     as_json: Json = False,
     where: Where = None,
+    **given: str | None,
 ) -> None:
     """Make or change a slot, and print its directory, which is NVSHARE_RUNTIME_DIR for the user's nvshare-run."""
     runtime = directory_of(context, where)
     try:
         gpus = _gpus(call(runtime, api.Status())["gpus"], gpu)
-        limit = parse_argument(lambda text: _bytes(text, gpus), memory_limit, "--memory-limit")
-        policy = {
-            "share_request": parse_argument(parse_part, share_request, "--share-request"),
-            "share_limit": parse_argument(lambda text: parse_part(text, 0.001), share_limit, "--share-limit"),
-            "class": job_class,
-        }
+        policy = {row.word: text for row in profile.of_slots() if (text := given[row.field]) is not None}
+        if "memory_limit" in policy:
+            size = parse_argument(lambda text: _bytes(text, gpus), policy["memory_limit"], "--memory-limit")
+            policy["memory_limit"] = str(size)
+        for word, text in policy.items():
+            parse_argument(PROFILE[word].read, text, _flag(word))
         uuids, now_s = tuple(each["uuid"] for each in gpus), time.time()
         slot = Slot(
             slot=slots.check_name(name), allocation=uuid.uuid4().hex, allocated_at_s=now_s, gpus=uuids,
-            device_ids=uuids, memory_limit_bytes=limit, user_id=parse_argument(_user_id, user, "--user"),
-            policy=SlotPolicy.model_validate(policy),
+            device_ids=uuids, user_id=parse_argument(_user_id, user, "--user"), policy=policy,
         )  # fmt: skip
         place = _put(slots_dir.absolute(), slot, runtime)
     except (ControlError, NoCoordinatorError) as error:
@@ -69,6 +68,26 @@ def add(
     except (SlotError, OSError) as error:
         fail(ControlError("slot", str(error)), as_json)
     typer.echo(json.dumps({"slot": name, "directory": str(place)}) if as_json else str(place))
+
+
+def _flag(word: str) -> str:
+    return "--" + word.replace("_", "-")
+
+
+def with_profile(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each setting that slots have."""
+    own = inspect.signature(command, eval_str=True)
+    found = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    for row in profile.of_slots():
+        option = typer.Option(_flag(row.word), metavar=row.metavar, help=row.help)
+        kind = Annotated[str | None, option]
+        found.append(inspect.Parameter(row.field, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None))
+    command.__signature__ = own.replace(parameters=found)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in found}
+    return command
+
+
+app.command("add")(with_profile(_add))
 
 
 @app.command()

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from nvshare.bench.workloads.busy import read_log
 from nvshare.client_hook.embedded import Launch, prepare_client
-from nvshare.client_hook.launcher import ClientOptions, LaunchError
+from nvshare.client_hook.launcher import LaunchError
 from nvshare.coordinator.cli.demo_proof import violations
 from nvshare.coordinator.cli.trace.recording import Recording, record
 from nvshare.coordinator.daemon.control.api import decode_event
@@ -87,7 +87,7 @@ def set_up(simulate: str | None, policy: str | None, quantum: str) -> Iterator[S
 
 def start(setup: Setup, name: str, seconds: float) -> subprocess.Popen[bytes]:
     """Starts one program under the hook."""
-    launch = Launch(str(setup.directory.path), setup.simulate, ClientOptions(name=name))
+    launch = Launch(str(setup.directory.path), setup.simulate, {"name": name})
     environ = dict(os.environ)
     environ.setdefault("NVSHARE_MEMORY", "device")
     environ = prepare_client(launch, environ)

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.client_hook.launcher import JOB_CLASSES, LaunchError
+from nvshare.client_hook.launcher import LaunchError
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import ControlCaller, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.units import parse_size
+from nvshare.scheduler_policies.api import JobClass
 
 _RETRY_S: Final = 1.0
 
@@ -36,15 +37,15 @@ def with_gpus(environ: Mapping[str, str], options: argparse.Namespace, command: 
 
 def _request(environ: Mapping[str, str], options: argparse.Namespace, command: Sequence[str]) -> api.Place:
     automatic = re.fullmatch("auto(?::([0-9]+))?", options.gpu or "auto")
-    job_class = options.job_class or environ.get("NVSHARE_CLASS")
+    job_class = environ.get("NVSHARE_CLASS", "").replace("-", "_").upper()
     return api.Place(
         count=int(automatic[1] or 1) if automatic else 1,
         gpus="" if automatic else options.gpu,
         visible=environ.get("CUDA_VISIBLE_DEVICES"),
         fastest_first=environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID",
-        memory_bytes=options.gpu_memory_limit or parse_size(environ.get("NVSHARE_MEMORY_LIMIT") or "0"),
-        job_class=JOB_CLASSES.index(job_class) if job_class in JOB_CLASSES else 0,
-        name=_name(options.name or environ.get("NVSHARE_NAME"), command),
+        memory_bytes=parse_size(environ.get("NVSHARE_MEMORY_LIMIT") or "0"),
+        job_class=JobClass[job_class] if job_class in JobClass.__members__ else 0,
+        name=_name(environ.get("NVSHARE_NAME"), command),
         beside=options.beside or "",
         apart=options.apart or "",
         alone=options.alone,

@@ -23,26 +23,11 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from nvshare.client_hook.embedded import Launch, prepare_client
-from nvshare.client_hook.launcher import (
-    JOB_CLASSES,
-    MEMORY_MODES,
-    ClientOptions,
-    LaunchError,
-    names_hook_for_glibc_alone,
-    without_hook,
-)
+from nvshare.client_hook.launcher import LaunchError, names_hook_for_glibc_alone, without_hook
 from nvshare.client_hook.obstacles import find_obstacle
-from nvshare.coordinator.units import parse_duration, parse_duration_or_never, parse_part, parse_size
-
-_WITH_VALUE = (
-    "--memory", "--priority", "--weight", "--gang", "--class", "--share-request", "--share-limit", "--deadline",
-    "--park-after", "--name", "--gpu-memory-limit", "--gpu", "--with", "--apart", "--runtime-dir",
-)  # fmt: skip
-_NAME_BYTES = 63
-T = TypeVar("T")
+from nvshare.coordinator.model.profile import PROFILE, ProgramSetting
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -92,6 +77,7 @@ class _Version(argparse.Action):
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Our options, and the command: the words after `--`, or from the first word that is not an option."""
+    with_value = {"--gpu", "--with", "--apart", "--runtime-dir", *(row.option for row in PROFILE.values())}
     index = 0
     while index < len(argv):
         word = argv[index]
@@ -99,7 +85,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(argv[:index]), list(argv[index + 1 :])
         if not word.startswith("-"):
             break
-        index += 2 if word in _WITH_VALUE else 1
+        index += 2 if word in with_value else 1
     return list(argv[:index]), list(argv[index:])
 
 
@@ -112,46 +98,9 @@ def make_parser() -> argparse.ArgumentParser:
         "A warning names programs that cannot load the hook (musl, static, setuid).",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--memory",
-        choices=MEMORY_MODES,
-        metavar="auto|swap|managed|device",
-        help="kind of device allocations; auto: swap where the GPU can, else managed (auto)",
-    )
-    parser.add_argument(
-        "--priority", type=_priority, metavar="N", help="higher runs first, under the policy priority (0)"
-    )
-    parser.add_argument(
-        "--weight", type=_weight, metavar="N", help="1 to 10000: share of time under the policy fair_share (1)"
-    )
-    parser.add_argument(
-        "--gang",
-        type=_name,
-        metavar="NAME",
-        help="run at the same time as the user's other programs of this gang, each on its GPU",
-    )
-    parser.add_argument(
-        "--class",
-        dest="job_class",
-        choices=JOB_CLASSES,
-        metavar="batch|interactive|best-effort",
-        help="interactive: someone waits for it; best-effort: runs in what others leave (batch)",
-    )
-    parser.add_argument(
-        "--share-request", type=_share, metavar="S", help="guaranteed share of the GPU's time: 0.3 or 30%%"
-    )
-    parser.add_argument("--share-limit", type=_share, metavar="S", help="largest share, also when alone (1)")
-    parser.add_argument(
-        "--deadline", type=_deadline, metavar="TIME", help="when it should be done, from its start: 90s, 30m, 2h"
-    )
-    parser.add_argument(
-        "--park-after",
-        type=_park_after,
-        metavar="TIME",
-        help="leave the GPU altogether after this time without use of it: 10m, 2h; 0: never (as set for its class)",
-    )
-    parser.add_argument("--name", type=_name, metavar="S", help="name shown by tools (script or program)")
-    parser.add_argument("--gpu-memory-limit", type=_size, metavar="SIZE", help="largest allocation in all: 4GiB")
+    for row in PROFILE.values():
+        shown = row.help.replace("%", "%%")
+        parser.add_argument(row.option, dest=row.word, type=_reader(row), metavar=row.metavar, help=shown)
     _add_gpus(parser)
     parser.add_argument(
         "--simulate",
@@ -192,43 +141,26 @@ def _add_others(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
 
 
-def _priority(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if not -(1 << 31) <= value < 1 << 31:
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range: 32 bits")
-    return value
+def profile_of(options: argparse.Namespace) -> dict[str, str]:
+    """The profile that the options say."""
+    return {word: text for word in PROFILE if (text := getattr(options, word)) is not None}
 
 
-def _weight(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 10000")
-    return int(text)
+def _reader(row: ProgramSetting) -> Callable[[str], str]:
+    """A setting of the program for argparse: the text for its variable."""
+
+    def read(text: str) -> str:
+        try:
+            value = row.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return str(value) if row.of_hook else text
+
+    return read
 
 
 def _name(text: str) -> str:
-    if not text or len(os.fsencode(text)) > _NAME_BYTES:
-        raise argparse.ArgumentTypeError(f"a name has 1 to {_NAME_BYTES} bytes")
-    return text
-
-
-def _by(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """A parser of units for argparse."""
-
-    def parsed(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parsed
-
-
-_size, _share = _by(parse_size), _by(lambda text: parse_part(text, 0.001))
-_deadline = _by(lambda text: parse_duration(f"{text}s" if text.isdecimal() else text))
-_park_after = _by(parse_duration_or_never)
+    return _reader(PROFILE["name"])(text)
 
 
 def _prepare(options: argparse.Namespace, environ: dict[str, str], program: str) -> dict[str, str]:
@@ -236,19 +168,7 @@ def _prepare(options: argparse.Namespace, environ: dict[str, str], program: str)
     launch = Launch(
         runtime_dir=options.runtime_dir,
         simulate=options.simulate,
-        options=ClientOptions(
-            memory=options.memory,
-            priority=options.priority,
-            weight=options.weight,
-            gang=options.gang,
-            job_class=options.job_class,
-            share_request=options.share_request,
-            share_limit=options.share_limit,
-            deadline_ns=options.deadline,
-            park_after_ns=options.park_after,
-            name=options.name,
-            memory_limit_bytes=options.gpu_memory_limit,
-        ),
+        options=profile_of(options),
         program=program,
         mps=not options.no_mps,
     )

@@ -25,11 +25,12 @@ from nvshare.coordinator.daemon.settings_file import Key, StartError
 from nvshare.coordinator.daemon.supervisor import Supervisor
 from nvshare.coordinator.engine.policy_guard import PolicyGuard
 from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.kinds import Value
 from nvshare.coordinator.kubernetes.slots.slot import note_hook_registered
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import Settings, Value
+from nvshare.coordinator.model.settings import Settings
 from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
 from nvshare.coordinator.system import runtime_dir
 from nvshare.coordinator.system.checkpoints import cannot_park

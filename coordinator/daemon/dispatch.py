@@ -19,12 +19,11 @@ from nvshare.coordinator.daemon.control import explanations
 from nvshare.coordinator.daemon.peers import printable
 from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.engine.scheduler import AS_THEY_COME
-from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.client import Facts
+from nvshare.coordinator.model import commands, events, profile
+from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, RemoteProtocolError
 from nvshare.coordinator.system.users import known_name
-from nvshare.scheduler_policies.api import JobClass
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.live_settings import LiveSettings
@@ -34,6 +33,10 @@ if TYPE_CHECKING:
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 
 log: Final = logging.getLogger("nvshare")
+
+_SAME_VERSION: Final = "install the same nvshare version for hook and coordinator, and start the program again"
+MOST_TOLD: Final = 8
+"""Mistakes in a program's profile of which it is told."""
 
 Observe = Callable[[str, Mapping[str, Any]], None]
 
@@ -107,7 +110,11 @@ class Dispatcher:
             else:
                 self._handle_other(connection, message, now_ns)
         except RemoteProtocolError as error:
-            self._breach(connection, messages.Rejection.MALFORMED, str(error), now_ns)
+            code, text = messages.Rejection.MALFORMED, str(error)
+            if connection not in self._clients:
+                code = messages.Rejection.PROTOCOL_VERSION
+                text = f"{_SAME_VERSION} (protocol {messages.PROTOCOL_VERSION}): {error}"
+            self._breach(connection, code, text, now_ns)
         except InvariantError:  # the core's state cannot be trusted any more
             raise
         except Exception as error:
@@ -127,8 +134,6 @@ class Dispatcher:
             self._hello(connection, message, now_ns)
         elif known and isinstance(message, messages.AttachGpu):
             self._attach(connection, message, now_ns)
-        elif known and isinstance(message, messages.Profile):
-            self._profile(connection, message, now_ns)
         elif known and isinstance(message, messages.ExplainWait):
             self._explain_wait(connection, message.gpu)
         elif known and isinstance(message, messages.Goodbye):
@@ -162,13 +167,6 @@ class Dispatcher:
             raise failure
 
     def _hello(self, connection: int, hello: messages.Hello, now_ns: int) -> None:
-        if hello.protocol != messages.PROTOCOL_VERSION:
-            text = (
-                f"this coordinator speaks protocol {messages.PROTOCOL_VERSION}, the hook ({hello.library_version}) "
-                f"protocol {hello.protocol}; install the same nvshare version on both sides"
-            )
-            self._breach(connection, messages.Rejection.PROTOCOL_VERSION, text, now_ns)
-            return
         if len(self._clients) >= self._max_clients:
             text = f"all {self._max_clients} clients are connected; raise max_clients"
             self._breach(connection, messages.Rejection.TOO_MANY_CLIENTS, text, now_ns)
@@ -178,17 +176,12 @@ class Dispatcher:
         peer = self._outbox.peer(connection)
         if peer is None:
             return
-        priority, weight = self._own_rank(peer, hello)
         registered = events.ClientRegistered(
             connection,
             replace(
                 hello,
                 name=printable(hello.name or hello.program),
                 program=printable(hello.program),
-                priority=priority,
-                weight=weight,
-                # Gangs of different users are different, even with equal names.  For slots, see slot_book.py.
-                gang=f"user:{peer.user_id}/{printable(hello.gang)}" if hello.gang else "",
             ),
             # The kernel reports 0 for a process in a foreign PID namespace.  The journal's 0 means no process, and
             # two such processes must stay distinct: each gets a negative id of its own.
@@ -204,15 +197,15 @@ class Dispatcher:
         self._outbox.greeted(connection)
         known_name(peer.user_id)  # looked up before a program that waits asks for it
         process_id = registered.process_id
-        self._clients[connection] = _Client(process_id, Facts.of(registered.hello))
+        own, told = self._own(peer, hello, now_ns)
+        self._clients[connection] = _Client(process_id, own)
         self._journal.forget(process_id)  # an earlier process may have had this id
         self.event(registered, now_ns)
         if self._live is not None:
             self._live.registered(registered)
         self.settle(connection, now_ns)
-        if not peer.slot and (priority, weight) != (hello.priority, hello.weight):
-            text = f"user {peer.user_id} is limited to priority {priority} and weight {weight}"
-            self._reject(connection, messages.Rejection.NOT_ALLOWED, f"{text} (max_priority, max_weight)")
+        for text in told[:MOST_TOLD]:
+            self._reject(connection, messages.Rejection.NOT_ALLOWED, text)
 
     # --- facts of programs --------------------------------------------------------------------------------------------
 
@@ -228,35 +221,18 @@ class Dispatcher:
         """Something that `facts` is made of has changed: the program has said it, its slot, or a live setting."""
         self.event(events.Settled(connection, self.facts(connection)), now_ns)
 
-    def _own_rank(self, peer: Peer, hello: messages.Hello) -> tuple[int, int]:
-        """Priority and weight that a program may choose by its environment.
-
-        Root and the coordinator's user are not limited, because they may use nvshare-ctl.  Slots have annotations.
-        """
-        if self._rights.is_operator(peer.user_id):
-            return hello.priority, hello.weight
-        return min(hello.priority, self._rights.max_priority), min(hello.weight, self._rights.max_weight)
-
-    def _profile(self, connection: int, message: messages.Profile, now_ns: int) -> None:
-        """What a program says of itself.  Its first deadline stands, or it would never be late.
-
-        A guaranteed share takes time from other users: operators give it, and slots.
-        """
-        client, peer = self._clients[connection], self._outbox.peer(connection)
-        request = message.share_request / 1000
-        if request and peer is not None and not peer.slot and not self._rights.is_operator(peer.user_id):
-            text = f"user {peer.user_id} may ask for no guaranteed share; an operator gives it by nvshare-ctl set share"
-            self._reject(connection, messages.Rejection.NOT_ALLOWED, text)
-            request = 0.0
-        client.own = client.own.having(
-            job_class=JobClass(message.job_class),
-            share_request=request,
-            share_limit=max(1, message.share_limit) / 1000,
-            deadline_ns=client.own.rank.deadline_ns or (now_ns + message.deadline_ns if message.deadline_ns else None),
-            spatial=message.spatial,
-            park_after_ns=message.park_after_ns % messages.NEVER_NS if message.park_after_ns else None,
-        )
-        self.settle(connection, now_ns)
+    def _own(self, peer: Peer, hello: messages.Hello, now_ns: int) -> tuple[Facts, list[str]]:
+        """What a program says of itself, within its user's rights, and what to say of it."""
+        values, mistakes = profile.read(profile.of_text(hello.profile))
+        told = [f"NVSHARE_{word.upper()}: {why}; ignored" for word, why in mistakes.items()]
+        if not peer.slot:  # a slot has its own; see slot_book.py
+            told += self._rights.lower(peer.user_id, values)
+        values |= {"limit_bytes": hello.memory_limit_bytes, "spatial": hello.spatial}
+        if values.get("gang"):  # gangs of different users are different, even with equal names
+            values["gang"] = f"user:{peer.user_id}/{printable(values['gang'])}"
+        if "deadline_ns" in values:
+            values["deadline_ns"] += now_ns
+        return Facts().having(**values), told
 
     def _attach(self, connection: int, message: messages.AttachGpu, now_ns: int) -> None:
         why = None if self.slots is None else self.slots.refuses(connection, message.uuid)

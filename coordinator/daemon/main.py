@@ -30,9 +30,10 @@ from nvshare.coordinator.daemon.log_names import GpuNames
 from nvshare.coordinator.daemon.settings_file import StartError
 from nvshare.coordinator.daemon.supervisor import Supervisor
 from nvshare.coordinator.engine.scheduler import InvariantError
+from nvshare.coordinator.kinds import Setting
 from nvshare.coordinator.kubernetes.slots import slot
 from nvshare.coordinator.kubernetes.slots.slot import SlotError
-from nvshare.coordinator.model.settings import CONFIGURED, Setting, Settings
+from nvshare.coordinator.model.settings import CONFIGURED, Settings
 from nvshare.coordinator.system import card_lock, runtime_dir
 from nvshare.coordinator.system.card_lock import CardHeldError
 from nvshare.coordinator.system.devices import Device, NoGpuError, discover, load_simulated_nvml

@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from nvshare.coordinator.kinds import POLICY, Kind, Setting, Value
 from nvshare.coordinator.model import settings as model
-from nvshare.coordinator.model.settings import CONFIGURED, POLICY, Kind, Setting, Settings, Value
+from nvshare.coordinator.model.settings import CONFIGURED, Settings
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.host_memory import default_budget_bytes
 from nvshare.coordinator.system.web_process import check_installed, read_token

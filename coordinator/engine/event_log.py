@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, get_type_hints
 
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.client import Facts
 from nvshare.coordinator.model.commands import Command
+from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.protocol.messages import TO_COORDINATOR, Message
 
 SHOWN: Final = 40

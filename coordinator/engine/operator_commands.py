@@ -19,10 +19,11 @@ from nvshare.coordinator.memory import room
 from nvshare.coordinator.memory.client_settings import send_settings, send_settings_to_all
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.client import Client, Facts
+from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.model.settings import SETTINGS
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import JobClass, Policy, Rank

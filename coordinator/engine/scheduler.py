@@ -38,12 +38,13 @@ from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import admission, checks, host_budget, orders, pinning
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.client import Client, Facts, Identity
+from nvshare.coordinator.model.client import Client, Identity
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Command, Notify, ParkingOver, Send, SetTimer
 from nvshare.coordinator.model.gpu import Gpu, GpuLeases, GpuRules, Recovery
 from nvshare.coordinator.model.memory import GpuMemory
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.placement import parse_placement
+from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.model.settings import RECONNECT_NS, OverdueAction, Settings
 from nvshare.coordinator.protocol.messages import (
@@ -301,7 +302,7 @@ class Scheduler:
             memory_mode=MemoryMode(hello.memory_mode),
             memory_auto=hello.memory_auto,
             registered_at_ns=now_ns,
-            facts=Facts.of(hello),
+            facts=Facts(),
             time_owner="",
             placement=parse_placement(hello.placement),
         )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from nvshare.coordinator.model.placement import NOT_PLACED, Placement
-from nvshare.coordinator.protocol.messages import Hello, MemoryMode
-from nvshare.scheduler_policies.api import Rank
+from nvshare.coordinator.model.profile import Facts
+from nvshare.coordinator.protocol.messages import MemoryMode
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.seat import Seat
@@ -28,42 +28,6 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.name} (process {self.process_id})"
-
-
-_OF_RANK: Final = frozenset(each.name for each in fields(Rank))
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is settled of a program: its own words within its user's rights, its slot's word over them, and live
-    settings over both.  The shell puts them together (daemon/dispatch.py); the engine has them from `events.Settled`.
-    """
-
-    rank: Rank = field(default_factory=Rank)
-    limit_bytes: int = 0
-    """Memory on each GPU; 0: no limit."""
-    limits_of_gpus: tuple[tuple[str, int], ...] = ()
-    """UUIDs of GPUs that have another limit, and bytes."""
-    gang: str = ""
-    """"": none."""
-    spatial: bool = False
-    paused: bool = False
-    park_after_ns: int | None = None
-    """Idleness after which it is parked; 0: never.  None: as its class."""
-
-    def limit_on(self, uuid: str) -> int:
-        """Bytes of GPU memory; 0: no limit."""
-        return dict(self.limits_of_gpus).get(uuid, self.limit_bytes)
-
-    @classmethod
-    def of(cls, hello: Hello) -> Facts:
-        """A program's own, before it has said more (`messages.Profile`)."""
-        return cls(Rank(hello.priority, hello.weight), limit_bytes=hello.memory_limit_bytes, gang=hello.gang)
-
-    def having(self, **values: Any) -> Facts:
-        """With these values, by the names of the fields here and in `rank`."""
-        rank = replace(self.rank, **{name: values.pop(name) for name in _OF_RANK & values.keys()})
-        return replace(self, rank=rank, **values)
 
 
 @dataclass(slots=True)

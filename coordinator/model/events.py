@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nvshare.coordinator.model.client import Facts
-from nvshare.coordinator.model.settings import Value
+from nvshare.coordinator.kinds import Value
+from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.protocol.messages import Hello, Message
 
 
@@ -41,10 +41,10 @@ class HolderGone:
 
 @dataclass(frozen=True, slots=True)
 class ClientRegistered:
-    """A hook said hello.  The kernel reports `process_id` and `user_id`; `hello` asks for no more than it may have.
+    """A hook said hello.  The kernel reports `process_id` and `user_id`.  `Settled` follows.
 
     Clients of one `group` (other than "") and one `allocation` of it share their memory limit and count as one for
-    time.  Clients of one `hello.gang` (other than "") run at the same time on their GPUs.
+    time.
     """
 
     client: int

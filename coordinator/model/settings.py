@@ -1,6 +1,6 @@
-"""Every setting, declared once: its kind of value with unit and bounds, its default, its scope and its help.
+"""The settings of a node, each declared once: kind of value with unit and bounds, default, scope and help.
 
-A field of `Settings` made with `setting` is a setting of the node, and perhaps of single GPUs; `_OF_CLIENT` has the
+A field of `Settings` made with `setting` is a setting of the node, and perhaps of single GPUs; profile.py has the
 settings of programs.  From the declaration follow the flag of `nvshare-coordinator`, the variable `NVSHARE_NAME`, the
 key of the file (daemon/settings_file.py), the sample file, `nvshare-ctl set` (cli/ctl_settings.py), what lasts over a
 restart (daemon/control/live_settings.py), the engine's event `Set` (engine/operator_commands.py), the reference page
@@ -12,35 +12,34 @@ The records never change.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from nvshare.coordinator.protocol.messages import MAX_WEIGHT, Sharing
-from nvshare.coordinator.units import (
-    QUANTUM_BOUNDS_NS,
-    SHARE_BOUNDS,
-    format_duration,
-    format_share,
-    format_size,
-    parse_duration,
-    parse_duration_or_never,
-    parse_part,
-    parse_quantum,
-    parse_share,
-    parse_size,
+from nvshare.coordinator.kinds import (
+    DURATION,
+    DURATION_OR_NEVER,
+    FLAG,
+    OWN_OR_COMMON,
+    POLICY,
+    PORT,
+    QUANTUM,
+    SHARE,
+    SIZE,
+    TEXT,
+    Setting,
+    choice_of,
+    setting,
+    whole,
 )
+from nvshare.coordinator.model.profile import I32_MAX, I32_MIN, MAX_WEIGHT, PROFILE
+from nvshare.coordinator.protocol.kinds import Sharing
 from nvshare.scheduler_policies.api import JobClass
 
 MILLISECOND_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
 RECONNECT_NS: Final = SECOND_NS
 """After a start, clients of an earlier coordinator connect again within this time."""
-I32_MIN: Final = -(1 << 31)
-I32_MAX: Final = (1 << 31) - 1
-
-Value = int | float | str | bool | None
-"""A value as in an event, a request and a file of live settings: a choice by its word."""
 
 
 class OverdueAction(enum.Enum):
@@ -52,196 +51,7 @@ class OverdueAction(enum.Enum):
     KILL = "kill"
 
 
-# --- kinds of values --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """The values of a setting, and how they are written."""
-
-    of: type
-    """Python's type of a value."""
-    parse: Callable[[str], Any] = str
-    """Raises ValueError, with the accepted forms."""
-    shown: Callable[[Any], str] = str
-    low: float = 0
-    high: float | None = None
-    """Bounds of a number, or of the length of a text."""
-    words: tuple[str, ...] = ()
-    """All values of a choice."""
-    choice: type[enum.Enum] | None = None
-    """The engine's form of the words."""
-    none: str = ""
-    """The word for None, if that is a value."""
-    bare: bool = False
-    """A whole number needs no quotes in a file."""
-    sample: str = ""
-    """Accepted forms, for a value that lacks its quotes."""
-    schema: Mapping[str, Any] = field(default_factory=dict)
-    """JSON schema of the chart's value."""
-
-    def read(self, raw: object) -> Value:
-        """The value of a text, a TOML number or a TOML boolean.  Raises ValueError."""
-        if not self.quoted or (self.bare and type(raw) is int):
-            raw = str(raw).lower()
-        if isinstance(raw, str):
-            value: Value = self.parse(raw)
-            self.check(value)
-            return value
-        raise ValueError(f"{raw!r} is not text: write it in quotes, such as {self.sample}")
-
-    def check(self, value: Any) -> None:
-        """Raises ValueError for what is no value of this kind."""
-        if value is None and self.none:
-            return
-        if type(value) is not self.of and not (self.of is float and type(value) is int):
-            raise ValueError(f"{value!r:.40} is not of the type {self.of.__name__}")
-        if self.words and value not in self.words:
-            raise ValueError(f"{value!r:.40} is none of {', '.join(self.words)}")
-        measure: Any = len(value) if isinstance(value, str) else value
-        shown = str if isinstance(value, str) else self.shown
-        if measure < self.low or (self.high is not None and measure > self.high) or measure != measure:
-            bounds = f"at least {shown(self.low)}" if self.high is None else f"{shown(self.low)} to {shown(self.high)}"
-            unit = " characters" if isinstance(value, str) else ""
-            raise ValueError(f"{self.shown(value)!r:.40} is out of range: {bounds}{unit}")
-
-    @property
-    def quoted(self) -> bool:
-        """A file has its values in quotes."""
-        return self.schema.get("type") not in ("integer", "boolean")
-
-    @property
-    def forms(self) -> str:
-        """The accepted forms, for help."""
-        return ", ".join(map(self.show, self.words)) or self.sample.replace('"', "")
-
-    def show(self, value: Value) -> str:
-        """The value for people, as a file or command has it."""
-        return self.none if value is None else self.shown(value)
-
-    def typed(self, value: Value) -> Any:
-        """The engine's form of a value."""
-        return value if self.choice is None else self.choice[str(value).upper()]
-
-    def plain(self, typed: Any) -> Value:
-        """The opposite of `typed`."""
-        value: Value = typed.name.lower() if isinstance(typed, enum.Enum) else typed
-        return value
-
-
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": f"#/definitions/{name}"}
-
-
-def _choice(*words: str, choice: type[enum.Enum] | None = None) -> Kind:
-    return Kind(of=str, parse=str.lower, words=words, choice=choice, sample=f'"{words[0]}"', schema={"enum": [*words]})
-
-
-def _whole(low: int, high: int | None = None) -> Kind:
-    bounds = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
-    return Kind(of=int, parse=_parse_whole, low=low, high=high, schema={"type": "integer", **bounds})
-
-
-def _parse_whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
-
-
-def _parse_flag(text: str) -> bool:
-    if text.lower() not in ("true", "false", "1", "0"):
-        raise ValueError(f"{text!r} is neither true nor false")
-    return text.lower() in ("true", "1")
-
-
-def _parse_positive_size(text: str) -> int:
-    if (size := parse_size(text)) <= 0:
-        raise ValueError("must be more than 0")
-    return size
-
-
-DURATION: Final = Kind(
-    of=int, parse=parse_duration, shown=format_duration, low=1, sample='"100ms"', schema=_ref("duration")
-)
-DURATION_OR_NEVER: Final = replace(
-    DURATION, parse=parse_duration_or_never, shown=lambda ns: format_duration(ns) if ns else "0", low=0, bare=True,
-    sample='"100ms" or "0"', schema=_ref("durationOrNever"),
-)  # fmt: skip
-OWN_OR_COMMON: Final = replace(
-    DURATION_OR_NEVER, parse=lambda text: None if text == "common" else parse_duration_or_never(text), none="common",
-    sample='"10m", "0" or "common"', schema=_ref("durationOrCommon"),
-)  # fmt: skip
-QUANTUM: Final = Kind(
-    of=int, parse=parse_quantum, shown=format_duration, none="auto", low=QUANTUM_BOUNDS_NS[0],
-    high=QUANTUM_BOUNDS_NS[1], sample='"100ms" or "auto"', schema=_ref("quantum"),
-)  # fmt: skip
-SIZE: Final = Kind(
-    of=int, parse=_parse_positive_size, shown=format_size, low=1, high=1 << 60, bare=True, sample='"4GiB"',
-    schema=_ref("size"),
-)  # fmt: skip
-LIMIT: Final = replace(SIZE, parse=parse_size, shown=lambda size: format_size(size) if size else "none", low=0)
-SHARE: Final = Kind(
-    of=float, parse=parse_share, shown=format_share, low=SHARE_BOUNDS[0], high=SHARE_BOUNDS[1], sample='"5%"',
-    schema={"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?%$"},
-)  # fmt: skip
-PART: Final = Kind(of=float, parse=parse_part, shown=format_share, low=0.0, high=1.0)
-FLAG: Final = Kind(of=bool, parse=_parse_flag, shown=lambda flag: str(flag).lower(), schema={"type": "boolean"})
-TEXT: Final = Kind(of=str, low=1, sample='"text"', schema={"type": "string", "minLength": 1})
-POLICY: Final = replace(TEXT, high=63, sample='"auto"', schema={"type": "string", "minLength": 1, "maxLength": 63})
-JOB_CLASS: Final = replace(
-    _choice("interactive", "batch", "best_effort", choice=JobClass),
-    parse=lambda text: text.replace("-", "_"),
-    shown=lambda word: word.replace("_", "-"),
-)
-PORT: Final = _whole(0, 65_535)
-
-
-# --- the settings -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One setting."""
-
-    kind: Kind
-    help: str = ""
-    """Its meaning, for the reference page and the help of the tools."""
-    by_gpu: bool = False
-    """Single GPUs, or a client on single GPUs, may have their own value."""
-    of_client: bool = False
-    chapter: str = ""
-    """Heading of the sample file; "": as the setting before."""
-    sample: str = ""
-    """Value in the sample file, if there is no default that could be written."""
-    default_text: str = "none"
-    """Of None as the default, for the reference page, where no word means None."""
-    reloaded: bool = False
-    """SIGHUP applies it, as all settings that `nvshare-ctl` sets."""
-    in_chart: bool = True
-    live: bool = False
-    """`nvshare-ctl set` has it."""
-    done: str = ""
-    """The message of a change, if it is no usual one."""
-    reply: str = ""
-    """The value's key in the reply to a change."""
-    name: str = ""
-    field: str = ""
-    """Of the engine's record; with the unit."""
-    default: Any = None
-
-    @property
-    def is_live(self) -> bool:
-        """It may change while programs run."""
-        return self.live or self.of_client
-
-    @property
-    def default_shown(self) -> str:
-        return self.kind.show(self.kind.plain(self.default))
-
-
-def setting(kind: Kind, default: Any, **declared: Any) -> Any:
-    return field(default=default, metadata={"setting": Setting(kind=kind, default=default, **declared)})
+# --- the settings of a node -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,25 +79,25 @@ class Settings:
         "cost more than a fifth of the time. Moves of memory come on top. Read at the start",
     )  # fmt: skip
     sharing: Sharing = setting(  # noqa: RUF009 (a field)
-        _choice("auto", "exclusive", "concurrent", choice=Sharing), Sharing.AUTO, by_gpu=True, live=True,
+        choice_of("auto", "exclusive", "concurrent", choice=Sharing), Sharing.AUTO, by_gpu=True, live=True,
         help="`auto`: as the policy plans; `exclusive`: one lease at a time; `concurrent`: all programs at once while "
         "their memory fits together, in turns otherwise",
     )  # fmt: skip
     mps: str = setting(
-        _choice("off", "same_user"), "off",
+        choice_of("off", "same_user"), "off",
         help="`same_user`: the programs of one user run as clients of MPS; a fault of one ends the others. Read "
         "at the start",
     )  # fmt: skip
     share_by: str = setting(
-        _choice("user", "program"), "user", chapter="Users",
+        choice_of("user", "program"), "user", chapter="Users",
         help="Time is divided between users first (`user`), or between programs (`program`)",
     )  # fmt: skip
     max_priority: int = setting(
-        _whole(I32_MIN, I32_MAX), 0, reloaded=True,
+        whole(I32_MIN, I32_MAX), 0, reloaded=True,
         help="Highest `--priority` of a user's program. Root and the coordinator's own user have no bound; Kubernetes "
         "slots have annotations",
     )  # fmt: skip
-    max_weight: int = setting(_whole(1, MAX_WEIGHT), 100, reloaded=True, help="The same for `--weight`")
+    max_weight: int = setting(whole(1, MAX_WEIGHT), 100, reloaded=True, help="The same for `--weight`")
     hide_other_users: bool = setting(
         FLAG, False, reloaded=True,
         help="`nvshare-ctl` hides names and process ids of other users' programs, except from root and the "
@@ -311,7 +121,7 @@ class Settings:
         "had as much time. A stopped program has about a second instead, while `overdue_action` is `nothing`",
     )  # fmt: skip
     overdue_action: OverdueAction = setting(  # noqa: RUF009 (a field)
-        _choice("nothing", "demote", "kill", choice=OverdueAction), OverdueAction.NOTHING,
+        choice_of("nothing", "demote", "kill", choice=OverdueAction), OverdueAction.NOTHING,
         help="What happens to a program that exceeds `drain_deadline`: `nothing`, `demote`, `kill`. The others "
         "continue in any case, if memory allows",
     )  # fmt: skip
@@ -350,12 +160,12 @@ class Settings:
         DURATION, 10 * SECOND_NS, chapter="Connections", help="A connection that sends nothing for so long is closed"
     )
     max_clients: int = setting(
-        _whole(1, 65_536),
+        whole(1, 65_536),
         1024,
         help="Connected programs",
     )
     max_messages_per_s: int = setting(
-        _whole(100), 20_000,
+        whole(100), 20_000,
         help="Messages of all programs of one user or slot; beyond that, the connections that send the most are closed",
     )  # fmt: skip
     metrics_port: int | None = setting(
@@ -382,7 +192,7 @@ class Settings:
         help="File with the token that lets the web page change programs; without it the page only shows",
     )  # fmt: skip
     log_level: str = setting(
-        _choice("debug", "info", "warning", "error"), "info", chapter="Messages",
+        choice_of("debug", "info", "warning", "error"), "info", chapter="Messages",
         help="`debug`, `info`, `warning`, `error`",
     )  # fmt: skip
     gpu: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -434,33 +244,17 @@ def declared(record: type) -> dict[str, Setting]:
     return found
 
 
-_OF_CLIENT: Final = (
-    Setting(
-        name="priority", field="priority", kind=_whole(I32_MIN, I32_MAX), default=0, live=True,
-        help="Higher runs first, under the policy priority", done="{client} has priority {value}",
-    ),
-    Setting(
-        name="weight", field="weight", kind=_whole(1, MAX_WEIGHT), default=1, live=True,
-        help="Share of time under the policy fair_share, from 1 to 10000", done="{client} has weight {value}",
-    ),
-    Setting(
-        name="class", field="job_class", reply="class", kind=JOB_CLASS, default="batch", live=True,
-        help="What a client is for, under the policy auto", done="{client} is {value}",
-    ),
-    Setting(name="share_request", field="share_request", kind=PART, default=0.0),
-    Setting(name="share_limit", field="share_limit", kind=PART, default=1.0),
-    Setting(
-        name="limit", field="limit_bytes", kind=LIMIT, default=0, by_gpu=True, live=True,
-        help="GPU memory that a client may allocate; 0: no limit", done="{client} has {limit} of GPU memory{more}",
-    ),
+_ACTS: Final = (
     Setting(name="paused", field="paused", kind=replace(FLAG, shown=lambda flag: "yes"), default=False),
     Setting(name="parked", field="parked", kind=FLAG, default=False),
     Setting(name="moved_to", field="moved_to", kind=TEXT, default=""),
-    Setting(name="gang", field="gang", kind=replace(TEXT, low=0), default=""),
-)  # fmt: skip
+)
+"""What an operator does to a program, besides its profile."""
 
 CONFIGURED: Final = declared(Settings)
 """By the key of the file."""
 SETTINGS: Final = CONFIGURED | {
-    each.name: replace(each, of_client=True, reply=each.reply or each.field) for each in _OF_CLIENT
+    each.name: replace(each, of_client=True, reply=each.reply or each.field)
+    for each in (*PROFILE.values(), *_ACTS)
+    if each.name
 }

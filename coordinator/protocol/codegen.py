@@ -47,7 +47,6 @@ def _constants() -> list[str]:
         f"#define NVS_PROTOCOL_VERSION {messages.PROTOCOL_VERSION}u",
         f"#define NVS_MAX_FRAME_BYTES {messages.MAX_FRAME_BYTES}u",
         f"#define NVS_WIRE_MAX_GPUS {messages.MAX_GPUS_PER_CLIENT}u",
-        f"#define NVS_WIRE_MAX_WEIGHT {messages.MAX_WEIGHT}u",
         "",
     ]
     for enum in ENUMS:

@@ -22,7 +22,6 @@ from nvshare.coordinator.protocol.fields import (
     BOOL,
     BYTES,
     COUNT,
-    I32,
     NAME,
     SENTENCE,
     TIME,
@@ -44,19 +43,14 @@ from nvshare.coordinator.protocol.kinds import Rejection as Rejection
 from nvshare.coordinator.protocol.kinds import ReleaseReason as ReleaseReason
 from nvshare.coordinator.protocol.kinds import Sharing as Sharing
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Increases when an old peer could misunderstand a new one; appended fields do not need that."""
 
 UNBOUNDED: Final = (1 << 64) - 1
 """In a field of bytes: all."""
 
-NEVER_NS: Final = 1 << 62
-"""In a field of a time: never."""
-
-MAX_WEIGHT: Final = 10_000
-WEIGHT: Final = Field("uint", 16, least=1, most=MAX_WEIGHT)
-
-JOB_CLASS: Final = Field("uint", 8, most=2)
+VERSION: Final = Field("uint", 16, least=PROTOCOL_VERSION, most=PROTOCOL_VERSION)
+WORDS: Final = Field("text", 511)
 PERMILLE: Final = Field("uint", 16, most=1000)
 
 MAX_GPUS_PER_CLIENT: Final = 32
@@ -67,28 +61,28 @@ ORDINAL: Final = Field("uint", 8, most=MAX_GPUS_PER_CLIENT - 1)
 # --- from a client -------------------------------------------------------------------------------------------------
 
 
-@declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, BYTES, NAME, WEIGHT, NAME, SENTENCE, BOOL)
+@declare(TO_COORDINATOR, 1, VERSION, NAME, NAME, U32, U8, BYTES, NAME, SENTENCE, BOOL, BOOL, WORDS)
 class Hello(Message):
     """First message of a connection.
 
     `process_id` is the id in the client's PID namespace, for display only: the kernel identifies the process.
-    `memory_limit_bytes` 0 asks for no limit.  `weight` is from 1 to `MAX_WEIGHT`.  `gang` "" is no gang.
+    `memory_limit_bytes` 0 asks for no limit.
     `placement` is what the coordinator gave its launcher (model/placement.py); "": the program was not placed.
     `memory_auto`: the hook chose the memory mode; it is not `SWAP` only where a GPU of the program cannot do that.
+    `spatial`: the process is a client of MPS.  `profile`: lines of `word=value` (model/profile.py).
     """
 
     protocol: int
     name: str
     program: str
     process_id: int
-    priority: int
     memory_mode: int
     memory_limit_bytes: int
     library_version: str
-    weight: int = 1
-    gang: str = ""
     placement: str = ""
     memory_auto: bool = False
+    spatial: bool = False
+    profile: str = ""
 
 
 @declare(TO_COORDINATOR, 2, ORDINAL, UUID, BYTES, U64, BOOL, BYTES, BYTES, BYTES, BOOL)
@@ -228,23 +222,6 @@ class Progress(Message):
     busy_ns: int
     watched_ns: int
     steps: int
-
-
-@declare(TO_COORDINATOR, 12, JOB_CLASS, PERMILLE, PERMILLE, TIME, BOOL, TIME)
-class Profile(Message):
-    """What kind of program the client is; sent after `Hello` if a value differs from its default.
-
-    `job_class` is a `scheduler_policies.api.JobClass`.  Shares are in thousandths of the GPU's time; a request of 0 is
-    none.  `deadline_ns` counts from the start of the connection; 0: none.  `spatial`: the process is a client of MPS.
-    `park_after_ns`: the client's own time of idleness until it is parked; 0: none, `NEVER_NS`: it is not.
-    """
-
-    job_class: int = 0
-    share_request: int = 0
-    share_limit: int = 1000
-    deadline_ns: int = 0
-    spatial: bool = False
-    park_after_ns: int = 0
 
 
 @declare(TO_COORDINATOR, 13, ORDINAL)

@@ -46,7 +46,7 @@ def scrape(gpus: int, pods_per_gpu: int) -> str:
             client = gpu * pods_per_gpu + pod + 1
             tell(
                 events.ClientRegistered(
-                    client, messages.Hello(1, "python", "python", 0, 0, MemoryMode.MANAGED, 0, ""), 1000 + client, 0
+                    client, messages.Hello(2, "python", "python", 0, MemoryMode.MANAGED, 0, ""), 1000 + client, 0
                 ),
                 SECOND,
             )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nvshare.client_hook.launcher import JOB_CLASSES, MEMORY_MODES
+from nvshare.coordinator.model.profile import JOB_CLASS, MEMORY_MODES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FILE = DOCS / "how-to" / "compose.yaml"
@@ -44,7 +44,7 @@ def test_options_are_those_of_the_hook(services: dict[str, dict[str, Any]]) -> N
         for name, value in service["environment"].items():
             if name.startswith("NVSHARE_"):
                 assert re.search(rf"`{name}`", documented), name
-            allowed = {"NVSHARE_CLASS": JOB_CLASSES, "NVSHARE_MEMORY": MEMORY_MODES}.get(name)
+            allowed = {"NVSHARE_CLASS": JOB_CLASS.words, "NVSHARE_MEMORY": MEMORY_MODES}.get(name)
             assert allowed is None or value in allowed, (name, value)
 
 

@@ -153,11 +153,12 @@ class Hook:
         self,
         name: str = "test",
         *,
-        protocol: int = messages.PROTOCOL_VERSION,
         priority: int = 0,
         memory_mode: int = int(messages.MemoryMode.MANAGED),
     ) -> Hook:
-        self.send(messages.Hello(protocol, name, "pytest", os.getpid(), priority, memory_mode, 0, "0.1.0"))
+        said = f"priority={priority}\n"
+        pid = os.getpid()
+        self.send(messages.Hello(messages.PROTOCOL_VERSION, name, "pytest", pid, memory_mode, 0, "0", profile=said))
         return self
 
     def attach(self, gpu: int = 0, *, lease_id: int = 0, wanted: bool = False) -> Hook:

@@ -91,7 +91,7 @@ def test_random_frames_after_a_handshake(served: Running) -> None:
     for number in range(60):
         link = Link(served.directory.hooks_socket)
         if number % 2:
-            link.send(messages.encode(messages.Hello(1, "bad", "bad", 1, 0, 1, 0, "")))
+            link.send(messages.encode(messages.Hello(2, "bad", "bad", 1, 1, 0, "")))
         for _ in range(5):
             content = chance.randbytes(chance.randrange(0, 200))
             if number % 3:
@@ -107,7 +107,7 @@ def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> N
     """Broken if a client could take the place of another by the routing id that it asks for."""
     links = [Link(served.directory.hooks_socket, identity=identity) for identity in (b"mine", b"mine", b"\0" * 5)]
     for link in links:
-        link.send(messages.encode(messages.Hello(1, "same", "bad", 1, 0, 1, 0, "")))
+        link.send(messages.encode(messages.Hello(2, "same", "bad", 1, 1, 0, "")))
     eventually(lambda: served.ask(api.Ping())["clients"] == 1 + len(links), "one client for each connection")
     for link in links:
         link.close()
@@ -137,7 +137,7 @@ def test_nothing_that_a_peer_nests_ends_the_coordinator(served: Running, connect
     """Broken if one frame of nested arrays or maps could end the coordinator, with a hello or without."""
     before, deep = served.ask(api.Ping())["pid"], b"\x91" * 1010 + b"\xc0"
     for hook in (connect(served), connect(served).hello("nests")):
-        hook.socket.send(bytes((0x92, messages.Profile.TYPE)) + deep)
+        hook.socket.send(bytes((0x92, messages.Request.TYPE)) + deep)
         assert "an array is not allowed" in refusal(hook).text
     caller = ControlCaller(served.directory.control_socket)
     for nested in (deep, b"\x81\xa1a" * 300 + b"\xc0"):
@@ -151,7 +151,7 @@ def test_nothing_that_a_peer_nests_ends_the_coordinator(served: Running, connect
 def test_a_gang_belongs_to_its_user(served: Running, connect: Connect) -> None:
     """Broken if a name alone made a client a member of another user's gang."""
     hook = connect(served)
-    hook.send(messages.Hello(1, "member", "bad", 1, 0, 1, 0, "", 1, "ml/pair"))
+    hook.send(messages.Hello(2, "member", "bad", 1, 1, 0, "", profile="gang=ml/pair\n"))
     hook.next(messages.Welcome)
     client = next(c for c in served.ask(api.Status())["clients"] if c["name"] == "member")
     assert client["gang"] == f"user:{os.getuid()}/ml/pair"
@@ -159,7 +159,8 @@ def test_a_gang_belongs_to_its_user(served: Running, connect: Connect) -> None:
 
 def test_another_protocol_version_is_told_the_remedy(served: Running, connect: Connect) -> None:
     """Broken if an old hook were served by rules that it does not know, or left without an answer."""
-    hook = connect(served).hello(protocol=99)
+    hook = connect(served)
+    hook.socket.send(msgpack.packb([1, 1, "old", "python", 7, -3, 1, 0, "0.1.0", 300, "pair", "", True]))
     rejected = refusal(hook)
     assert rejected.code == messages.Rejection.PROTOCOL_VERSION
     assert "same nvshare version" in rejected.text
@@ -186,7 +187,7 @@ def test_an_unknown_gpu_and_an_unknown_message_cost_only_themselves(served: Runn
 def test_a_refused_client_is_cut(served: Running) -> None:
     """Broken if a client that broke the protocol kept its connection, or could go on over it."""
     link = Link(served.directory.hooks_socket)
-    link.send(messages.encode(messages.Hello(1, "bad", "bad", 1, 0, 1, 0, "")))
+    link.send(messages.encode(messages.Hello(2, "bad", "bad", 1, 1, 0, "")))
     link.send(b"\xc1")
     assert closed(link)
 
@@ -195,7 +196,7 @@ def test_a_flood_costs_the_flooder_its_connection(coordinators: Coordinators, co
     """Broken if one client could keep the coordinator busy."""
     running = coordinators.start("--log-level", "error", NVSHARE_MAX_MESSAGES_PER_S="200")
     link = Link(running.directory.hooks_socket)
-    link.send(messages.encode(messages.Hello(1, "flood", "bad", 1, 0, 1, 0, "")))
+    link.send(messages.encode(messages.Hello(2, "flood", "bad", 1, 1, 0, "")))
     link.send(messages.encode(messages.AttachGpu(0, uuid_of(0), 1, 0, False, 0, 0, 0)))
     flood = frame(messages.encode(messages.MemoryReport(0, 0, 0, 0, 0))) * 2_000
     try:

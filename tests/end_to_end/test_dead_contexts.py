@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.client_hook.launcher import ClientOptions, client_environment
+from nvshare.client_hook.launcher import client_environment
 from nvshare.simulated_gpu.environment import simulated_environment
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node, stop
@@ -47,7 +47,7 @@ def fault_beside(program: Callable[[], Client], size: int, occupy: Callable[[], 
 def programs(node: Node, built: Built, tmp_path: Path, mode: str, **variables: str) -> Callable[[], Client]:
     """Starts programs/memory_program.py of tests/hook."""
     base = simulated_environment(node.state, node.simulate, node.environment())
-    options = ClientOptions(memory=mode)
+    options = {"memory": mode}
     environment = client_environment(base, hook=built.hook, runtime_dir=node.directory, options=options)
     return lambda: start(environment | variables)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.client_hook.launcher import ClientOptions, client_environment
+from nvshare.client_hook.launcher import client_environment
 from nvshare.simulated_gpu.environment import simulated_environment
 from nvshare.simulated_gpu.trace import Overlap, overlaps
 from tests.conftest import Built
@@ -56,7 +56,8 @@ class Shared:
         self.node = node
         self.mode = mode
         base = simulated_environment(node.state, node.simulate, node.environment())
-        options = ClientOptions(memory=mode, name="case", memory_limit_bytes=SMALL * (2 if mode == "device" else 1))
+        limit = SMALL * (2 if mode == "device" else 1)
+        options = {"memory": mode, "name": "case", "memory_limit": str(limit)}
         self.environment = client_environment(base, hook=built.hook, runtime_dir=node.directory, options=options)
 
     def overlaps(self) -> list[Overlap]:

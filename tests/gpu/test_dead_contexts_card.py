@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.bench.harness.fixture import Fixture, compile_program, fixture
-from nvshare.client_hook.launcher import ClientOptions, client_environment
+from nvshare.client_hook.launcher import client_environment
 from tests.conftest import ROOT, Built
 from tests.end_to_end.test_dead_contexts import MIB, fault_beside
 from tests.hook.memory.test_memory_process import start
@@ -39,9 +39,7 @@ def test_a_rival_of_a_faulted_program(built: Built, tmp_path: Path, mode: str) -
     own = {name: value for name, value in os.environ.items() if not name.startswith("NVSHARE_SIM")}
     running: list[subprocess.Popen[str]] = []
     with fixture(simulate=None, quantum="3600s", more=[CAPACITY]) as stand:
-        environment = client_environment(
-            own, hook=built.hook, runtime_dir=stand.directory, options=ClientOptions(memory=mode)
-        )
+        environment = client_environment(own, hook=built.hook, runtime_dir=stand.directory, options={"memory": mode})
 
         def occupy() -> None:
             eventually(lambda: not holders(stand), "the rival's lease to be free")

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvshare.client_hook import launcher
-from nvshare.client_hook.launcher import ClientOptions, LaunchError
+from nvshare.client_hook.launcher import LaunchError
+from nvshare.coordinator.model.profile import MEMORY_MODES
 
 HOOK = Path("/opt/nvshare/libnvshare_hook.so")
 
@@ -57,18 +58,7 @@ def test_a_hook_of_the_whole_container_is_noticed(tmp_path: Path, text: str | No
 def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tmp_path: Path) -> None:
     """Else the hook finds no coordinator, or the user's options get lost on the way."""
     base = {"PATH": "/bin", "NVSHARE_MEMORY": "managed", "NVSHARE_ON_LOSS": "run"}
-    options = ClientOptions(
-        memory="device",
-        priority=-3,
-        name="train",
-        memory_limit_bytes=4 << 30,
-        weight=3,
-        gang="pair",
-        job_class="interactive",
-        share_request=0.3,
-        share_limit=0.55,
-        deadline_ns=10**9,
-    )
+    options = {"memory": "device", "name": "train", "share_limit": "55%", "park_after": "0"}
     made = launcher.client_environment(base, hook=HOOK, runtime_dir=tmp_path, options=options)
     assert made == {
         "PATH": "/bin",
@@ -77,15 +67,9 @@ def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tm
         "NVSHARE_RUNTIME_DIR": str(tmp_path),
         "NVSHARE_SOCKET": f"{tmp_path}/hooks.sock",
         "NVSHARE_MEMORY": "device",
-        "NVSHARE_PRIORITY": "-3",
-        "NVSHARE_WEIGHT": "3",
-        "NVSHARE_GANG": "pair",
-        "NVSHARE_CLASS": "interactive",
-        "NVSHARE_SHARE_REQUEST": "0.300",
-        "NVSHARE_SHARE_LIMIT": "0.550",
-        "NVSHARE_DEADLINE": "1000000000ns",
         "NVSHARE_NAME": "train",
-        "NVSHARE_MEMORY_LIMIT": str(4 << 30),
+        "NVSHARE_SHARE_LIMIT": "55%",
+        "NVSHARE_PARK_AFTER": "0",
         "NVSHARE_ON_LOSS": "run",
     }
     assert base["NVSHARE_MEMORY"] == "managed"
@@ -94,7 +78,7 @@ def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tm
 def test_options_that_were_not_given_leave_the_environment_alone(tmp_path: Path) -> None:
     """Else `NVSHARE_MEMORY=device nvshare-run ...` would be overruled by a default."""
     base = {"NVSHARE_MEMORY": "device", "NVSHARE_PRIORITY": "7"}
-    made = launcher.client_environment(base, hook=HOOK, runtime_dir=tmp_path, options=ClientOptions())
+    made = launcher.client_environment(base, hook=HOOK, runtime_dir=tmp_path, options={})
     assert (made["NVSHARE_MEMORY"], made["NVSHARE_PRIORITY"]) == ("device", "7")
     assert "NVSHARE_NAME" not in made
 
@@ -155,7 +139,7 @@ def test_the_named_hook_wins_and_must_exist(tmp_path: Path) -> None:
 
 def test_memory_modes_that_do_not_exist_are_refused() -> None:
     """Else the program would run in another mode than was asked for."""
-    for mode in launcher.MEMORY_MODES:
+    for mode in MEMORY_MODES:
         launcher.check_memory_mode(mode)
     with pytest.raises(LaunchError, match="unknown memory mode 'fast'"):
         launcher.check_memory_mode("fast")

@@ -50,6 +50,12 @@ def settings_of(chance: random.Random) -> Settings:
     )
 
 
+WORDS = ("gang=g", "gang=g", "class=interactive", "class=best-effort", "share_request=0.4", "share_limit=0.3",
+         "park_after=1s",
+         "park_after=0", "weight=0", "priority=9", "nothing=1", "=", "share_limit=x")  # fmt: skip
+"""Of profiles, some of them wrong."""
+
+
 class Program:
     """A process and its connection; `heard` are the numbers of all peers' messages."""
 
@@ -66,10 +72,10 @@ class Program:
             if self.connection is not None:
                 self.node.dispatcher.frame(self.connection, messages.encode(message), self.node.now_ns)
 
-    def connect(self, mode: MemoryMode, gang: str = "") -> None:
+    def connect(self, mode: MemoryMode, profile: str = "") -> None:
         """A new connection with its hello."""
         self.connection, self.gpus, self.leases = self.node.open(self), {}, {}
-        self.say(messages.Hello(messages.PROTOCOL_VERSION, "p", "p", 1, 0, mode, 0, "", 1, gang))
+        self.say(messages.Hello(messages.PROTOCOL_VERSION, "p", "p", 1, mode, 0, "", profile=profile))
 
     def lost(self) -> None:
         """The connection has ended."""
@@ -141,7 +147,10 @@ class Hostile(Program):
 
     def act(self) -> None:
         if self.connection is None:
-            self.connect(self.chance.choice(list(MemoryMode)), self.chance.choice(["", "", "", "g"]))
+            self.connect(
+                self.chance.choice(list(MemoryMode)),
+                "\n".join(self.chance.sample(WORDS, self.chance.choice([0, 0, 1, 3]))),
+            )
             for ordinal in range(self.chance.choice([0, 1, 2, 2, 2])):
                 self.say(self._attach(ordinal))
         elif self.chance.random() < 0.03:
@@ -185,7 +194,8 @@ class Hostile(Program):
 
     def _report(self) -> messages.Message:
         size = self._bytes
-        return messages.MemoryReport(self._ordinal(), size(), size(), size(), size(), size(), size())
+        linked = self.chance.random() < 0.1
+        return messages.MemoryReport(self._ordinal(), size(), size(), size(), size(), size(), size(), linked)
 
     def _progress(self) -> messages.Message:
         ordinal, now_ns = self._ordinal(), self.node.now_ns
@@ -200,11 +210,6 @@ class Hostile(Program):
         ordinal = self._ordinal()
         return self._release(ordinal, self._lease(ordinal))
 
-    def _profile(self) -> messages.Message:
-        chance, times = self.chance, [0, 0, SECOND_NS, messages.NEVER_NS]
-        shares = chance.choice([0, 400]), chance.choice([1, 300, 1000])
-        return messages.Profile(chance.randint(0, 2), *shares, 0, chance.random() < 0.1, chance.choice(times))
-
 
 _SAID: list[Callable[[Hostile], messages.Message]] = [
     *3 * [lambda peer: peer._attach(peer.chance.randint(0, 2))],
@@ -217,7 +222,6 @@ _SAID: list[Callable[[Hostile], messages.Message]] = [
     Hostile._progress,
     *2 * [Hostile._moved],
     *2 * [lambda peer: messages.ParkAnswer(peer.chance.random() < 0.8, "no")],
-    Hostile._profile,
     lambda peer: messages.ExplainWait(peer._ordinal()),
 ]
 

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/msgpack.h"
+#include "base/profile.gen.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -186,13 +187,6 @@ static bool script_name(char *out, size_t size)
     return true;
 }
 
-#define LONGEST_TIME_NS (UINT64_C(1) << 62)
-
-static uint64_t as_on_the_wire(uint64_t time_ns)
-{
-    return time_ns < LONGEST_TIME_NS ? time_ns : LONGEST_TIME_NS;
-}
-
 nvs_settings nvs_config;
 
 struct unit {
@@ -209,9 +203,6 @@ static const struct unit time_units[] = {
     {"", 1000000000}, {"s", 1000000000}, {"ms", 1000000}, {"us", 1000}, {"ns", 1}, {"min", 60000000000},
     {"m", 60000000000}, {"h", 3600000000000}, {NULL, 0},
 };
-
-/* In thousandths. */
-static const struct unit share_units[] = {{"", 1000}, {"%", 10}, {NULL, 0}};
 
 /* Parses a whole or decimal number with a unit.  False: malformed, or too large. */
 static bool parse_quantity(const char *text, const struct unit *units, uint64_t *out)
@@ -283,15 +274,6 @@ static uint64_t read_quantity(const char *variable, const struct unit *units, co
     return preset;
 }
 
-static uint16_t read_share(const char *variable, uint16_t least, uint16_t preset)
-{
-    const uint64_t value = read_quantity(variable, share_units, "0.3 or 30%", preset);
-    if (value >= least && value <= 1000)
-        return (uint16_t)value;
-    nvs_log(NVS_LOG_WARNING, "%s=%s is not a share from %s to 1; ignored", variable, secure_getenv(variable), least == 0 ? "0" : "0.001");
-    return preset;
-}
-
 static int32_t read_number(const char *variable, int32_t low, int32_t high, int32_t preset)
 {
     const char *text = secure_getenv(variable);
@@ -327,12 +309,33 @@ static void read_path(const char *variable, char *out, size_t size)
         memcpy(out, text, strlen(text) + 1);
 }
 
+/* As text, which the coordinator reads. */
+static void read_profile(void)
+{
+    static const struct {
+        const char *word, *variable;
+    } rows[] = {NVS_PROFILE_ROWS};
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *text = secure_getenv(rows[i].variable);
+        if (text == NULL || text[0] == 0)
+            continue;
+        const size_t left = sizeof nvs_config.profile - used;
+        const int size = snprintf(nvs_config.profile + used, left, "%s=%s\n", rows[i].word, text);
+        if (size > 0 && (size_t)size < left && strchr(text, '\n') == NULL && nvs_wire_text_valid((const uint8_t *)text, strlen(text))) {
+            used += (size_t)size;
+            continue;
+        }
+        nvs_config.profile[used] = 0;
+        nvs_log(NVS_LOG_WARNING, "%s is too long, or no line of UTF-8; ignored", rows[i].variable);
+    }
+}
+
 void nvs_config_read(void)
 {
     static const char *const levels[] = {"off", "error", "warning", "info", "debug", NULL};
     static const char *const modes[] = {"device", "managed", "swap", "auto", NULL}; /* in the order of nvs_mode */
     static const char *const losses[] = {"wait", "run", NULL};
-    static const char *const classes[] = {"batch", "interactive", "best-effort", NULL}; /* as on the wire */
     const char *mps = secure_getenv("NVSHARE_MPS");
     const char *disable = secure_getenv("NVSHARE_DISABLE");
     const char *name = secure_getenv("NVSHARE_NAME");
@@ -349,22 +352,13 @@ void nvs_config_read(void)
         name = script_name(script, sizeof script) ? script : program_invocation_short_name;
     copy_text(nvs_config.name, sizeof nvs_config.name, name);
     nvs_config.coordinator_user = read_number("NVSHARE_COORDINATOR_USER", -1, INT32_MAX, -1);
-    nvs_config.priority = read_number("NVSHARE_PRIORITY", INT32_MIN, INT32_MAX, 0);
-    nvs_config.weight = (uint16_t)read_number("NVSHARE_WEIGHT", 1, (int32_t)NVS_MAX_WEIGHT, 1);
-    read_text("NVSHARE_GANG", nvs_config.gang, sizeof nvs_config.gang);
+    read_profile();
     read_text("NVSHARE_PLACEMENT", nvs_config.placement, sizeof nvs_config.placement);
     nvs_config.memory_mode = (uint8_t)read_choice("NVSHARE_MEMORY", modes, NVS_MODE_AUTO);
     nvs_config.memory_auto = nvs_config.memory_mode == NVS_MODE_AUTO;
     nvs_config.memory_limit = read_quantity("NVSHARE_MEMORY_LIMIT", size_units, "4GiB", 0);
     nvs_config.host_limit = read_quantity("NVSHARE_HOST_LIMIT", size_units, "64GiB", 0);
-    nvs_config.profile.job_class = (uint8_t)read_choice("NVSHARE_CLASS", classes, 0);
-    nvs_config.profile.share_request = read_share("NVSHARE_SHARE_REQUEST", 0, 0);
-    nvs_config.profile.share_limit = read_share("NVSHARE_SHARE_LIMIT", 1, 1000);
-    nvs_config.profile.deadline_ns = as_on_the_wire(read_quantity("NVSHARE_DEADLINE", time_units, "90s, 30m or 2h", 0));
-    const uint64_t park_after = read_quantity("NVSHARE_PARK_AFTER", time_units, "10m, 2h or 0", UINT64_MAX);
-    const uint64_t own = park_after == 0 ? LONGEST_TIME_NS : as_on_the_wire(park_after); /* 0: never */
-    nvs_config.profile.park_after_ns = park_after == UINT64_MAX ? 0 : own;
-    nvs_config.profile.spatial = mps != NULL && strcmp(mps, "1") == 0;
+    nvs_config.spatial = mps != NULL && strcmp(mps, "1") == 0;
     nvs_config.on_loss.run = read_choice("NVSHARE_ON_LOSS", losses, 0) == 1;
     nvs_config.on_loss.timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);
 }

@@ -12,30 +12,19 @@
 /* Where device allocations go; as on the wire, but AUTO: not chosen yet (memory/backend.h). */
 typedef enum nvs_mode { NVS_MODE_DEVICE, NVS_MODE_MANAGED, NVS_MODE_SWAP, NVS_MODE_AUTO } nvs_mode;
 
-#define NVS_MAX_WEIGHT 10000u /* as on the wire */
-
 typedef struct nvs_settings {
     bool enabled;
     bool stripped;           /* it is not, for want of NVSHARE_SOCKET alone: the program has an emptied environment */
     char socket[108];        /* NVSHARE_SOCKET */
     int32_t coordinator_user;/* NVSHARE_COORDINATOR_USER: the user id that listens there; -1: any */
     char name[64];           /* NVSHARE_NAME, else the script's or the program's */
-    int32_t priority;        /* NVSHARE_PRIORITY */
-    uint16_t weight;         /* NVSHARE_WEIGHT, 1 to NVS_MAX_WEIGHT */
-    char gang[64];           /* NVSHARE_GANG; empty: none */
     char placement[256];     /* NVSHARE_PLACEMENT, as the launcher got it from the coordinator; empty: none */
     uint8_t memory_mode;     /* NVSHARE_MEMORY: an nvs_mode; the one in force once it is chosen */
     bool memory_auto;        /* it was AUTO */
     uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */
     uint64_t host_limit;     /* NVSHARE_HOST_LIMIT, likewise: host memory for evicted memory in mode swap */
-    struct nvs_profile_settings { /* of the message Profile */
-        uint8_t job_class;      /* NVSHARE_CLASS, as on the wire: batch, interactive or best-effort */
-        uint16_t share_request; /* NVSHARE_SHARE_REQUEST, thousandths, from 0.3 or 30%; 0: none */
-        uint16_t share_limit;   /* NVSHARE_SHARE_LIMIT, likewise; 1000: none */
-        uint64_t deadline_ns;   /* NVSHARE_DEADLINE, from the connection; 0: none */
-        bool spatial;           /* NVSHARE_MPS=1: a client of MPS */
-        uint64_t park_after_ns; /* NVSHARE_PARK_AFTER, as on the wire */
-    } profile;
+    bool spatial;            /* NVSHARE_MPS=1: a client of MPS */
+    char profile[512];       /* the variables of base/profile.gen.h: lines of `word=value` for the coordinator */
     struct {                 /* without a coordinator */
         bool run;            /* NVSHARE_ON_LOSS=wait | run */
         uint64_t timeout_ns; /* NVSHARE_LOSS_TIMEOUT, 30s by default: when `run` takes effect */

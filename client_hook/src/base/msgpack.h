@@ -113,7 +113,7 @@ static inline void nvs_wire_put_text(nvs_wire_out *out, const char *text, size_t
     if (size < 32)
         nvs_wire_put(out, 0xa0u | (unsigned)size, 0, 0);
     else
-        nvs_wire_put(out, 0xd9, size, 1);
+        nvs_wire_put(out, size <= UINT8_MAX ? 0xd9 : 0xda, size, size <= UINT8_MAX ? 1 : 2);
     if (out->failed || (size_t)(out->end - out->at) < size) {
         out->failed = true;
         return;

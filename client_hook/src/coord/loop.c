@@ -129,8 +129,11 @@ static void settle(uint32_t gpu)
     nvs_futex_wake(&nvs_mail[gpu].settled, INT32_MAX);
 }
 
+static bool reconnects; /* what concerns the program's variables is told once */
+
 static void on_lost(void)
 {
+    reconnects = true;
     atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed); /* a hint */
     nvs_agent_unanswered_count = 0;
     nvs_moves_abandon();
@@ -173,8 +176,8 @@ static void on_rejected(const nvs_rejected *rejected)
     if (rejected->code == NVS_REJECTION_OUT_OF_MEMORY)
         nvs_memory_set_refusal(rejected->text);
     if (now >= log_again_ns || !rejected->final) {
-        nvs_log(rejected->final || rejected->code == NVS_REJECTION_NOT_ALLOWED ? NVS_LOG_WARNING : NVS_LOG_INFO, "the coordinator refuses (%u): %s", rejected->code,
-                rejected->text);
+        const bool loud = rejected->final || (rejected->code == NVS_REJECTION_NOT_ALLOWED && !reconnects);
+        nvs_log(loud ? NVS_LOG_WARNING : NVS_LOG_INFO, "the coordinator refuses (%u): %s", rejected->code, rejected->text);
         log_again_ns = rejected->final ? now + LOG_AGAIN_NS : log_again_ns;
     }
     if (rejected->final)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nvshare.client_hook.launcher import HOOK_NAME, MEMORY_MODES, preload_entries
+from nvshare.client_hook.launcher import HOOK_NAME, preload_entries
 from nvshare.coordinator.cli.doctor.facts import Facts, Finding
 from nvshare.coordinator.cli.views.sentences import WHY_NOT_SWAP, mode_lines
+from nvshare.coordinator.model.profile import MEMORY_MODES
 from nvshare.coordinator.system.gpu_processes import REMEDY
 from nvshare.coordinator.system.processes import ProcessFacts
 from nvshare.coordinator.units import count, format_size

@@ -15,13 +15,13 @@ from typing import Any, Final
 from nvshare.client_hook import api as hook
 from nvshare.client_hook import steps
 from nvshare.client_hook.api import Lease
-from nvshare.client_hook.launcher import JOB_CLASSES
 from nvshare.coordinator.cli.ctl_call import call, call_and_settle
 from nvshare.coordinator.cli.views import words
 from nvshare.coordinator.cli.views.explain import class_name
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
+from nvshare.coordinator.model.profile import JOB_CLASS
 from nvshare.coordinator.system.runtime_dir import client_directory
 from nvshare.coordinator.units import count, format_size
 
@@ -75,7 +75,7 @@ def _command(words: list[str]) -> str:
     match words:
         case []:
             return "\n".join(report())
-        case ["class", name] if name in JOB_CLASSES:
+        case ["class", name] if name.replace("-", "_") in JOB_CLASS.words:
             call(client_directory(), api.Set(setting="class", client=str(os.getpid()), value=name.replace("-", "_")))
             return f"this notebook is {name} from now on"
         case ["release"]:

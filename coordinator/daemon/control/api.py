@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final, Literal, Self
 import msgpack
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from nvshare.coordinator.model.settings import SETTINGS, Value
+from nvshare.coordinator.kinds import Value
+from nvshare.coordinator.model.settings import SETTINGS
 from nvshare.coordinator.protocol.messages import MAX_GPUS_PER_CLIENT, MOST_BYTES
 from nvshare.scheduler_policies.api import JobClass
 

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from nvshare.coordinator.daemon.settings_file import Key
+from nvshare.coordinator.kinds import Value
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.client import Facts
-from nvshare.coordinator.model.settings import SETTINGS, Value
+from nvshare.coordinator.model.profile import Facts
+from nvshare.coordinator.model.settings import SETTINGS
 from nvshare.coordinator.system.journal import boot_id, start_time
 
 log: Final = logging.getLogger("nvshare")

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
-from nvshare.coordinator.model.settings import I32_MAX
-from nvshare.coordinator.protocol.messages import MAX_WEIGHT
+from nvshare.coordinator.model.profile import I32_MAX, MAX_WEIGHT
 
 if TYPE_CHECKING:
     from nvshare.coordinator.engine.snapshot import ClientSnapshot
-    from nvshare.coordinator.model.settings import Value
+    from nvshare.coordinator.kinds import Value
 
 HIDDEN: Final = "(hidden)"
 """Stands for a name that the reader must not see."""
@@ -51,6 +50,26 @@ class Rights:
 
     def is_operator(self, user_id: int) -> bool:
         return user_id in (0, self.own_user)
+
+    def lower(self, user_id: int, claims: dict[str, Any]) -> list[str]:
+        """Lowers what a user's program claims by its environment to what it may have.  Says what is not as claimed.
+
+        Root and the coordinator's user are not limited, because they may use nvshare-ctl.  Slots have annotations.  A
+        guaranteed share takes time from other users: operators give it, and slots.
+        """
+        if self.is_operator(user_id):
+            return []
+        claimed = claims.get("priority", 0), claims.get("weight", 1)
+        claims["priority"], claims["weight"] = min(claimed[0], self.max_priority), min(claimed[1], self.max_weight)
+        told = []
+        if claimed != (most := (claims["priority"], claims["weight"])):
+            told.append(
+                f"user {user_id} is limited to priority {most[0]} and weight {most[1]} (max_priority, max_weight)"
+            )
+        if claims.pop("share_request", 0):
+            text = f"user {user_id} may ask for no guaranteed share; an operator gives it by nvshare-ctl set share"
+            told.append(text)
+        return told
 
     def may_name(self, user_id: int, client: ClientSnapshot) -> bool:
         """Whether the user may see the client's name."""

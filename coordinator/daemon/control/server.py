@@ -23,8 +23,9 @@ from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.event_log import InvariantError
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
+from nvshare.coordinator.kinds import Value
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import SETTINGS, Value
+from nvshare.coordinator.model.settings import SETTINGS
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.live_settings import Live, LiveSettings, Owner

@@ -1,4 +1,4 @@
-"""Pod annotations and priority classes: names, allowed values, precedence; the result is a slot's settings.
+"""Pod annotations and priority classes: names, allowed values, precedence; the result is the profile of a slot.
 
 Invariants:
 - An invalid annotation has no effect and becomes a `Finding`, which names the annotation, its value and the allowed
@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from nvshare.coordinator.kinds import SIZE, TEXT, Kind, whole
+from nvshare.coordinator.model import profile
+from nvshare.coordinator.model.profile import PROFILE
 from nvshare.coordinator.units import parse_part, parse_size
 
 PREFIX: Final = "nvshare.com/"
-PRIORITY: Final = PREFIX + "priority"
-WEIGHT: Final = PREFIX + "weight"
-CLASS: Final = PREFIX + "class"
-SHARE_REQUEST: Final = PREFIX + "share-request"
-SHARE_LIMIT: Final = PREFIX + "share-limit"
-GANG: Final = PREFIX + "gang"
-PARK_AFTER: Final = PREFIX + "park-after"
 MEMORY_LIMIT: Final = PREFIX + "memory-limit"
 """Limit of every container of the pod.  The suffix `.CONTAINER` limits one container."""
 
@@ -50,10 +46,27 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SIZE: Final = re.compile(
     r"([1-9][0-9]{6,17}|[1-9][0-9]{0,8}([.][0-9]{1,3})?([KMG]iB?|[KMG]B)|[1-9][0-9]{0,5}([.][0-9]{1,3})?(TiB?|TB))\Z"
 )
-# At most thousandths, the wire's unit.
-_SHARE: Final = re.compile(r"((0|[1-9][0-9]?|100)%|0([.][0-9]{1,3})?|1([.]0{1,3})?)\Z")
-_TIME: Final = re.compile(r"(0|[1-9][0-9]{0,4}[sm]|[1-9][0-9]{0,2}h)\Z")
-_SIZE_HELP: Final = "a size such as 8Gi, 512Mi, 8GB or at least 1000000 bytes"
+
+
+def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if not pattern.match(text):
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+_GANG: Final = replace(
+    TEXT,
+    parse=_matching(_LABEL),
+    sample="a name of at most 63 small letters, digits and dashes, the same in all pods of the gang",
+)
+_MEMORY_LIMIT: Final = replace(
+    SIZE,
+    parse=lambda text: parse_size(_hook_size(_matching(_SIZE)(text))),
+    sample="a size such as 8Gi, 512Mi, 8GB or at least 1000000 bytes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +81,6 @@ class Finding:
     def text(self) -> str:
         """The message for the user."""
         return f"metadata.annotations[{self.annotation}]: {_shown(self.value)} is not allowed: {self.allowed}"
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerSettings:
-    """Settings of one container's slot.  None: not set."""
-
-    priority: int | None = None
-    weight: int | None = None
-    job_class: str | None = None
-    """One of `NEWER_CLASSES`."""
-    share_request: str | None = None
-    """As the annotation has it, which the hook reads too."""
-    share_limit: str | None = None
-    gang: str | None = None
-    """Unique on the node: `NAMESPACE/NAME`."""
-    memory_limit_bytes: int | None = None
-    park_after: str | None = None
-    """As the annotation has it, which the hook reads too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,29 +107,22 @@ class RulesError(ValueError):
     """Invalid rules; the text names the option and the entry."""
 
 
-def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> ContainerSettings:
-    """Settings of this container's slot, without the invalid annotations."""
-    reading = _Reading(pod, rules)
+def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> dict[str, str]:
+    """The profile of this container's slot, without the invalid annotations."""
+    found = _Reading(pod, rules).words(container)
     defaults = rules.priority_classes.get(_text(_mapping(pod.get("spec")).get("priorityClassName")), ClassDefaults())
-    priority, name, weight = reading.priority(), reading.job_class(), reading.weight()
-    if priority is None:
-        priority = CLASSES[name][1] if name is not None else defaults.priority
-    name = name or defaults.job_class
-    if priority is None and name is not None:
-        priority = CLASSES[name][1]
-    request, most = reading.shares()
-    gang = reading.gang()
-    limit = reading.memory_limit(container)
-    return ContainerSettings(
-        priority=priority,
-        weight=weight if weight is not None else defaults.weight,
-        job_class=None if name is None else CLASSES[name][0],
-        share_request=request,
-        share_limit=most,
-        gang=None if gang is None else f"{namespace_of(pod) or 'default'}/{gang}",
-        memory_limit_bytes=None if limit is None else parse_size(_hook_size(limit)),
-        park_after=reading.park_after(),
-    )
+    name = found.get("class") or defaults.job_class
+    priority = defaults.priority
+    if name is not None:
+        if "class" in found or priority is None:
+            priority = CLASSES[name][1]
+        found["class"] = CLASSES[name][0]
+    for word, value in (("priority", priority), ("weight", defaults.weight)):
+        if value is not None:
+            found.setdefault(word, str(value))
+    if "gang" in found:  # unique on the node
+        found["gang"] = f"{namespace_of(pod) or 'default'}/{found['gang']}"
+    return found
 
 
 def allowed_classes(rules: Rules) -> list[str]:
@@ -145,25 +133,21 @@ def allowed_classes(rules: Rules) -> list[str]:
 def findings(pod: Mapping[str, Any], rules: Rules) -> list[Finding]:
     """Every invalid nvshare annotation of the pod, sorted by name."""
     reading = _Reading(pod, rules)
+    reading.words("")
     containers = [name for name, _ in containers_of(pod)]
-    for read in (reading.priority, reading.weight, reading.job_class, reading.shares, reading.gang, reading.park_after):
-        read()
     for key in sorted(reading.ours):
-        if key == MEMORY_LIMIT or key.startswith(MEMORY_LIMIT + "."):
-            reading.size(key)
-            container = key.removeprefix(MEMORY_LIMIT).removeprefix(".")
-            if key != MEMORY_LIMIT and container not in containers:
-                known = ", ".join(containers) or "none"
-                reading.reject(key, f"the pod has no container {_shown(container)}; its containers are {known}")
-        elif key not in _KNOWN:
-            short = {name.removeprefix(PREFIX) for name in _KNOWN}
+        if key.startswith(MEMORY_LIMIT + "."):
+            reading.read("memory_limit", key)
+            container = key.removeprefix(MEMORY_LIMIT + ".")
+            if container not in containers:
+                there = ", ".join(containers) or "none"
+                reading.reject(key, f"the pod has no container {_shown(container)}; its containers are {there}")
+        elif key not in (known := {row.annotation for row in profile.of_slots()}):
+            short = {name.removeprefix(PREFIX) for name in known}
             near = difflib.get_close_matches(key.removeprefix(PREFIX), short, 1)
-            hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(sorted(_KNOWN))}"
+            hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(sorted(known))}"
             reading.reject(key, f"there is no such annotation; {hint}")
     return sorted(reading.rejected, key=lambda finding: finding.annotation)
-
-
-_KNOWN: Final = frozenset({PRIORITY, WEIGHT, CLASS, SHARE_REQUEST, SHARE_LIMIT, GANG, MEMORY_LIMIT, PARK_AFTER})
 
 
 def containers_of(pod: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -205,78 +189,51 @@ class _Reading:
     def __init__(self, pod: Mapping[str, Any], rules: Rules) -> None:
         self.ours = annotations_of(pod)
         self.rejected: list[Finding] = []
-        self._rules = rules
+        self._kinds = _kinds(rules)
 
     def reject(self, key: str, allowed: str) -> None:
         self.rejected.append(Finding(key, self.ours[key], allowed))
 
-    def priority(self) -> int | None:
-        return self._whole(PRIORITY, self._rules.priority_min, self._rules.priority_max)
-
-    def weight(self) -> int | None:
-        return self._whole(WEIGHT, 1, MAX_WEIGHT)
-
-    def job_class(self) -> str | None:
-        value = self.ours.get(CLASS)
-        allowed = allowed_classes(self._rules)
-        if value is None or value in allowed:
-            return value
-        names = ", ".join(name for name in NEWER_CLASSES if name in allowed)
-        self.reject(CLASS, f"write one of {names}" if names else "no class is within the priority range")
-        return None
-
-    def shares(self) -> tuple[str | None, str | None]:
-        """Request and limit; a request above the limit is invalid."""
-        request, most = self._share(SHARE_REQUEST, 0.0), self._share(SHARE_LIMIT, 0.001)
+    def words(self, container: str) -> dict[str, str]:
+        """The valid annotations, by the words of a profile."""
+        found = {row.word: self.read(row.word, row.annotation) for row in profile.of_slots()}
+        own = self.read("memory_limit", f"{MEMORY_LIMIT}.{container}") if container else None
+        found |= {"memory_limit": own or found["memory_limit"]}
+        request, most = found["share_request"], found["share_limit"]
         if request is not None and most is not None and parse_part(request) > parse_part(most):
-            self.reject(SHARE_REQUEST, f"it is above {SHARE_LIMIT}, {self.ours[SHARE_LIMIT]}")
-            request = None
-        return request, most
+            key, limit = PROFILE["share_request"].annotation, PROFILE["share_limit"].annotation
+            self.reject(key, f"it is above {limit}, {most}")
+            del found["share_request"]
+        return {word: text for word, text in found.items() if text is not None}
 
-    def _share(self, key: str, least: float) -> str | None:
-        value = self.ours.get(key)
-        if value is None or (_SHARE.match(value) and parse_part(value) >= least):
-            return value
-        above = "above 0 and at most 1" if least else "from 0 to 1"
-        self.reject(key, f"write a share {above}, such as 0.3 or 30%")
-        return None
-
-    def gang(self) -> str | None:
-        value = self.ours.get(GANG)
-        if value is None or _LABEL.match(value):
-            return value
-        self.reject(
-            GANG, "write a name of at most 63 small letters, digits and dashes, the same in all pods of the gang"
-        )
-        return None
-
-    def park_after(self) -> str | None:
-        value = self.ours.get(PARK_AFTER)
-        if value is None or _TIME.match(value):
-            return value
-        self.reject(PARK_AFTER, "write a time such as 90s, 10m or 2h, or 0 for never")
-        return None
-
-    def memory_limit(self, container: str) -> str | None:
-        """The container's limit if valid, else the pod's."""
-        own = self.size(f"{MEMORY_LIMIT}.{container}")
-        return own if own is not None else self.size(MEMORY_LIMIT)
-
-    def size(self, key: str) -> str | None:
-        value = self.ours.get(key)
-        if value is None or _SIZE.match(value):
-            return value
-        self.reject(key, f"write {_SIZE_HELP}")
-        return None
-
-    def _whole(self, key: str, low: int, high: int) -> int | None:
-        value = self.ours.get(key)
-        if value is None:
+    def read(self, word: str, key: str) -> str | None:
+        """The annotation's text as in a profile; None without a valid one."""
+        kind = self._kinds.get(word, PROFILE[word].kind)
+        if (text := self.ours.get(key)) is None:
             return None
-        if _WHOLE.match(value) and low <= int(value) <= high:
-            return int(value)
-        self.reject(key, f"write a whole number from {low} to {high}")
-        return None
+        try:
+            value = kind.read(text)
+        except ValueError:
+            self.reject(key, f"write {kind.forms}")
+            return None
+        return value if isinstance(value, str) else str(value) if word == "memory_limit" else text
+
+
+def _kinds(rules: Rules) -> dict[str, Kind]:
+    """Kinds of values that are narrower in a cluster than elsewhere."""
+    allowed = allowed_classes(rules)
+    newer = ", ".join(name for name in NEWER_CLASSES if name in allowed)
+    return {
+        "priority": whole(rules.priority_min, rules.priority_max),
+        "weight": whole(1, MAX_WEIGHT),
+        "class": replace(
+            TEXT,
+            parse=_matching(re.compile(rf"({'|'.join(allowed)})\Z")),
+            sample=f"one of {newer}" if newer else "nothing: no class is within the priority range",
+        ),
+        "gang": _GANG,
+        "memory_limit": _MEMORY_LIMIT,
+    }
 
 
 def rules_from(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast, get_args
 
-from nvshare.client_hook.launcher import MEMORY_MODES
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules, RulesError, rules_from
 from nvshare.coordinator.kubernetes.slots.device_ids import MAX_SLOTS_PER_GPU, Preference, memory_unit_bytes
+from nvshare.coordinator.model.profile import MEMORY_MODES
 from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
 from nvshare.coordinator.units import parse_duration
 

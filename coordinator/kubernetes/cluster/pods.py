@@ -30,8 +30,6 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules, findings, namespace_of, pod_asks_for, settings_of
-from nvshare.coordinator.kubernetes.slots.slot import SlotPolicy
-from nvshare.coordinator.units import parse_duration_or_never, parse_part
 
 log = logging.getLogger("nvshare.pods")
 
@@ -156,25 +154,13 @@ class PodWatch:
         if self._thread.is_alive():
             self._thread.join(2.0)
 
-    def policy(self, namespace: str, pod: str, container: str) -> SlotPolicy | None:
+    def policy(self, namespace: str, pod: str, container: str) -> dict[str, str] | None:
         """Settings of this container's slot; None for an unknown pod."""
         with self._lock:
             found = self._pods.get((namespace, pod))
         if found is None:
             return None
-        said = settings_of(found, container, self._rules)
-        return SlotPolicy.model_validate(
-            {
-                "priority": said.priority,
-                "weight": said.weight,
-                "class": said.job_class,
-                "share_request": None if said.share_request is None else parse_part(said.share_request),
-                "share_limit": None if said.share_limit is None else parse_part(said.share_limit),
-                "gang": said.gang,
-                "memory_limit_bytes": said.memory_limit_bytes,
-                "park_after_ns": None if said.park_after is None else parse_duration_or_never(said.park_after),
-            }
-        )
+        return settings_of(found, container, self._rules)
 
     def counts(self) -> Counts:
         """The present counters."""

@@ -33,7 +33,7 @@ from nvshare.coordinator.kubernetes.node import messages as m
 from nvshare.coordinator.kubernetes.node.allocation import SlotStore
 from nvshare.coordinator.kubernetes.node.plugin import sentence, serialize
 from nvshare.coordinator.kubernetes.slots import device_ids
-from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy
+from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
 
 log: Final = logging.getLogger("nvshare.plugin")
 
@@ -58,7 +58,7 @@ class Tenant:
 class Policies(Protocol):
     """Settings by pod annotations; kubernetes/cluster/pods.py implements it."""
 
-    def policy(self, namespace: str, pod: str, container: str) -> SlotPolicy | None:
+    def policy(self, namespace: str, pod: str, container: str) -> dict[str, str] | None:
         """Settings of this container's slot; None for an unknown pod."""
 
 
@@ -177,7 +177,8 @@ class Tenancy:
         policy = slot.policy
         if self._policies is not None:
             pod = tenant.pod
-            policy = self._policies.policy(pod.namespace, pod.name, pod.container) or policy
+            said = self._policies.policy(pod.namespace, pod.name, pod.container)
+            policy = policy if said is None else said
         fresh = slot.model_copy(update={"pod": tenant.pod, "memory_limit_bytes": limit, "policy": policy})
         if fresh != slot and self._store.replace(slot, fresh) and slot.pod != tenant.pod:
             pod = tenant.pod

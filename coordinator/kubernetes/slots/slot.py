@@ -18,10 +18,11 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from nvshare.coordinator.model import profile
 from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
 
 log: Final = logging.getLogger("nvshare")
@@ -35,12 +36,7 @@ MAX_NAME_BYTES: Final = 56
 MAX_FILE_BYTES: Final = 65_536
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
-I32: Final = (1 << 31) - 1
 MemoryBytes = Annotated[int, Field(ge=0, le=1 << 60)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-ClassName = Literal["interactive", "batch", "best-effort"]
-CLASS_NAMES: Final[tuple[str, ...]] = get_args(ClassName)
-"""As annotations spell them."""
 Label = Annotated[str, Field(min_length=1, max_length=253)]
 
 
@@ -50,26 +46,6 @@ class SlotError(Exception):
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
-
-
-class SlotPolicy(_Record):
-    """Settings by the pod's annotations.  None: not set."""
-
-    priority: int | None = Field(default=None, ge=-I32 - 1, le=I32)
-    weight: int | None = Field(default=None, ge=1, le=10_000)
-    job_class: ClassName | None = Field(default=None, alias="class")
-    share_request: Share | None = None
-    share_limit: Share | None = Field(default=None, gt=0.0)
-    gang: Label | None = None
-    memory_limit_bytes: MemoryBytes | None = None
-    park_after_ns: int | None = Field(default=None, ge=0, le=1 << 62)
-    """0: never."""
-
-    @field_validator("job_class", mode="before")
-    @classmethod
-    def _known(cls, value: object) -> object:
-        """Files of an earlier plugin may name classes that are no more; the plugin soon replaces them."""
-        return value if value in CLASS_NAMES else None
 
 
 class PodRef(_Record):
@@ -94,14 +70,27 @@ class Slot(_Record):
     memory_limit_bytes: MemoryBytes = 0
     user_id: int | None = Field(default=None, ge=0)
     """The only user who may connect, besides root; None: everybody who reaches the socket."""
-    policy: SlotPolicy = SlotPolicy()
+    policy: dict[str, str] = {}
+    """Words of model/profile.py, by the pod's annotations or `nvshare-ctl slot add`."""
     pod: PodRef | None = None
 
     @property
     def limit_bytes(self) -> int:
         """The smaller of the limits by memory units and by annotations."""
-        said = [size for size in (self.memory_limit_bytes, self.policy.memory_limit_bytes) if size]
-        return min(said, default=0)
+        said = profile.read(self.policy)[0].get("limit_bytes", 0)
+        return min((size for size in (self.memory_limit_bytes, said) if size), default=0)
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _words(cls, policy: object) -> dict[str, str]:
+        """Known words with their values; a newer or an older plugin may know others."""
+        found = policy if isinstance(policy, dict) else {}
+        known = {row.word: str(found[row.word]) for row in profile.of_slots() if found.get(row.word) is not None}
+        for word, why in profile.read(known)[1].items():
+            if word != "class":  # of an earlier plugin, which is replaced soon
+                raise ValueError(f"{word}: {why}")
+            del known[word]
+        return known
 
 
 def check_name(name: str) -> str:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nvshare.scheduler_policies.api import JobClass
+from nvshare.coordinator.model import profile
 
 if TYPE_CHECKING:
     from nvshare.coordinator.engine.snapshot import ClientSnapshot
     from nvshare.coordinator.kubernetes.slots.slot import Slot
-    from nvshare.coordinator.model.client import Facts
+    from nvshare.coordinator.model.profile import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,6 @@ class SlotSnapshot:
     def plain(self) -> dict[str, Any]:
         """The slot as JSON."""
         pod = self.slot.pod
-        policy = self.slot.policy
         return {
             "slot": self.slot.slot,
             "allocation": self.slot.allocation,
@@ -65,12 +64,7 @@ class SlotSnapshot:
             "pod": pod.name if pod else None,
             "container": pod.container if pod else None,
             "limit_bytes": self.slot.limit_bytes,
-            "priority": policy.priority,
-            "weight": policy.weight,
-            "class": policy.job_class,
-            "share_request": policy.share_request,
-            "share_limit": policy.share_limit,
-            "gang": policy.gang,
+            **{row.word: row.plain(self.slot.policy.get(row.word)) for row in profile.of_slots()},
             "registered": self.registered,
             "refused": self.refused,
             "clients": self.figures.clients,
@@ -152,21 +146,12 @@ class SlotBook:
         record = self._slot_of.get(client)
         if record is None:
             return own
-        slot, policy = record.slot, record.slot.policy
-        job_class = JobClass[(policy.job_class or "batch").replace("-", "_").upper()]
-        if own.rank.job_class is JobClass.BEST_EFFORT:
-            job_class = JobClass.BEST_EFFORT
-        most = min(1.0 if policy.share_limit is None else policy.share_limit, own.rank.share_limit)
-        gang = own.gang.partition("/")[2]
-        return own.having(
-            priority=policy.priority or 0,
-            weight=policy.weight or 1,
-            job_class=job_class,
-            share_request=min(policy.share_request or 0.0, most),
-            share_limit=most,
+        slot, gang = record.slot, own.gang.partition("/")[2]
+        own = own.having(gang=f"slot:{slot.slot}/{gang}" if gang else "")
+        found = own.within(slot.policy)
+        return found.having(
             limit_bytes=slot.limit_bytes or own.limit_bytes,
-            gang=policy.gang or (f"slot:{slot.slot}/{gang}" if gang else ""),
-            park_after_ns=policy.park_after_ns if own.park_after_ns is None else own.park_after_ns,
+            share_request=min(found.rank.share_request, found.rank.share_limit),
         )
 
     def allocation(self, name: str) -> str | None:

@@ -87,34 +87,36 @@ def test_hello_says_who(coordinator: ScriptedCoordinator, start: StartClient) ->
     client.tell("launch 1000")
     hello = coordinator.expect(messages.Hello)
     assert (hello.protocol, hello.process_id) == (messages.PROTOCOL_VERSION, client.process.pid)
-    assert (hello.priority, hello.memory_limit_bytes) == (-3, 3 << 29)
+    assert hello.memory_limit_bytes == 3 << 29
     assert (hello.name, hello.program) == ("é" * 31, "client")
-    assert (hello.weight, hello.gang) == (300, "pär")
+    assert hello.profile == "priority=-3\nweight=300\ngang=pär\n"
     assert hello.placement == '["1f",true,"",""]'
 
 
 def test_bad_environment_is_said_and_ignored(coordinator: ScriptedCoordinator, start: StartClient) -> None:
     """Broken: a typing mistake in a variable stops a program, or is swallowed."""
     client = start(
-        NVSHARE_PRIORITY="high",
+        NVSHARE_CLASS="batch\nweight=9",
+        NVSHARE_SHARE_LIMIT="\udcff",
+        NVSHARE_DEADLINE="1h",
         NVSHARE_MEMORY_LIMIT="lots",
         NVSHARE_ON_LOSS="maybe",
         NVSHARE_MEMORY="disk",
-        NVSHARE_WEIGHT="10001",
-        NVSHARE_GANG="x" * 64,
+        NVSHARE_WEIGHT="7",
+        NVSHARE_GANG="x" * 512,
         NVSHARE_PLACEMENT="x" * 256,
     )
     client.tell("launch 1000")
     hello = coordinator.expect(messages.Hello)
-    assert (hello.priority, hello.memory_limit_bytes, hello.memory_mode) == (0, 0, messages.MemoryMode.SWAP)
-    assert (hello.weight, hello.gang, hello.placement) == (1, "", "")
+    assert (hello.memory_limit_bytes, hello.memory_mode, hello.placement) == (0, messages.MemoryMode.SWAP, "")
+    assert hello.profile == "weight=7\ndeadline=1h\n"
     client.process.kill()
     _, errors = client.ended()
     for variable in (
-        "NVSHARE_WEIGHT",
         "NVSHARE_GANG",
+        "NVSHARE_CLASS",
+        "NVSHARE_SHARE_LIMIT",
         "NVSHARE_PLACEMENT",
-        "NVSHARE_PRIORITY",
         "NVSHARE_MEMORY_LIMIT",
         "NVSHARE_ON_LOSS",
         "NVSHARE_MEMORY=disk",
@@ -325,6 +327,21 @@ def test_refused_for_good(coordinator: ScriptedCoordinator, client: ScriptedClie
     assert client.answer(SHORT_S) == ""
     client.process.kill()
     assert "install the same version" in client.ended()[1]
+
+
+def test_a_refused_variable_is_told_once(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a mistake in a program's variables is swallowed, or comes back with each restart of the coordinator."""
+    mistake = messages.Rejected(messages.Rejection.NOT_ALLOWED, False, "NVSHARE_CLASS: no such class")
+    client.tell("launch 1000")
+    for _ in range(2):
+        coordinator.expect(messages.Hello)
+        coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+        coordinator.send(mistake)
+        coordinator.expect(messages.AttachGpu)
+        coordinator.stop()
+        coordinator.restart()
+    client.process.kill()
+    assert client.ended()[1].count("no such class") == 1
 
 
 def test_path_of_the_socket_is_too_long(start: StartClient, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.conftest import StartClient
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
 MS = 1_000_000
@@ -91,40 +90,3 @@ def test_captures_are_watched_around(coordinator: ScriptedCoordinator, client: S
     for _ in range(20):
         assert client.do("captured 500 1000") == "captured 0"
     assert coordinator.expect(messages.Progress).work > 0
-
-
-def test_profile_follows_hello(coordinator: ScriptedCoordinator, start: StartClient) -> None:
-    """Broken: what a user says of a program does not reach the coordinator."""
-    client = start(
-        NVSHARE_CLASS="best-effort",
-        NVSHARE_SHARE_REQUEST="0.25",
-        NVSHARE_SHARE_LIMIT="50%",
-        NVSHARE_DEADLINE="2m",
-        NVSHARE_MPS="1",
-        NVSHARE_PARK_AFTER="10m",
-    )
-    client.tell("launch 1000")
-    profile = coordinator.expect(messages.Profile)
-    assert [type(m) for m in coordinator.received] == [messages.Hello, messages.Profile]
-    assert profile == messages.Profile(2, 250, 500, 120_000 * MS, True, 600_000 * MS)
-
-
-def test_never_is_not_silence(coordinator: ScriptedCoordinator, start: StartClient) -> None:
-    """Broken: a program that must not be parked is parked as its class."""
-    start(NVSHARE_PARK_AFTER="0").tell("launch 1000")
-    assert coordinator.expect(messages.Profile).park_after_ns == messages.NEVER_NS
-
-
-def test_a_profile_of_defaults_is_not_sent(coordinator: ScriptedCoordinator, start: StartClient) -> None:
-    """Broken: an older coordinator hears a message that it does not know, or nonsense becomes a claim."""
-    client = start(
-        NVSHARE_CLASS="urgent", NVSHARE_SHARE_REQUEST="1.5", NVSHARE_SHARE_LIMIT="0", NVSHARE_DEADLINE="soon",
-        NVSHARE_PARK_AFTER="soon",
-    )  # fmt: skip
-    client.tell("launch 1000")
-    coordinator.welcome()
-    coordinator.nothing(messages.Profile)
-    client.process.kill()
-    _, errors = client.ended()
-    for variable in ("CLASS", "SHARE_REQUEST", "SHARE_LIMIT", "DEADLINE", "PARK_AFTER"):
-        assert errors.count(f"NVSHARE_{variable}") == 1

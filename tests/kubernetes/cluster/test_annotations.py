@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 
 from nvshare.coordinator.kubernetes.cluster.annotations import (
-    ContainerSettings,
     Rules,
     RulesError,
     annotations_of,
@@ -19,10 +18,11 @@ from nvshare.coordinator.kubernetes.cluster.annotations import (
     rules_from,
     settings_of,
 )
+from nvshare.coordinator.kubernetes.slots.slot import Slot
 from tests.kubernetes.cluster.pod_shapes import PRIORITY_CLASS_VALUES, RULES, Json, container, pod, pods
 
 
-def said(values: dict[str, str], container_name: str = "main", **spec: Any) -> ContainerSettings:
+def said(values: dict[str, str], container_name: str = "main", **spec: Any) -> dict[str, str]:
     """Settings of a container of a pod with these annotations of ours."""
     made = pod(annotations={f"nvshare.com/{key}": value for key, value in values.items()}, **spec)
     return settings_of(made, container_name, RULES)
@@ -30,14 +30,28 @@ def said(values: dict[str, str], container_name: str = "main", **spec: Any) -> C
 
 def test_nothing_said_is_nothing_set() -> None:
     """A pod without annotations must get the operator's defaults, not ours."""
-    assert settings_of(pod(), "main", RULES) == ContainerSettings()
+    assert settings_of(pod(), "main", RULES) == {}
 
 
 def test_all_of_them() -> None:
     """Each annotation must reach its setting."""
     shares = {"share-request": "30%", "share-limit": "0.5", "park-after": "2h"}
     found = said({"priority": "5", "weight": "3", "class": "batch", "gang": "pair", "memory-limit": "8Gi", **shares})
-    assert found == ContainerSettings(5, 3, "batch", "30%", "0.5", "ml/pair", 8 << 30, "2h")
+    assert found == {
+        "priority": "5", "weight": "3", "class": "batch", "share_request": "30%", "share_limit": "0.5",
+        "gang": "ml/pair", "memory_limit": str(8 << 30), "park_after": "2h",
+    }  # fmt: skip
+
+
+def test_a_slot_takes_what_annotations_say() -> None:
+    """A slot whose file its coordinator refuses is gone with all its programs."""
+    most = {"gang": "g" * 63, "weight": "1000", "priority": "-1000", "class": "best-effort", "memory-limit": "999999TB"}
+    made = pod(annotations={f"nvshare.com/{key}": value for key, value in most.items()})
+    made["metadata"]["namespace"] = "n" * 63
+    found = settings_of(made, "main", RULES)
+    slot = {"slot": "a", "allocation": "1", "allocated_at_s": 0, "gpus": ["G"], "device_ids": ["G::0"]}
+    assert Slot.model_validate({**slot, "policy": found}).policy == found
+    assert found["gang"] == "n" * 63 + "/" + "g" * 63
 
 
 def test_older_class_names_keep_their_priority() -> None:
@@ -45,14 +59,14 @@ def test_older_class_names_keep_their_priority() -> None:
     older = {"production": ("batch", 100), "standard": ("batch", 0), "opportunistic": ("best-effort", -100)}
     for name, (job_class, priority) in older.items():
         found = said({"class": name})
-        assert (found.job_class, found.priority) == (job_class, priority)
+        assert (found["class"], found["priority"]) == (job_class, str(priority))
 
 
 def test_a_request_above_the_limit_is_none() -> None:
     """Two shares that contradict each other must not depend on which is read first."""
     values = {"share-request": "50%", "share-limit": "0.3"}
     found = said(values)
-    assert (found.share_request, found.share_limit) == (None, "0.3")
+    assert found == {"share_limit": "0.3"}
     (finding,) = findings(pod(annotations={f"nvshare.com/{key}": value for key, value in values.items()}), RULES)
     assert finding.text.endswith("it is above nvshare.com/share-limit, 0.3")
 
@@ -72,25 +86,26 @@ PRECEDENCE = {
 @pytest.mark.parametrize(("values", "priority_class", "priority"), PRECEDENCE.values(), ids=PRECEDENCE.keys())
 def test_who_wins(values: dict[str, str], priority_class: str, priority: int | None) -> None:
     """An order that differs from the documented one gives somebody else's turns away."""
-    assert said(values, priorityClassName=priority_class).priority == priority
+    found = said(values, priorityClassName=priority_class).get("priority")
+    assert found == (None if priority is None else str(priority))
 
 
 def test_a_class_cannot_say_what_a_number_may_not() -> None:
     """An operator who lets pods step back only must not be overruled by `class: interactive`."""
     rules = Rules(priority_min=-1000, priority_max=0, priority_classes=RULES.priority_classes)
     made = pod(annotations={"nvshare.com/class": "interactive"})
-    assert settings_of(made, "main", rules) == ContainerSettings()
+    assert settings_of(made, "main", rules) == {}
     (finding,) = findings(made, rules)
     assert finding.text.endswith("write one of batch, best-effort")
-    assert settings_of(pod(priorityClassName="production"), "main", rules).priority == 10
+    assert settings_of(pod(priorityClassName="production"), "main", rules)["priority"] == "10"
 
 
 def test_container_s_own_limit_wins() -> None:
     """A notebook and its worker in one pod have different limits."""
     values = {"memory-limit": "1Gi", "memory-limit.main": "2Gi", "memory-limit.other": "3Gi"}
-    assert said(values).memory_limit_bytes == 2 << 30
-    assert said(values, "third").memory_limit_bytes == 1 << 30
-    assert said({**values, "memory-limit.main": "much"}).memory_limit_bytes == 1 << 30
+    assert said(values)["memory_limit"] == str(2 << 30)
+    assert said(values, "third")["memory_limit"] == str(1 << 30)
+    assert said({**values, "memory-limit.main": "much"})["memory_limit"] == str(1 << 30)
 
 
 SIZES = {"8Gi": 8 << 30, "512Mi": 512 << 20, "1.5GiB": 3 << 29, "8GB": 8 * 10**9, "1Ti": 1 << 40, "1073741824": 1 << 30}
@@ -99,7 +114,7 @@ SIZES = {"8Gi": 8 << 30, "512Mi": 512 << 20, "1.5GiB": 3 << 29, "8GB": 8 * 10**9
 @pytest.mark.parametrize(("text", "expected"), SIZES.items())
 def test_sizes(text: str, expected: int) -> None:
     """Kubernetes' units and ours both work."""
-    assert said({"memory-limit": text}).memory_limit_bytes == expected
+    assert said({"memory-limit": text})["memory_limit"] == str(expected)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +123,7 @@ def test_sizes(text: str, expected: int) -> None:
 def test_sizes_that_could_mean_two_things_are_refused(text: str) -> None:
     """`8G` is 8 000 000 000 to Kubernetes and 8 GiB to CUDA's users: guessing would be wrong for one of them."""
     made = pod(annotations={"nvshare.com/memory-limit": text})
-    assert settings_of(made, "main", RULES).memory_limit_bytes is None
+    assert settings_of(made, "main", RULES) == {}
     (finding,) = findings(made, RULES)
     assert "8Gi" in finding.text
 
@@ -117,9 +132,9 @@ MESSAGES = {
     "priority": ("high", "write a whole number from -1000 to 1000"),
     "weight": ("0", "write a whole number from 1 to 1000"),
     "class": ("gold", "write one of interactive, batch, best-effort"),
-    "share-request": ("1.5", "write a share from 0 to 1, such as 0.3 or 30%"),
-    "share-limit": ("0", "write a share above 0 and at most 1"),
-    "park-after": ("10", "write a time such as 90s, 10m or 2h, or 0 for never"),
+    "share-request": ("1.5", "write 0.3 or 30%"),
+    "share-limit": ("0", "write 0.3 or 30%"),
+    "park-after": ("soon", "write 10m, 2h, or 0 for never"),
     "gang": ("My Gang", "small letters, digits and dashes"),
     "memory-limit": ("8G", "write a size such as 8Gi"),
     "memory-limit.nobody": ("8Gi", 'no container "nobody"; its containers are main, warm-up'),

@@ -18,7 +18,7 @@ from nvshare.coordinator.kubernetes.node.plugin_process import Plugin
 from nvshare.coordinator.kubernetes.node.tenancy import KEEP_S, Tenancy, Tenant, tenants_in
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.device_ids import SlotId
-from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy
+from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
 from nvshare.coordinator.system.devices import Device, NoGpuError
 from tests.kubernetes.node.kubelet import Kubelet
 from tests.kubernetes.node.processes import GPU, new_node
@@ -32,7 +32,7 @@ S = 1_000_000_000
 class Rig:
     """Slots on disk, and a kubelet that says what the test wants."""
 
-    def __init__(self, directory: Path, policy: SlotPolicy | None = None) -> None:
+    def __init__(self, directory: Path, policy: dict[str, str] | None = None) -> None:
         self.store = SlotStore(directory)
         self.tenants: list[Tenant] = []
         self.now_s = 0.0
@@ -42,7 +42,7 @@ class Rig:
     def _ask(self) -> list[Tenant]:
         return self.tenants
 
-    def policy(self, namespace: str, pod: str, container: str) -> SlotPolicy | None:
+    def policy(self, namespace: str, pod: str, container: str) -> dict[str, str] | None:
         assert (namespace, container) == ("n", "c")
         return self.said
 
@@ -69,19 +69,19 @@ def test_one_impossible_pod_hides_no_other() -> None:
 
 def test_a_slot_learns_its_pod_limit_and_annotations(tmp_path: Path) -> None:
     """Else metrics name no pod, and neither memory units nor annotations have an effect."""
-    rig = Rig(tmp_path, SlotPolicy(priority=7))
+    rig = Rig(tmp_path, {"priority": "7"})
     slot = rig.allocate(0)
     assert not rig.tenancy.look()
     rig.tenants = [rig.tenant(slot, units=512)]
     assert rig.tenancy.look()
     found = rig.store.all()[slot.slot]
-    assert (found.pod, found.memory_limit_bytes, found.policy.priority) == (rig.tenants[0].pod, 512 << 20, 7)
+    assert (found.pod, found.memory_limit_bytes, found.policy) == (rig.tenants[0].pod, 512 << 20, {"priority": "7"})
     rig.said = None  # the pod is not known for a moment: what it said stays
     rig.tenancy.look()
-    assert rig.store.all()[slot.slot].policy.priority == 7
-    rig.said = SlotPolicy()
+    assert rig.store.all()[slot.slot].policy == {"priority": "7"}
+    rig.said = {}
     rig.tenancy.look()
-    assert rig.store.all()[slot.slot].policy.priority is None
+    assert rig.store.all()[slot.slot].policy == {}
 
 
 def test_a_slot_goes_only_when_its_container_is_surely_gone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import zmq
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.kubernetes.slots import slot as slots
-from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy
+from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
 from tests.daemon.processes import Coordinators, Hook, Running
@@ -34,7 +34,7 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
 ) -> None:
     """Else a pod takes a GPU that it did not get, or sets its own terms; or hooks outside slots stop working."""
     pod = PodRef(namespace="n", name="p", container="c")
-    path = put(base, "a", memory_limit_bytes=GIB, policy=SlotPolicy(priority=-5), pod=pod)
+    path = put(base, "a", memory_limit_bytes=GIB, policy={"priority": "-5"}, pod=pod)
     hook = Hook(context, path).hello(priority=99)
     hook.attach(1)
     refused = hook.next(messages.Rejected)
@@ -43,7 +43,7 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
     hook.attach(0)
     settings = hook.next(messages.GpuSettings)
     assert (settings.memory_limit_bytes, settings.reserve) == (GIB, True)
-    put(base, "a", memory_limit_bytes=2 * GIB, policy=SlotPolicy(priority=3), pod=pod)
+    put(base, "a", memory_limit_bytes=2 * GIB, policy={"priority": "3"}, pod=pod)
     assert hook.next(messages.GpuSettings).memory_limit_bytes == 2 * GIB
     outside = Hook(context, running.directory.hooks_socket).hello("outside", priority=99)
     outside.attach(1)

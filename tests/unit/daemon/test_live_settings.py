@@ -14,7 +14,7 @@ import pytest
 
 from nvshare.coordinator.daemon.control.live_settings import NODE, LiveSettings, Owner
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.client import Facts
+from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import JobClass, Rank
@@ -25,7 +25,7 @@ GPU, OTHER = "GPU-0", "GPU-1"
 def hello(client: int = 1, process_id: int | None = None, **more: object) -> events.ClientRegistered:
     pid = os.getpid() if process_id is None else process_id
     made = events.ClientRegistered(
-        client, messages.Hello(1, "train", "python", 0, 3, MemoryMode.SWAP, 1 << 30, "", 2), pid, 0
+        client, messages.Hello(2, "train", "python", 0, MemoryMode.SWAP, 1 << 30, ""), pid, 0
     )
     return replace(made, **more)  # type: ignore[arg-type]
 

@@ -40,7 +40,7 @@ class Node:
     def client(self, number: int, user: int = 0, *, memory: tuple[int, int] | None = None) -> None:
         """A program that wants the GPU; with allocated and resident bytes: one in mode `swap` that does not."""
         mode, wanted = (MemoryMode.MANAGED, True) if memory is None else (MemoryMode.SWAP, False)
-        hello = messages.Hello(1, "twin", "twin", 0, 0, mode, 0, "")
+        hello = messages.Hello(2, "twin", "twin", 0, mode, 0, "")
         self.do(events.ClientRegistered(number, hello, 100 + number, user))
         self.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, wanted, *(memory or (0, 0)), 0)))
 

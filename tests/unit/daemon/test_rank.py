@@ -8,10 +8,10 @@ import pytest
 
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.control.rights import Rights
-from nvshare.coordinator.daemon.dispatch import Dispatcher
+from nvshare.coordinator.daemon.dispatch import MOST_TOLD, Dispatcher
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
-from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotPolicy
+from nvshare.coordinator.kubernetes.slots.slot import Slot
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies import registry
@@ -46,7 +46,7 @@ class Connections:
         pass
 
 
-def dispatcher_for(peer: Peer, policy: SlotPolicy | None = None) -> tuple[Dispatcher, Connections]:
+def dispatcher_for(peer: Peer, policy: dict[str, str] | None = None) -> tuple[Dispatcher, Connections]:
     """A dispatcher where 5 and 50 are the bounds, with the peer's slot."""
     connections = Connections(peer)
     rights, book = Rights(os.geteuid(), max_priority=5, max_weight=50), SlotBook()
@@ -57,10 +57,14 @@ def dispatcher_for(peer: Peer, policy: SlotPolicy | None = None) -> tuple[Dispat
     return dispatcher, connections
 
 
-def greet(peer: Peer, priority: int, weight: int, policy: SlotPolicy | None = None) -> tuple[int, int, list[str]]:
+def hello(profile: str) -> bytes:
+    return messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "job", "python", 1, 1, 0, "", profile=profile))
+
+
+def greet(peer: Peer, priority: int, weight: int, policy: dict[str, str] | None = None) -> tuple[int, int, list[str]]:
     """The rank that it gets, and what it is told besides."""
     dispatcher, connections = dispatcher_for(peer, policy)
-    dispatcher.frame(1, messages.encode(messages.Hello(1, "job", "python", 1, priority, 1, 0, "", weight)), 1)
+    dispatcher.frame(1, hello(f"priority={priority}\nweight={weight}\n"), 1)
     (client,) = dispatcher.scheduler.snapshot(2).clients
     told = [
         message.text for message in connections.sent if isinstance(message, messages.Rejected) and not message.final
@@ -86,8 +90,7 @@ def test_who_may_use_nvshare_ctl_has_no_bound(user: int) -> None:
 def test_operators_give_guaranteed_shares(user: int, request_share: float) -> None:
     """Broken: a user's program has nine tenths of the GPU by its own environment, and the others what is left."""
     dispatcher, connections = dispatcher_for(Peer(7, user))
-    dispatcher.frame(1, messages.encode(messages.Hello(1, "job", "python", 1, 0, 1, 0, "", 1)), 1)
-    dispatcher.frame(1, messages.encode(messages.Profile(1, 900, 1000)), 2)
+    dispatcher.frame(1, hello("class=interactive\nshare_request=90%"), 1)
     (client,) = dispatcher.scheduler.snapshot(3).clients
     assert (client.rank.job_class, client.rank.share_request) == (JobClass.INTERACTIVE, request_share)
     told = [message.text for message in connections.sent if isinstance(message, messages.Rejected)]
@@ -98,29 +101,38 @@ def test_a_slot_has_its_annotations() -> None:
     """Broken: bounds for users change what annotations say, or the environment counts."""
     for user in (0, OTHER):
         assert greet(Peer(7, user, "s"), 1000, 10_000) == (0, 1, [])
-        assert greet(Peer(7, user, "s"), 0, 1, SlotPolicy(priority=90, weight=200)) == (90, 200, [])
+        assert greet(Peer(7, user, "s"), 0, 1, {"priority": "90", "weight": "200"}) == (90, 200, [])
 
 
 def test_a_slot_has_its_class_and_shares() -> None:
     """Broken: a pod is interactive by its own environment, or an annotation is lost before the hook says its class."""
-    policy = SlotPolicy.model_validate({"class": "best-effort", "share_limit": 0.5})
-    dispatcher, _ = dispatcher_for(Peer(7, OTHER, "s"), policy)
-    dispatcher.frame(1, messages.encode(messages.Hello(1, "job", "python", 1, 0, 1, 0, "", 1)), 1)
-    for said in (None, messages.Profile(1, 900, 1000)):
-        if said is not None:
-            dispatcher.frame(1, messages.encode(said), 2)
+    policies = {"class": "best-effort", "share_limit": "0.5"}, {"share_limit": "0.5"}
+    for policy, job_class in zip(policies, (JobClass.BEST_EFFORT, JobClass.BATCH), strict=True):
+        dispatcher, _ = dispatcher_for(Peer(7, OTHER, "s"), policy)
+        dispatcher.frame(1, hello("class=interactive\nshare_request=0.9\nshare_limit=1"), 1)
         (client,) = dispatcher.scheduler.snapshot(3).clients
-        assert client.rank.job_class is JobClass.BEST_EFFORT
+        assert client.rank.job_class is job_class
         assert (client.rank.share_request, client.rank.share_limit) == (0.0, 0.5)
 
 
-def test_the_first_deadline_stands() -> None:
-    """Broken: a program that sends its deadline again is never late, and has all turns under `edf`."""
+def test_a_deadline_counts_from_the_connection() -> None:
+    """Broken: a deadline of an hour is a time of the node's clock in its first hour, and later always past."""
     dispatcher, _ = dispatcher_for(Peer(7, OTHER))
-    dispatcher.frame(1, messages.encode(messages.Hello(1, "job", "python", 1, 0, 1, 0, "", 1)), 1)
-    for deadline_ns in (50, 90):
-        dispatcher.frame(1, messages.encode(messages.Profile(0, 0, 1000, deadline_ns)), 2)
+    dispatcher.frame(1, hello("deadline=50ns"), 2)
     assert dispatcher.facts(1).rank.deadline_ns == 52
+
+
+def test_a_mistake_is_told_and_costs_its_own_word_alone() -> None:
+    """Broken: a typing mistake in a variable ends a program, is swallowed, or a flood of them fills its log."""
+    dispatcher, connections = dispatcher_for(Peer(7, OTHER))
+    said = "class=urgent\nshare_limit=0.5\nnewer=1\nmemory=swap\n" + "".join(f"{i}\n" for i in range(90))
+    dispatcher.frame(1, hello(said), 1)
+    (client,) = dispatcher.scheduler.snapshot(3).clients
+    assert (client.rank.job_class, client.rank.share_limit) == (JobClass.BATCH, 0.5)
+    told = [message.text for message in connections.sent if isinstance(message, messages.Rejected)]
+    assert told[0] == ("NVSHARE_CLASS: 'urgent' is not allowed: write interactive, batch, best-effort; ignored")
+    assert told[1].startswith("NVSHARE_NEWER: this version of nvshare does not know it")
+    assert len(told) == MOST_TOLD
 
 
 def test_the_defaults_divide_by_user_and_give_nobody_priority() -> None:

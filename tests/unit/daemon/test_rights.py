@@ -41,7 +41,8 @@ class Node:
         scheduler.handle(events.GpuAdded(GPU, "card", 8 << 30, 8 << 30), 1)
         for number, (user, name) in enumerate(((ALICE, "train"), (BOB, "secret")), start=1):
             placement = Placement("1f", placed_why=f"apart from {name}").text()
-            self.greet(number, Peer(processes[number - 1], user), name, gang=f"{name}-gang", placement=placement)
+            peer = Peer(processes[number - 1], user)
+            self.greet(number, peer, name, profile=f"gang={name}-gang", placement=placement)
             attach = messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)
             self.dispatcher.frame(number, messages.encode(attach), 3)
         self._administration = Administration(self.dispatcher, [device], registry.create, {}, live, dict, list, rights)
@@ -49,7 +50,7 @@ class Node:
     def greet(self, number: int, peer: Peer, name: str, **more: str) -> None:
         """A program comes."""
         self.outbox.peers[number] = peer
-        hello = messages.Hello(1, name, "python", 0, 0, MemoryMode.SWAP, 0, "", **more)  # type: ignore[arg-type]
+        hello = messages.Hello(2, name, "python", 0, MemoryMode.SWAP, 0, "", **more)  # type: ignore[arg-type]
         self.dispatcher.frame(number, messages.encode(hello), 2)
 
     def ask(self, user: int, request: api.Request) -> Any:

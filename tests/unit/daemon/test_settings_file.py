@@ -20,6 +20,7 @@ from nvshare.coordinator.daemon.control.server import Administration
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.settings_file import SettingsError, capacity_bytes, live_values, load, sample
 from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.kinds import DURATION, setting
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model import settings as model
 from nvshare.coordinator.model.settings import CONFIGURED, OverdueAction, Settings
@@ -174,7 +175,7 @@ def test_a_setting_is_one_declaration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Broken: a new setting needs a second place, and somebody forgets it."""
-    nap = model.setting(model.DURATION, 3_000_000_000, by_gpu=True, live=True, help="How long a GPU naps")
+    nap = setting(DURATION, 3_000_000_000, by_gpu=True, live=True, help="How long a GPU naps")
     record = make_dataclass("More", [("nap_ns", int, nap)], bases=(Settings,), frozen=True, slots=True, kw_only=True)
     monkeypatch.setattr(model, "Settings", record)
     for table in (CONFIGURED, model.SETTINGS):

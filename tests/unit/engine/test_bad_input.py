@@ -33,7 +33,7 @@ NONSENSE: dict[str, Callable[[int], events.Event]] = {
     "a reservation on a GPU that it has not attached": lambda c: events.Received(c, messages.ReserveMemory(7, 1, 1)),
     "progress of an order that it has not": lambda c: events.Received(c, messages.MoveProgress(0, 1, 1, 1, True, 0)),
     "a second hello": lambda c: events.ClientRegistered(
-        c, messages.Hello(1, "x", "x", 0, 0, MemoryMode.DEVICE, 0, ""), 1, 1
+        c, messages.Hello(2, "x", "x", 0, MemoryMode.DEVICE, 0, ""), 1, 1
     ),
     "one ordinal for two GPUs": lambda c: events.Received(
         c, messages.AttachGpu(0, "GPU-1", 1 << 30, 0, False, 0, 0, 0)

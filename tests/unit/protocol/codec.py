@@ -104,7 +104,8 @@ def loose_integer(rng: random.Random, value: int) -> bytes:
 def loose_text(rng: random.Random, text: str) -> bytes:
     """str8, 16, 32 or bin8, 16, 32."""
     raw = text.encode()
-    code, size = rng.choice([(0xD9, 1), (0xDA, 2), (0xDB, 4), (0xC4, 1), (0xC5, 2), (0xC6, 4)])
+    forms = [(0xD9, 1), (0xDA, 2), (0xDB, 4), (0xC4, 1), (0xC5, 2), (0xC6, 4)]
+    code, size = rng.choice([form for form in forms if len(raw) < 1 << 8 * form[1]])
     return bytes([code]) + len(raw).to_bytes(size, "big") + raw
 
 

@@ -15,10 +15,20 @@ from tests.unit.protocol import codec
 GOLDEN: list[tuple[messages.Message, str]] = [
     (
         messages.Hello(
-            1, "trainer", "python3", 4242, -3, 1, 4294967296, "0.1.0", 300, "pair", '["1f",true,"","x"]', True
+            2,
+            "trainer",
+            "python3",
+            4242,
+            2,
+            4294967296,
+            "0.1.0",
+            '["1f",true,"","x"]',
+            True,
+            True,
+            "priority=-3\ngang=pair\n" + 240 * "x",
         ),
-        "9d0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30cd012ca470616972"
-        "b25b223166222c747275652c22222c2278225dc3",
+        "9c0102a7747261696e6572a7707974686f6e33cd109202cf0000000100000000a5302e312e30b25b223166222c747275652c"
+        "22222c2278225dc3c3da01067072696f726974793d2d330a67616e673d706169720a" + 240 * "78",
     ),
     (
         messages.AttachGpu(
@@ -63,10 +73,6 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         messages.Progress(1, 77, 123456789012, 987654321, 40000000, 50000000, 12),
         "980b014dcf0000001cbe991a14ce3ade68b1ce02625a00ce02faf0800c",
     ),
-    (
-        messages.Profile(1, 300, 500, 60000000000, True, 600000000000),
-        "970c01cd012ccd01f4cf0000000df8475800c3cf0000008bb2c97000",
-    ),
     (messages.Allot(2, 300, True, False), "954d02cd012cc3c2"),
     (messages.ExplainWait(1), "920d01"),
     (messages.WaitExplained(1, 3, "waiting for GPU 3"), "944e0103b177616974696e6720666f72204750552033"),
@@ -78,15 +84,15 @@ GOLDEN: list[tuple[messages.Message, str]] = [
     ),
 ]
 
-HELLO = "0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30"
 EARLIER: list[tuple[str, messages.Message]] = [
-    (f"99{HELLO}", messages.Hello(1, "trainer", "python3", 4242, -3, 1, 1 << 32, "0.1.0")),
-    (f"9b{HELLO}cd0001a470616972", messages.Hello(1, "trainer", "python3", 4242, -3, 1, 1 << 32, "0.1.0", 1, "pair")),
+    (
+        "980102a7747261696e6572a7707974686f6e33cd109201cf0000000100000000a5302e312e30",
+        messages.Hello(2, "trainer", "python3", 4242, 1, 1 << 32, "0.1.0"),
+    ),
     ("990200a54750552d300a00c2000000", messages.AttachGpu(0, "GPU-0", 10, 0, False, 0, 0, 0)),
     ("924fc2", messages.Park(False)),
     ("944fc201a84750552d35316131", messages.Park(False, 1, "GPU-51a1")),
     ("940601ce00010000cf0000000200000000", messages.ReserveMemory(1, 65536, 8 << 30)),
-    ("960c01cd012ccd01f4cf0000000df8475800c3", messages.Profile(1, 300, 500, 60000000000, True)),
     (
         "980500ce40000000ce20000000cd1000ce10000000cf8000000000000000ce40000000",
         messages.MemoryReport(0, 1 << 30, 1 << 29, 4096, 1 << 28, 1 << 63, 1 << 30),

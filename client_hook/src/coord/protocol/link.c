@@ -405,39 +405,29 @@ int nvs_link_descriptor(short *events)
 }
 
 _Static_assert((int)NVS_MODE_MANAGED == NVS_MEMORY_MODE_MANAGED && (int)NVS_MODE_SWAP == NVS_MEMORY_MODE_SWAP, "base/config.h");
-_Static_assert(NVS_MAX_WEIGHT == NVS_WIRE_MAX_WEIGHT, "base/config.h");
+_Static_assert(sizeof((nvs_hello){0}.profile) == sizeof nvs_config.profile, "base/config.h");
 
 static void say_hello(void)
 {
     nvs_hello hello = {
         .protocol = NVS_PROTOCOL_VERSION,
         .process_id = (uint32_t)getpid(),
-        .priority = nvs_config.priority,
-        .weight = nvs_config.weight,
         .memory_mode = nvs_config.memory_mode,
         .memory_auto = nvs_config.memory_auto,
         .memory_limit_bytes = nvs_config.memory_limit,
+        .spatial = nvs_config.spatial,
         .library_version = NVS_VERSION,
     };
     uint8_t frame[NVS_MAX_FRAME_BYTES];
     const char *program = program_invocation_short_name;
     size_t length = strnlen(program, sizeof hello.program - 1);
     memcpy(hello.name, nvs_config.name, sizeof hello.name);
-    memcpy(hello.gang, nvs_config.gang, sizeof hello.gang);
+    memcpy(hello.profile, nvs_config.profile, sizeof hello.profile);
     memcpy(hello.placement, nvs_config.placement, sizeof hello.placement);
     memcpy(hello.program, program, length);
     if (!nvs_wire_text_valid((const uint8_t *)hello.program, length))
         memset(hello.program, 0, sizeof hello.program); /* it is only shown */
     nvs_link_send(frame, nvs_encode_hello(&hello, frame, sizeof frame));
-}
-
-/* Only if a value is set: an older coordinator does not know the message. */
-static void say_profile(void)
-{
-    const struct nvs_profile_settings *our = &nvs_config.profile;
-    if (our->job_class != 0 || our->share_request != 0 || our->share_limit != 1000 || our->deadline_ns != 0 || our->spatial ||
-        our->park_after_ns != 0)
-        NVS_LINK_SEND(profile, our->job_class, our->share_request, our->share_limit, our->deadline_ns, our->spatial, our->park_after_ns);
 }
 
 static void drop(const nvs_link_handlers *handlers)
@@ -475,7 +465,6 @@ void nvs_link_serve(const nvs_link_handlers *handlers)
             up = true;
             up_since_ns = nvs_now_ns();
             say_hello();
-            say_profile();
             handlers->connected();
         }
         nvs_transport_event event = transport_next(frame, sizeof frame, &size);

@@ -4,10 +4,9 @@
 
 #include "coord/protocol/wire.h"
 
-#define NVS_PROTOCOL_VERSION 1u
+#define NVS_PROTOCOL_VERSION 2u
 #define NVS_MAX_FRAME_BYTES 1024u
 #define NVS_WIRE_MAX_GPUS 32u
-#define NVS_WIRE_MAX_WEIGHT 10000u
 
 enum {
     NVS_MEMORY_MODE_DEVICE = 0,
@@ -49,7 +48,6 @@ enum {
     NVS_TYPE_RESERVE_HOST = 9,
     NVS_TYPE_RESERVE_PINS = 10,
     NVS_TYPE_PROGRESS = 11,
-    NVS_TYPE_PROFILE = 12,
     NVS_TYPE_EXPLAIN_WAIT = 13,
     NVS_TYPE_PARK_ANSWER = 14,
     NVS_TYPE_WELCOME = 64,
@@ -75,31 +73,29 @@ typedef struct nvs_hello {
     char name[64];
     char program[64];
     uint32_t process_id;
-    int32_t priority;
     uint8_t memory_mode;
     uint64_t memory_limit_bytes;
     char library_version[64];
-    uint16_t weight;
-    char gang[64];
     char placement[256];
     bool memory_auto;
+    bool spatial;
+    char profile[512];
 } nvs_hello;
 
 static const nvs_wire_field nvs_hello_fields[] = {
-    NVS_WIRE_FIELD(hello, protocol, UINT, 0, UINT16_MAX, 0, NULL),
+    NVS_WIRE_FIELD(hello, protocol, UINT, 2, UINT64_C(2), 0, NULL),
     NVS_WIRE_FIELD(hello, name, TEXT, 0, 63, 0, NULL),
     NVS_WIRE_FIELD(hello, program, TEXT, 0, 63, 0, NULL),
     NVS_WIRE_FIELD(hello, process_id, UINT, 0, UINT32_MAX, 0, NULL),
-    NVS_WIRE_FIELD(hello, priority, INT, INT32_MIN, INT32_MAX, 0, NULL),
     NVS_WIRE_FIELD(hello, memory_mode, UINT, 0, UINT8_MAX, 0, NULL),
     NVS_WIRE_FIELD(hello, memory_limit_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(hello, library_version, TEXT, 0, 63, 0, NULL),
-    NVS_WIRE_FIELD(hello, weight, UINT, 1, UINT64_C(10000), 1u, NULL),
-    NVS_WIRE_FIELD(hello, gang, TEXT, 0, 63, 0, ""),
     NVS_WIRE_FIELD(hello, placement, TEXT, 0, 255, 0, ""),
     NVS_WIRE_FIELD(hello, memory_auto, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(hello, spatial, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(hello, profile, TEXT, 0, 511, 0, ""),
 };
-NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 8, 12)
+NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 7, 11)
 
 typedef struct nvs_attach_gpu {
     uint8_t gpu;
@@ -268,25 +264,6 @@ static const nvs_wire_field nvs_progress_fields[] = {
     NVS_WIRE_FIELD(progress, steps, UINT, 0, UINT64_MAX, 0, NULL),
 };
 NVS_WIRE_MESSAGE(progress, NVS_TYPE_PROGRESS, 7, 7)
-
-typedef struct nvs_profile {
-    uint8_t job_class;
-    uint16_t share_request;
-    uint16_t share_limit;
-    uint64_t deadline_ns;
-    bool spatial;
-    uint64_t park_after_ns;
-} nvs_profile;
-
-static const nvs_wire_field nvs_profile_fields[] = {
-    NVS_WIRE_FIELD(profile, job_class, UINT, 0, UINT64_C(2), 0u, NULL),
-    NVS_WIRE_FIELD(profile, share_request, UINT, 0, UINT64_C(1000), 0u, NULL),
-    NVS_WIRE_FIELD(profile, share_limit, UINT, 0, UINT64_C(1000), 1000u, NULL),
-    NVS_WIRE_FIELD(profile, deadline_ns, UINT, 0, UINT64_C(4611686018427387904), 0u, NULL),
-    NVS_WIRE_FIELD(profile, spatial, BOOL, 0, 1, 0, NULL),
-    NVS_WIRE_FIELD(profile, park_after_ns, UINT, 0, UINT64_C(4611686018427387904), 0u, NULL),
-};
-NVS_WIRE_MESSAGE(profile, NVS_TYPE_PROFILE, 0, 6)
 
 typedef struct nvs_explain_wait {
     uint8_t gpu;
@@ -618,7 +595,6 @@ typedef struct nvs_to_coordinator {
         nvs_reserve_host reserve_host;
         nvs_reserve_pins reserve_pins;
         nvs_progress progress;
-        nvs_profile profile;
         nvs_explain_wait explain_wait;
         nvs_park_answer park_answer;
     };
@@ -636,7 +612,6 @@ static const nvs_wire_message *const nvs_to_coordinator_messages[] = {
     &nvs_reserve_host_message,
     &nvs_reserve_pins_message,
     &nvs_progress_message,
-    &nvs_profile_message,
     &nvs_explain_wait_message,
     &nvs_park_answer_message,
 };

@@ -6,7 +6,7 @@ import pytest
 
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.client import Facts
+from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode

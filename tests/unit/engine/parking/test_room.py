@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.client import Facts
+from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
