@@ -6,7 +6,7 @@ for Python, and ends when the program runs again or is gone.
 It belongs to the program's user, who may stop it, end it, or speak in its place.  So
 - its words are parsed like a peer's, and count for what it was asked, for its own program;
 - nothing waits for it: it is killed if it is late, breaks the rules, or does not take a request.  The request then ends
-  as `unsure`, if the helper had started, and the next one has a new helper;
+  as `unsure`, unless the helper did not even start, and the next one has a new helper;
 - it gets a few variables of the environment, and its standard error goes nowhere.
 
 Non-goals: which programs leave (engine/parking/parking.py).
@@ -130,8 +130,11 @@ class CheckpointProcesses:
         self._helpers[client] = made = _Process(user_id, process, ours)
         return made
 
-    def _end(self, client: int, why: str = "") -> None:
-        """Kills the client's helper, if it has one; what it was asked ends for this reason."""
+    def _end(self, client: int, why: str = "", *, unsure: bool = True) -> None:
+        """Kills the client's helper, if it has one; what it was asked ends for this reason.
+
+        `unsure`: it may have begun what it was asked.
+        """
         helper = self._helpers.pop(client, None)
         if helper is None:
             return
@@ -141,7 +144,7 @@ class CheckpointProcesses:
         helper.process.kill()
         self._killed.append(helper.process)
         if helper.request is not None:
-            self.report(_end_of(helper.request, why, unsure=helper.ready))  # else it has read nothing
+            self.report(_end_of(helper.request, why, unsure=unsure))
         self._go_on(helper.user_id)
 
     def _go_on(self, user_id: int) -> None:
@@ -169,7 +172,7 @@ class CheckpointProcesses:
             helper.ready, helper.said = True, helper.said.removeprefix(READY)
             self._go_on(helper.user_id)
         if not found:
-            self._end(client, "its helper has ended")
+            self._end(client, "its helper has ended", unsure=helper.ready or helper.said != b"")
         elif b"\n" in helper.said or len(helper.said) > MOST_BYTES:
             try:
                 event = read_answer(helper.request, helper.said, self.gpus)

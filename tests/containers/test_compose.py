@@ -39,7 +39,8 @@ def test_every_service_shares_the_gpu(services: dict[str, dict[str, Any]]) -> No
 
 def test_options_are_those_of_the_hook(services: dict[str, dict[str, Any]]) -> None:
     """Broken: a variable of the example has no effect, or a value that the hook ignores."""
-    documented = (DOCS / "reference" / "environment.md").read_text(encoding="utf-8")
+    pages = (DOCS / "reference" / page for page in ("environment.md", "commands.md"))
+    documented = "".join(page.read_text(encoding="utf-8") for page in pages)
     for service in services.values():
         for name, value in service["environment"].items():
             if name.startswith("NVSHARE_"):
