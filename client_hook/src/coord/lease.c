@@ -330,6 +330,7 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
     if (todo & NVS_LEASE_DO_CLOSE) {
         mine->closing.closed = false;
         mine->closing.began_ns = mine->closing.since_ns = nvs_now_ns();
+        mine->closing.patience_ns = COLLECTIVE_NS;
         mine->closing.calls = calls_of(gpu);
     }
     if (todo & NVS_LEASE_DO_RELEASE) {
@@ -417,12 +418,13 @@ bool nvs_agent_ending(const nvs_agent_gpu *mine)
 }
 
 /* Work on one of several linked GPUs may wait for work on another one, whose call has come to the closed gate: the kernels of a collective do.  All leases
- * are still held, so calls are let in for a moment, as often as it takes. */
+ * are still held, so calls are let in for a moment, after growing pauses. */
 static void let_in(uint32_t gpu, uint64_t now)
 {
     uint32_t paced = 0;
     uint64_t missing;
-    if (nvs_gate_linked_with(gpu) == UINT32_C(1) << gpu || now < nvs_agent_gpus[gpu].closing.since_ns + COLLECTIVE_NS || !nvs_agent_wanted(gpu))
+    if (nvs_gate_linked_with(gpu) == UINT32_C(1) << gpu || now < nvs_agent_gpus[gpu].closing.since_ns + nvs_agent_gpus[gpu].closing.patience_ns ||
+        !nvs_agent_wanted(gpu))
         return;
     EACH_LINKED(each, gpu) {
         const nvs_agent_gpu *its = &nvs_agent_gpus[each];
@@ -435,6 +437,7 @@ static void let_in(uint32_t gpu, uint64_t now)
     EACH_LINKED(each, gpu) {
         nvs_agent_gpus[each].closing.closed = false;
         nvs_agent_gpus[each].closing.since_ns = nvs_now_ns();
+        nvs_agent_gpus[each].closing.patience_ns *= 2; /* they bring more work, which has to end too */
     }
 }
 

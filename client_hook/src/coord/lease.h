@@ -23,6 +23,7 @@ typedef struct nvs_agent_gpu {
         bool closed;           /* the gate is closed, and no thread is inside */
         uint64_t began_ns;
         uint64_t since_ns;     /* the last closing of the gate */
+        uint64_t patience_ns;  /* before calls are let in */
         uint64_t calls;        /* gated calls before it */
     } closing;
     struct {                   /* the begin of a lease: open_gate, nvs_agent_continue_open */
