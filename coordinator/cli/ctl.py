@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nvshare.coordinator.cli import ctl_settings, ctl_slot
+from nvshare.coordinator.cli import ctl_settings, ctl_slot, ctl_wait
 from nvshare.coordinator.cli.ctl_call import (
     ClientName,
     Gpu,
@@ -147,6 +147,7 @@ app.add_typer(install.app, name="install")
 app.command("install-unit", hidden=True)(install.install_unit)  # its name before `install` had more to install
 app.add_typer(kernelspec.app, name="kernelspec")
 app.add_typer(ctl_slot.app, name="slot")
+app.command("wait")(ctl_wait.wait)
 
 
 @app.command()
@@ -211,6 +212,21 @@ def _report(result: dict[str, Any], done: bool, state: str, as_json: bool) -> No
         typer.echo(f"{client_name(result)} {'is' if done else 'is not'} {state}{why}")
     if not done:
         raise typer.Exit(1)
+
+
+@app.command()
+def end(
+    context: typer.Context,
+    client: ClientName,
+    kill: Annotated[bool, typer.Option("--kill", help="by SIGKILL, for a program that ignores SIGTERM")] = False,
+    as_json: Json = False,
+    where: Where = None,
+) -> None:
+    """End a client's process (SIGTERM): one's own, or any as root or the coordinator's user."""
+    signal = "SIGKILL" if kill else "SIGTERM"
+    request = make_request(api.EndClient, client=client, kill=kill)
+    told = "{name} (pid {process_id}) got " + signal
+    run(context, where, as_json, request, lambda result: typer.echo(told.format(**result)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -98,7 +98,7 @@ def call_and_settle(directory: RuntimeDir, request: api.Request) -> dict[str, An
 
     It does not wait for a client that is stopped, nor longer than `SETTLE_S`; `why` then says so.
     """
-    result: dict[str, Any] = _call_patiently(directory, request)
+    result: dict[str, Any] = call_patiently(directory, request)
     parks = isinstance(request, api.ParkClient) and request.parked
     pause_s, stopped_s, end_s = FIRST_PAUSE_S, 0.0, time.monotonic() + SETTLE_S
     while result["parking"] not in ("parked", "running", "gone") or result["moves_to"]:
@@ -110,7 +110,7 @@ def call_and_settle(directory: RuntimeDir, request: api.Request) -> dict[str, An
             return {**result, "why": f"it is still {result['parking']}; see `nvshare-ctl clients`"}
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
-        status = _call_patiently(directory, api.Status())
+        status = call_patiently(directory, api.Status())
         result.update(parking="gone", why="it has ended", moves_to="", gpus=[])
         for each in status["clients"]:
             if each["client"] == result["client"]:
@@ -121,7 +121,7 @@ def call_and_settle(directory: RuntimeDir, request: api.Request) -> dict[str, An
     return result
 
 
-def _call_patiently(directory: RuntimeDir, request: api.Request) -> Any:
+def call_patiently(directory: RuntimeDir, request: api.Request) -> Any:
     """`call`, again if the coordinator has no time for this user's requests just now."""
     end_s = time.monotonic() + BUSY_S
     while True:

@@ -45,7 +45,9 @@ from nvshare.coordinator.system.gpu_processes import (
 from nvshare.coordinator.system.journal import Journal
 from nvshare.coordinator.system.mps.daemon import ControlDaemon
 from nvshare.coordinator.system.mps.service import Mps
+from nvshare.coordinator.system.notifications import Notifications
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.sensors import Sensors
 from nvshare.coordinator.system.version import version
 from nvshare.coordinator.system.web_process import WebError, WebProcess, listen
 from nvshare.coordinator.units import count, format_size
@@ -90,8 +92,9 @@ class Coordinator:
         settings_file.check_gpus(settings, devices)
         if time_limit.possible():
             PolicyGuard.time_limit = time_limit.TimeLimit
+        uuids = [device.uuid for device in devices]
         self.scheduler = Scheduler(time_limit.make_policy, self.settings, cannot_park=cannot_park())
-        self._journal = Journal(directory.journal, [device.uuid for device in devices])
+        self._journal = Journal(directory.journal, uuids)
         connections = possible_connections(settings.max_clients)
         limits = Limits(
             connections=connections,
@@ -109,11 +112,13 @@ class Coordinator:
             from nvshare.coordinator.daemon import metrics  # imports Prometheus' client
 
             self._observations = metrics.Observations()
+        self._notifications = Notifications(settings.notify_command, uuids, coordinator_environment(os.environ))
         self._mps = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
         by_process = self._mps is None and (options.simulate is not None or in_initial_pid_namespace())
         self._card_memory = CardMemory(self._memory_checked, by_process=by_process)
-        gpus = frozenset(device.uuid for device in devices)
-        self._helpers = CheckpointProcesses(self._sockets.waiter, self._helper_environment(), gpus, self._driver_done)
+        self._helpers = CheckpointProcesses(
+            self._sockets.waiter, self._helper_environment(), frozenset(uuids), self._driver_done
+        )
         self.dispatcher = Dispatcher(
             self.scheduler,
             self._sockets.hooks,
@@ -126,8 +131,9 @@ class Coordinator:
             check_memory=self._card_memory.ask if options.devices is None else None,
             park=self._helpers.carry_out,
             events_to=self._sockets.events,
-            observe=None if self._observations is None else self._observations.observe,
+            observers=[each.observe for each in (self._notifications, self._observations) if each is not None],
         )
+        self._sensors = Sensors(uuids)
         self.server = Server(self._sockets, self.dispatcher, self._administration(devices), self._helpers)
         self._devices = devices
         self._metrics: Any = None
@@ -153,6 +159,7 @@ class Coordinator:
             self._problems,
             self._rights,
             mps=None if self._mps is None else self._mps.status,
+            sensors=self._sensors.look,
         )
 
     def begin(self) -> None:
@@ -168,12 +175,14 @@ class Coordinator:
             self._web = self._start_web(self.settings.web_port)
         if self.options.slots_dir is not None and self.dispatcher.slots is not None:
             self.server.watch_slots(SlotWatch(self.options.slots_dir, self._sockets.hooks, self.dispatcher.slots))
+        self._notifications.start()
         if self._mps is not None:
             self._mps.start()
         if self._real:
             self._unhooked.start()
         if self.options.devices is None:
             self._card_memory.start()
+            self._sensors.start()
         if self.options.embedded:
             self.server.leave_when(self._is_unused, self.options.linger_ns)
         tell, period_ns = self._supervisor.tell, self._supervisor.ping_period_ns
@@ -335,7 +344,9 @@ class Coordinator:
         """Closes the sockets first, so that clients notice at once.  The journal file stays for a successor."""
         self._unhooked.close()
         self._card_memory.close()
+        self._sensors.close()
         self._helpers.close()
+        self._notifications.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._web is not None:

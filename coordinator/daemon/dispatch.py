@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +21,7 @@ from nvshare.coordinator.model import commands, events, profile
 from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, RemoteProtocolError
+from nvshare.coordinator.system.processes import end_process
 from nvshare.coordinator.system.users import known_name
 
 if TYPE_CHECKING:
@@ -66,13 +65,13 @@ class Dispatcher:
         park: Callable[[commands.DriverCall], None] | None = None,
         end_process: Callable[[int], None] | None = None,
         events_to: EventSink | None = None,
-        observe: Observe | None = None,
+        observers: Sequence[Observe] = (),
     ) -> None:
         """`slots`: those of the clients; None without Kubernetes.  `live`: the operator's live settings.
 
         `watch_end` has `ProcessEnded` follow; false: the process has ended, or cannot be watched.  `check_memory` has
         `MemoryChecked` follow, and `park` has `Saved` or `Restored`.  `end_process` replaces SIGKILL in simulations.
-        `events_to` and `observe` get the trace events, for readers and for metrics.
+        `events_to` and `observers` get the trace events, for readers and for metrics.
         """
         self.scheduler = scheduler
         self.slots = slots
@@ -87,9 +86,9 @@ class Dispatcher:
         self._check_card = check_memory
         self._call_driver = park
         self._max_clients = max_clients
-        self._end_process = end_process or _end_process
+        self._end_process = end_process or _kill_process
         self._events_to = events_to
-        self._observe = observe
+        self._observers = observers
         self._clients: dict[int, _Client] = {}  # by connection
         self._sequence = 0
         self._notes: list[tuple[int, commands.Notify]] = []
@@ -293,8 +292,8 @@ class Dispatcher:
         notes, self._notes = self._notes, []
         for at_ns, command in notes:
             self._sequence += 1
-            if self._observe is not None:
-                self._observe(command.kind, command.values)
+            for observe in self._observers:
+                observe(command.kind, command.values)
             if self._events_to is not None and self._events_to.wanted:
                 self._events_to.publish(self._sequence, at_ns, command.kind, command.values)
 
@@ -332,14 +331,9 @@ class Dispatcher:
     }
 
 
-def _end_process(process_id: int) -> None:
-    """Uses a pidfd: a process id could be reused before the signal is sent."""
+def _kill_process(process_id: int) -> None:
     with contextlib.suppress(OSError):
-        descriptor = os.pidfd_open(process_id)
-        try:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        finally:
-            os.close(descriptor)
+        end_process(process_id, kill=True)
 
 
 def _short(text: str) -> str:

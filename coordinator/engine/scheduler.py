@@ -344,7 +344,9 @@ class Scheduler:
         self._node.stopped.pop(event.client, None)
         self._node.own_park_times.discard(event.client)
         self._node.out.append(Notify("gone", {"client": event.client, "name": client.identity.name}))
-        return [seat.gpu for seat in client.seats.values()]
+        gpus = [seat.gpu for seat in client.seats.values()]
+        self._node.out += [Notify("free", {"uuid": gpu.uuid}) for gpu in gpus if not gpu.seats]
+        return gpus
 
     def _process_ended(self, event: events.ProcessEnded, now_ns: int) -> Iterable[Gpu]:
         return [gpu for gpu in self._node.gpus.values() if gpu.memory.immovable.ending.pop(event.process_id, None)]

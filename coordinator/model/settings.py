@@ -191,6 +191,12 @@ class Settings:
         TEXT, None, sample='"/etc/nvshare/web-token"', in_chart=False,
         help="File with the token that lets the web page change programs; without it the page only shows",
     )  # fmt: skip
+    notify_command: str | None = setting(
+        TEXT, None, sample='"logger \\"$NVSHARE_EVENT_TEXT\\""', in_chart=False, chapter="Notifications",
+        help="A command for /bin/sh, run as the coordinator's user when a GPU is free, a program has started or ended, "
+        "lacks room or has it again, is refused memory or does not end its turn, or the policy changes. It gets "
+        "NVSHARE_EVENT_TEXT (a sentence), NVSHARE_EVENT_KIND, _NAME, _GPU and _JSON. Read at the start",
+    )  # fmt: skip
     log_level: str = setting(
         choice_of("debug", "info", "warning", "error"), "info", chapter="Messages",
         help="`debug`, `info`, `warning`, `error`",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import struct
 from collections.abc import Mapping
@@ -19,6 +21,18 @@ def peer_of(connected: socket.socket) -> tuple[int, int]:
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process_id, user_id, _ = _CREDENTIALS.unpack(credentials)
     return process_id, user_id
+
+
+def end_process(process_id: int, *, kill: bool) -> None:
+    """Ends a process by SIGTERM, or by SIGKILL.  Raises OSError.
+
+    Uses a pidfd: the caller knows that the process lives, and its id could be reused before the signal is sent.
+    """
+    descriptor = os.pidfd_open(process_id)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL if kill else signal.SIGTERM)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from nvshare.coordinator.web.reader import Reader
 STATIC: Final = Path(__file__).parent / "static"
 HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 TOKEN_HEADER: Final = "X-NVShare-Token"
-CHANGES: Final = (api.Ping, api.Pause, api.Resume, api.Set)
+CHANGES: Final = (api.Ping, api.Pause, api.Resume, api.EndClient, api.Set)
 SETTINGS: Final = ("class", "quantum")
 """Requests and settings that the page may use with a token.  Ping checks the token."""
 HEADERS: Final = {

@@ -62,6 +62,8 @@ def _gpu(gpu: Mapping[str, Any], why: Mapping[str, Any]) -> dict[str, Any]:
         **{name: gpu[name] for name in (*copied, *sizes)},
         "why": "waiting for a program of the earlier coordinator" if gpu["recovering"] else why["why"],
         "notes": notes(why),
+        "card": words.card_words(gpu["sensors"]),
+        "busy": gpu["sensors"]["busy"],
     }
 
 

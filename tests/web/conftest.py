@@ -9,6 +9,7 @@ from typing import Any
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.server import plain
+from nvshare.coordinator.system.sensors import CardSensors
 from tests.daemon.conftest import connect, coordinators  # noqa: F401 (fixtures)
 from tests.harness import one_gpu
 
@@ -24,7 +25,8 @@ def status() -> dict[str, Any]:
     for name in ("first.py", "second.py"):
         harness.client(name, wanted=True)
     snapshot = harness.scheduler.snapshot(harness.clock.now_ns)
-    gpus = [{"index": index, **plain(gpu)} for index, gpu in enumerate(snapshot.gpus)]
+    sensors = CardSensors(busy=0.5).plain()
+    gpus = [{"index": index, **plain(gpu), "sensors": sensors} for index, gpu in enumerate(snapshot.gpus)]
     clients = [plain(client) for client in snapshot.clients]
     return {"now_ns": harness.clock.now_ns, "gpus": gpus, "clients": clients, **EXTRA}
 

@@ -43,7 +43,7 @@ def inked(page: Browser) -> int:
     """Pixels of the time line's bars: right of the names, not of the axis."""
     return int(
         page.evaluate(
-            "(() => { const canvas = document.querySelector('canvas');"
+            "(() => { const canvas = document.querySelector('.timeline');"
             "const pen = canvas.getContext('2d', {willReadFrequently: true});"
             "const data = pen.getImageData(140, 0, canvas.width - 140, canvas.height - 24).data;"
             "let sum = 0; for (let at = 3; at < data.length; at += 4) sum += data[at] > 0; return sum; })()"
@@ -160,3 +160,27 @@ def test_keys_alone_can_pause_a_program(page: Browser, shared: tuple[Node, str])
     urls = page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name).join(' ')")
     assert TOKEN not in urls
     assert TOKEN not in node.log()
+
+
+def test_a_filter_and_the_end_of_a_program(page: Browser, shared: tuple[Node, str]) -> None:
+    """Broken if a crowded server's page could not be searched, or one click ended a program."""
+    node, _ = shared
+    names = "[...document.querySelectorAll('tbody .name')].map((each) => each.textContent)"
+    assert len(page.evaluate(names)) == 3
+    page.evaluate(
+        "(() => { const only = document.getElementById('filter'); only.value = 'TRAIN';"
+        "only.dispatchEvent(new Event('input')); })()"
+    )
+    assert page.evaluate(names) == ["train.py"]
+    eventually(lambda: "in use" in page.evaluate("document.querySelector('.card .text').textContent"), "the sensors")
+    page.evaluate(f"token = {TOKEN!r}")
+    page.evaluate("window.confirm = (asked) => { window.asked = asked; return false; }")
+    page.evaluate("document.querySelector('.end').click()")
+    assert page.evaluate("window.asked").startswith("End train.py (process ")
+    before = page.evaluate("picture.now_ms")
+    eventually(lambda: page.evaluate("picture.now_ms") > before, "a later picture")
+    assert page.evaluate(names) == ["train.py"]
+    page.evaluate("window.confirm = () => true")
+    page.evaluate("document.querySelector('.end').click()")
+    eventually(lambda: "train.py" not in {each["name"] for each in node.control("clients")["clients"]}, "its end")
+    eventually(lambda: page.evaluate(names) == [], "a page without it")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.system.users import user_name
 
 CLASSES: Final = ("batch", "interactive", "best_effort")
 _QUANTA_MS: Final = (
@@ -51,6 +52,13 @@ class Choice:
     said: str = ""
     """Result of the last key."""
     ended: bool = False
+    filter: str = ""
+    """Only programs with it in their name or user are shown."""
+    typing: bool = False
+    """Keys change the filter."""
+    ending: int | None = None
+    """The client that `y` ends."""
+    help: bool = False
 
 
 def rows(status: Mapping[str, Any], choice: Choice) -> list[Row]:
@@ -60,6 +68,7 @@ def rows(status: Mapping[str, Any], choice: Choice) -> list[Row]:
         Row(client, seat, None if seat is None else gpus[seat["uuid"]])
         for client in status["clients"]
         for seat in client["seats"] or (None,)
+        if any(choice.filter.casefold() in text.casefold() for text in (client["name"], user_name(client["user_id"])))
     ]
     return sorted(found, key=lambda row: (SORTS[choice.sort](row), row.client["client"]))
 
@@ -77,11 +86,25 @@ def place_of(found: list[Row], choice: Choice) -> int:
 def press(key: str, choice: Choice, status: Mapping[str, Any]) -> tuple[Choice, api.Request | None]:
     """The choice after a key, and the request that the key means."""
     choice = replace(choice, said="")
-    if key in ("q", "Q"):
-        return replace(choice, ended=True), None
-    if key == "s":
-        names = list(SORTS)
-        return replace(choice, sort=names[(names.index(choice.sort) + 1) % len(names)]), None
+    if choice.typing:
+        return _typed(key, choice), None
+    if choice.ending is not None:
+        sure = api.EndClient(client=f"c{choice.ending}") if key in ("y", "Y") else None
+        return replace(choice, ending=None), sure
+    if choice.help:
+        return replace(choice, help=False), None
+    match key:
+        case "q" | "Q":
+            return replace(choice, ended=True), None
+        case "?" | "h":
+            return replace(choice, help=True), None
+        case "/":
+            return replace(choice, typing=True), None
+        case "escape":
+            return replace(choice, filter=""), None
+        case "s":
+            names = list(SORTS)
+            return replace(choice, sort=names[(names.index(choice.sort) + 1) % len(names)]), None
     found = rows(status, choice)
     place = place_of(found, choice)
     if key in ("up", "down", "k", "j") and found:
@@ -90,7 +113,21 @@ def press(key: str, choice: Choice, status: Mapping[str, Any]) -> tuple[Choice, 
     row = found[place] if found else None
     if row is not None:  # the request's row stays selected, wherever its order puts it
         choice = replace(choice, selected=key_of(row))
+        if key == "x":
+            return replace(choice, ending=row.client["client"]), None
     return choice, _request(key, row, status)
+
+
+def _typed(key: str, choice: Choice) -> Choice:
+    match key:
+        case "\n" | "\r":
+            return replace(choice, typing=False)
+        case "escape":
+            return replace(choice, typing=False, filter="")
+        case "\x7f" | "\b":
+            return replace(choice, filter=choice.filter[:-1])
+    shown = len(key) == 1 and key.isprintable() and len(choice.filter) < 63
+    return replace(choice, filter=choice.filter + key) if shown else choice
 
 
 def _request(key: str, row: Row | None, status: Mapping[str, Any]) -> api.Request | None:
@@ -125,6 +162,8 @@ def answer(request: api.Request, result: Mapping[str, Any]) -> str:
             done = f"{result['name']} is {str(job_class).replace('_', '-')}"
         case api.Pause():
             done = f"{result['name']} is paused"
+        case api.EndClient():
+            done = f"{result['name']} got SIGTERM"
         case _:
             done = f"{result['name']} is resumed"
     return f"{done}; it ends {result['ends']}" if "ends" in result else done

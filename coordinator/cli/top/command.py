@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def top(context: typer.Context, every: Every = 1.0, once: Once = False, where: Where = None) -> None:
-    """Show who runs, who waits and why, live; keys pause programs and change class and quantum."""
+    """Show who runs, who waits and why, live; keys filter, pause, end and change programs."""
     directory = directory_of(context, where)
     try:
         if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
@@ -67,17 +67,21 @@ def _follow(directory: RuntimeDir, every_s: float) -> None:
 
     from nvshare.coordinator.cli.top.choice import Choice, press
     from nvshare.coordinator.cli.top.frame import Screen, frame
+    from nvshare.coordinator.cli.top.history import History
     from nvshare.coordinator.cli.top.keyboard import Keyboard
 
     console = Console(highlight=False)
     unicode = console.encoding.lower().startswith("utf")
     choice = Choice()
     replies = deque([call(directory, api.Status())], maxlen=RATED)
+    history = History()
+    history.add(replies[-1])
     next_s = time.monotonic() + FIRST_S
     with Keyboard() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
         while not choice.ended:
             screen = Screen(console.width, console.height, _clock(), unicode)
-            live.update(Text("\n", no_wrap=True).join(frame(replies[-1], replies[0], choice, screen)), refresh=True)
+            lines = frame(replies[-1], replies[0], choice, screen, history)
+            live.update(Text("\n", no_wrap=True).join(lines), refresh=True)
             for key in keyboard.wait(next_s - time.monotonic()):
                 choice, request = press(key, choice, replies[-1])
                 if request is not None:
@@ -87,6 +91,7 @@ def _follow(directory: RuntimeDir, every_s: float) -> None:
                 next_s = time.monotonic() + every_s
                 try:
                     replies.append(call(directory, api.Status()))
+                    history.add(replies[-1])
                 except (ControlError, NoCoordinatorError) as error:
                     choice = replace(choice, said=f"{error}; trying again")
                     replies = deque([replies[-1]], maxlen=RATED)

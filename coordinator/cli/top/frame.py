@@ -10,11 +10,12 @@ from typing import Any, Final
 from rich.cells import cell_len
 from rich.text import Text
 
-from nvshare.coordinator.cli.top.choice import Choice, Row, place_of, rows
+from nvshare.coordinator.cli.top.choice import CLASSES, SORTS, Choice, Row, place_of, rows
+from nvshare.coordinator.cli.top.history import History
 from nvshare.coordinator.cli.views.explain import class_name, explanation, notes, percent
 from nvshare.coordinator.cli.views.slots import pod_of
 from nvshare.coordinator.cli.views.table import Column, cut, layout, number, text, word
-from nvshare.coordinator.cli.views.words import duration, programs, quantum, size, size_of, state
+from nvshare.coordinator.cli.views.words import card_words, duration, programs, quantum, size, size_of, state
 from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.units import count, format_duration
 
@@ -39,13 +40,35 @@ class Screen:
     """There are keys, so one program is selected."""
 
 
-def frame(status: Mapping[str, Any], before: Mapping[str, Any] | None, choice: Choice, screen: Screen) -> list[Text]:
+HELP: Final = (
+    ("up, down, k, j", "select a program"),
+    ("/", "show only programs whose name or user has these letters; Enter keeps them, Escape shows all again"),
+    ("s", f"sort by the next of: {', '.join(SORTS)}"),
+    ("p, Space", "pause the selected program, or resume it"),
+    ("c", f"change its class: {', '.join(CLASSES).replace('_', '-')}"),
+    ("x", "end it (SIGTERM), after a question"),
+    ("+, -, a", "a longer or shorter quantum of its GPU, or an automatic one"),
+    ("q", "quit"),
+)
+
+
+def frame(
+    status: Mapping[str, Any],
+    before: Mapping[str, Any] | None,
+    choice: Choice,
+    screen: Screen,
+    history: History | None = None,
+) -> list[Text]:
     """The lines.  `before` is an earlier reply, for rates; None: none are shown."""
+    if choice.help:
+        lines = [Text("Keys of nvshare-ctl top", style="bold"), Text()]
+        lines += [Text(cut(f"  {key:<16}{what}", screen.width)) for key, what in HELP]
+        return [*lines, Text(), Text("any key: back", style="dim")]
     gpus = count(len(status["gpus"]), "simulated GPU" if status["simulated"] else "GPU")
     head = f"nvshare top  {screen.clock}  {gpus}, {count(len(status['clients']), 'program')}"
     top = Text(cut(head, screen.width), style="bold")
     names = programs(status)
-    above = [line for gpu in _gpus(status, before) for line in gpu.lines(names, screen)]
+    above = [line for gpu in _gpus(status, before) for line in gpu.lines(names, screen, history)]
     if screen.height is not None and len(above) > screen.height // 2 + 3:
         above = [Text(), *(gpu.one_line(names, screen) for gpu in _gpus(status, before))][: screen.height // 2]
     found = rows(status, choice)
@@ -54,9 +77,19 @@ def frame(status: Mapping[str, Any], before: Mapping[str, Any] | None, choice: C
     body = [_program(line, index == place) for index, line in enumerate(table[1:])]
     if screen.height is not None:
         body = _window(body, place, max(1, screen.height - len(above) - 4))
-    help_ = f"q quit  up/down select  s sort ({choice.sort})  p pause  c class  + - a quantum"
-    below = [Text(cut(choice.said or help_, screen.width), style="dim")] if screen.live else []
+    below = [Text(cut(_bottom(choice, names), screen.width), style="dim")] if screen.live else []
     return [top, *above, Text(), Text(table[0], style="bold"), *body, *below]
+
+
+def _bottom(choice: Choice, names: Mapping[int, str]) -> str:
+    if choice.ending is not None:
+        return f"end {names.get(choice.ending, 'it')}? y: yes, any other key: no"
+    if choice.typing:
+        return f"show only: {choice.filter}_"
+    if choice.said:
+        return choice.said
+    only = f"  only {choice.filter!r}" if choice.filter else ""
+    return f"? help  q quit  / filter{only}  s sort ({choice.sort})  p pause  c class  x end  + - a quantum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +119,14 @@ class _Gpu:
         shown = bar(gpu["resident_bytes"], 0, gpu["capacity_bytes"], cells, unicode=screen.unicode)
         return f"{shown} {size_of(gpu['resident_bytes'], gpu['capacity_bytes'])}"
 
-    def lines(self, names: Mapping[int, str], screen: Screen) -> list[Text]:
+    def _card(self, width: int, screen: Screen, history: History | None) -> str:
+        """How busy the card is, its sensors, and a graph of the last minutes."""
+        told = card_words(self.gpu["sensors"])
+        cells = min(60, width - cell_len(told) - 12)
+        graph, seconds = ("", 0) if history is None else history.graph(self.gpu["uuid"], cells, unicode=screen.unicode)
+        return "  ".join(filter(None, (told, f"{graph} {seconds} s" if graph else ""))) or "-"
+
+    def lines(self, names: Mapping[int, str], screen: Screen, history: History | None) -> list[Text]:
         """One GPU: its running set with the reason, its queue, its memory and the cost of switching."""
         found = [Text(), Text(cut(self._title(), screen.width), style="bold")]
         for reason in self.reasons:
@@ -97,6 +137,7 @@ class _Gpu:
             ("running", self._running(names, width)),
             ("queue", _listed([f"{names[client]} {duration(waited)}" for client, waited in self.queue], width)),
             ("memory", f"{self._memory(20, screen)} resident{f', {size(evicted)} evicted' if evicted else ''}"),
+            ("card", self._card(width, screen, history)),
             ("switching", ", ".join(self.rates) or "-"),
         )
         return [*found, *(Text.assemble((f"  {name:<10}", "dim"), cut(told, width)) for name, told in lines)]

@@ -14,7 +14,7 @@ _SEQUENCES: Final = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB":
 
 
 def keys(read: str) -> list[str]:
-    """The keys in what a terminal sent: `up`, `down` or a character.  Other sequences are dropped."""
+    """The keys in what a terminal sent: `up`, `down`, `escape` or a character.  Other sequences are dropped."""
     found = []
     while read:
         if read[0] != "\x1b":
@@ -24,7 +24,7 @@ def keys(read: str) -> list[str]:
             found.append(_SEQUENCES[read[:3]])
             read = read[3:]
         else:
-            return found
+            return found + ["escape"] * (read == "\x1b")
     return found
 
 

@@ -51,6 +51,19 @@ def size_of(part_bytes: int, whole_bytes: int) -> str:
     return f"{part.removesuffix(unit) if same else '0' if not part_bytes else part}/{whole}"
 
 
+def card_words(sensors: Mapping[str, Any]) -> str:
+    """`87% busy, 63 C, 312 of 700 W, 41GiB of memory in use`, as far as the card tells; "" if it tells nothing."""
+    busy, degrees, watts = sensors["busy"], sensors["temperature_c"], sensors["power_watts"]
+    most, used = sensors["power_limit_watts"], sensors["used_bytes"]
+    told = [
+        "" if busy is None else f"{busy:.0%} busy",
+        "" if degrees is None else f"{degrees} C",
+        "" if watts is None else f"{watts:.0f}{'' if most is None else f' of {most:.0f}'} W",
+        "" if used is None else f"{format_size(used)} of memory in use",
+    ]
+    return ", ".join(filter(None, told))
+
+
 def quantum(gpu: Mapping[str, Any]) -> str:
     """`100ms`, or `100ms auto`."""
     return format_duration(gpu["quantum_ns"]) + (" auto" if gpu["quantum_automatic"] else "")

@@ -147,6 +147,14 @@ class ParkClient(_Request):
     parked: bool = True
 
 
+class EndClient(_Request):
+    """Ends a client's process by SIGTERM, or by SIGKILL."""
+
+    ask: Literal["end"] = "end"
+    client: ClientName
+    kill: bool = False
+
+
 class Place(_Request):
     """Chooses GPUs for the calling process, which becomes the program.
 
@@ -178,7 +186,7 @@ class MigrateClient(_Request):
     gpu: GpuName
 
 
-Request = Ping | Status | Set | SetShare | Unset | Pause | Resume | ParkClient | MigrateClient | Place
+Request = Ping | Status | Set | SetShare | Unset | Pause | Resume | ParkClient | MigrateClient | EndClient | Place
 _REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 HIDDEN: Final = "(hidden)"
 """Stands for a name that the reader must not see."""
 
-OfProgram = api.Set | api.SetShare | api.Unset | api.Pause | api.Resume | api.ParkClient | api.MigrateClient
+OfProgram = (
+    api.Set | api.SetShare | api.Unset | api.Pause | api.Resume | api.ParkClient | api.MigrateClient | api.EndClient
+)
 """Requests that change one program; `Set` and `Unset` only where they name one."""
 _NAMES_IN_EVENTS: Final = frozenset({"name", "program", "process", "gang", "owner"})
 

@@ -26,6 +26,8 @@ from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.kinds import Value
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import SETTINGS
+from nvshare.coordinator.system.processes import end_process
+from nvshare.coordinator.system.sensors import CardSensors
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.live_settings import Live, LiveSettings, Owner
@@ -70,9 +72,11 @@ class Administration:
         rights: Rights,
         *,
         mps: Callable[[], dict[str, Any]] | None = None,
+        sensors: Callable[[str], CardSensors] = lambda uuid: CardSensors(),
     ) -> None:
         """`facts` are added to the results of `ping` and `status`.  `configured` gives the configured values.
-        `problems` are present faults, for the operator.  `mps`: its state; None: it is off."""
+        `problems` are present faults, for the operator.  `mps`: its state; None: it is off.  `sensors`: those of a GPU,
+        at once."""
         self._dispatcher = dispatcher
         self._devices = {device.uuid: device for device in devices}
         self._make_policy = make_policy
@@ -83,6 +87,7 @@ class Administration:
         self.changes = 0
         """Requests that have changed something; each is logged."""
         self._mps = mps or (lambda: {"mode": "off"})
+        self._sensors = sensors
         self._facts = {"pid": os.getpid(), **facts}
         self._placements = Placements(devices, rights)
 
@@ -122,7 +127,8 @@ class Administration:
             for name in _SAMPLES:
                 values[name.replace("recent_", "").replace("_ns", "") + "_us"] = _quantiles(values.pop(name))
             device = self._devices[gpu.uuid]
-            gpus.append({"index": device.index, "is_mig": device.is_mig, **values})
+            sensors = self._sensors(gpu.uuid).plain()
+            gpus.append({"index": device.index, "is_mig": device.is_mig, **values, "sensors": sensors})
         clients = [plain(client) for client in snapshot.clients] if request.clients or hides else []
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
         owners = [plain(owner) for owner in snapshot.host_owners]
@@ -203,6 +209,19 @@ class Administration:
         assert uuid is not None
         self._dispatcher.event(events.Set("moved_to", uuid, client=client.client), call.now_ns)
         return {**self._parking(client, call), "gpu": uuid}
+
+    def _end(self, request: api.EndClient, call: Call) -> dict[str, Any]:
+        """Its connection is open, so its process id is still its own."""
+        client = self._client(request, call)
+        found = _identity(client)
+        try:
+            if found["process_id"] <= 1:
+                raise ProcessLookupError
+            end_process(found["process_id"], kill=request.kill)
+        except OSError as error:
+            text = f"the coordinator cannot end it ({error.strerror or 'its process is not visible here'})"
+            raise api.ControlError("process", f"{text}; end it where it was started") from None
+        return {**found, "killed": request.kill}
 
     def _parking(self, client: ClientSnapshot, call: Call) -> dict[str, Any]:
         now = self._dispatcher.scheduler.client_snapshot(client.client, call.now_ns)
@@ -312,6 +331,7 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, Call], dict[str, 
     api.ParkClient: Administration._park,
     api.Place: Administration._place,
     api.MigrateClient: Administration._migrate,
+    api.EndClient: Administration._end,
 }
 
 

@@ -10,6 +10,7 @@ const AGAIN_MS = 5_000;
 const byId = (id) => document.getElementById(id);
 const spans = new Map(); // by number: [number, GPU, client, kind, start, end]
 const colours = new Map(); // by client: the number of a colour
+const loads = new Map(); // by GPU: [time in ms, part of it in which kernels ran] each
 let picture = null;
 let source = null;
 let token = null; // in memory only: a reload forgets it
@@ -104,6 +105,7 @@ function take(message) {
     if (span[5] !== null && span[5] < message.now_ms - KEPT_MS) spans.delete(number);
   }
   picture = message;
+  for (const gpu of picture.gpus) keepLoad(gpu);
   say("live");
   show();
 }
@@ -160,7 +162,10 @@ function showGpu(gpu) {
   section.querySelector("form input").placeholder = Math.round(gpu.quantum_ns / 1e6);
   showMemory(section.querySelector(".memory"), gpu, programs);
   showPrograms(section, gpu, programs);
-  draw(section.querySelector("canvas"), gpu);
+  text(section.querySelector(".card .text"), gpu.card);
+  section.querySelector(".card").hidden = !gpu.card;
+  drawLoad(section.querySelector(".load"), gpu);
+  draw(section.querySelector(".timeline"), gpu);
 }
 
 function showMemory(element, gpu, programs) {
@@ -194,8 +199,12 @@ function newRow(each) {
   const row = byId("program").content.firstElementChild.cloneNode(true);
   row.dataset.client = each.client;
   const client = `c${each.client}`;
-  const button = row.querySelector("button");
+  const button = row.querySelector(".pause");
   button.addEventListener("click", () => change({ ask: row.dataset.paused ? "resume" : "pause", client }));
+  row.querySelector(".end").setAttribute("aria-label", `End ${each.name}`);
+  row.querySelector(".end").addEventListener("click", () => {
+    if (window.confirm(`End ${each.name} (process ${each.pid})?`)) change({ ask: "end", client });
+  });
   const select = row.querySelector("select");
   select.setAttribute("aria-label", `Class of ${each.name}`);
   select.addEventListener("change", () => change({ ask: "set", setting: "class", client, value: select.value }));
@@ -208,7 +217,9 @@ function showPrograms(section, gpu, programs) {
   section.querySelector("table").hidden = !programs.length;
   section.querySelector(".none").hidden = programs.length > 0;
   // Rows stay in the order of their programs' start, so that a row does not move under the pointer.
-  for (const each of [...programs].sort((one, other) => one.client - other.client)) {
+  const only = byId("filter").value.trim().toLowerCase();
+  const shown = programs.filter((each) => `${each.name}\n${each.user}`.toLowerCase().includes(only));
+  for (const each of shown.sort((one, other) => one.client - other.client)) {
     const row = rows.get(String(each.client)) ?? body.appendChild(newRow(each));
     rows.delete(String(each.client));
     showProgram(row, gpu, each);
@@ -239,11 +250,42 @@ function showProgram(row, gpu, each) {
   if (each.limit_bytes) bar.push(["limit", each.client, each.limit_bytes / gpu.capacity_bytes]);
   parts(cell("bar"), bar);
   row.dataset.paused = each.paused ? "yes" : "";
-  const button = row.querySelector("button");
+  const button = row.querySelector(".pause");
   text(button, each.paused ? "Resume" : "Pause");
   button.setAttribute("aria-label", `${button.textContent} ${each.name}`);
   const select = row.querySelector("select");
   if (document.activeElement !== select) select.value = each.class.replace("-", "_");
+}
+
+// --- how busy a card is -----------------------------------------------------------------------------------------------
+
+function keepLoad(gpu) {
+  if (gpu.busy === null) return;
+  const kept = loads.get(gpu.uuid) ?? [];
+  kept.push([picture.now_ms, gpu.busy]);
+  while (kept[0][0] < picture.now_ms - KEPT_MS) kept.shift();
+  loads.set(gpu.uuid, kept);
+}
+
+function drawLoad(canvas, gpu) {
+  const kept = loads.get(gpu.uuid) ?? [];
+  const seconds = Number(byId("window").value);
+  const [width, height, scale] = [canvas.clientWidth, canvas.clientHeight, window.devicePixelRatio || 1];
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  const pen = canvas.getContext("2d");
+  const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+  pen.scale(scale, scale);
+  pen.fillStyle = ink("bar");
+  pen.fillRect(0, 0, width, height);
+  pen.fillStyle = ink("accent");
+  const x = (at) => width * (1 - (picture.now_ms - at) / (seconds * 1000));
+  kept.forEach(([at, busy], index) => {
+    const end = kept[index + 1]?.[0] ?? picture.now_ms;
+    pen.fillRect(x(at), height * (1 - busy), Math.max(1, x(end) - x(at)), height * busy);
+  });
+  const mean = kept.reduce((sum, each) => sum + each[1], 0) / Math.max(1, kept.length);
+  canvas.setAttribute("aria-label", `GPU ${gpu.index} was busy for ${Math.round(mean * 100)} % of the time shown`);
 }
 
 // --- the time line ---------------------------------------------------------------------------------------------------
@@ -332,7 +374,7 @@ function drawAxis(pen, { gutter, width, bottom, seconds, line, faint }) {
 function drawAll() {
   if (picture === null) return;
   for (const gpu of picture.gpus) {
-    const canvas = byId(`gpu-${gpu.uuid}`)?.querySelector("canvas");
+    const canvas = byId(`gpu-${gpu.uuid}`)?.querySelector(".timeline");
     if (canvas) draw(canvas, gpu);
   }
 }
@@ -369,6 +411,7 @@ byId("unlock").addEventListener("click", () => byId("token-dialog").showModal())
 byId("token-cancel").addEventListener("click", () => byId("token-dialog").close());
 byId("token-form").addEventListener("submit", unlock);
 byId("window").addEventListener("change", drawAll);
+byId("filter").addEventListener("input", () => picture && show());
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
 connect();

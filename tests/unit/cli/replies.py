@@ -6,6 +6,7 @@ from typing import Any
 
 from nvshare.coordinator.daemon.control.server import plain
 from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.system.sensors import CardSensors
 from tests.harness import Harness, one_gpu
 
 GIB = 1 << 30
@@ -52,7 +53,7 @@ def status(harness: Harness) -> dict[str, Any]:
         values = plain(gpu)
         for name in ("handovers", "drains"):
             values[f"{name}_us"] = {"p50": 123.0, "p99": 456.0} if values.pop(f"recent_{name}_ns") else None
-        gpus.append({"index": index, "is_mig": False, **values})
+        gpus.append({"index": index, "is_mig": False, **values, "sensors": CardSensors().plain()})
     facts: dict[str, Any] = {"pid": 4242, "simulated": True, "runtime_dir": "/run/nvshare", "now_ns": picture.now_ns}
     host = {"host_budget_bytes": picture.host_budget_bytes, "host_shared_bytes": picture.host_shared_bytes}
     more: dict[str, Any] = {"problems": [], "live": [], "mps": {"mode": "off"}, "gangs": [], "host_owners": []}

@@ -152,7 +152,8 @@ def test_the_sample_configuration_has_every_setting(tmp_path: Path, capsys: pyte
     lines = [line.removeprefix("# ") for line in sample.splitlines() if re.match(r"# (\w+ = |\[gpu)", line)]
     written = tomllib.loads("\n".join(lines))
     assert set(written) == {*CONFIGURED, "gpu"}
-    without = {"capacity", "host_budget", "gpu"} | {key for key in written if key.endswith(("_port", "_file", "_dir"))}
+    without = {key for key in written if key.endswith(("_port", "_file", "_dir", "_command"))}
+    without |= {"capacity", "host_budget", "gpu"}
     path = tmp_path / "nvshare.toml"
     path.write_text(
         "\n".join(

@@ -7,8 +7,10 @@ from rich.cells import cell_len
 
 from nvshare.coordinator.cli.top.choice import Choice, press, rows
 from nvshare.coordinator.cli.top.frame import Screen, bar, frame
+from nvshare.coordinator.cli.top.history import History
 from nvshare.coordinator.cli.top.keyboard import keys
 from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.system.sensors import CardSensors
 from tests.harness import Harness, play_turn
 from tests.unit.cli import replies
 
@@ -97,7 +99,60 @@ def test_keys_select_sort_and_ask() -> None:
     assert [press(key, Choice(), empty)[1] for key in ("p", "c", "+", "down")] == [None] * 4
 
 
+def test_a_program_is_ended_after_a_question() -> None:
+    """Broken if one key ended a program, or the answer concerned another one."""
+    reply = replies.status(replies.three_programs())
+    first = rows(reply, Choice())[0].client
+    asking, request = press("x", Choice(), reply)
+    assert request is None
+    assert f"end {first['name']}" in frame(reply, None, asking, Screen())[-1].plain
+    for key in ("n", "x", "escape", "q"):
+        kept, request = press(key, asking, reply)
+        assert (kept.ending, kept.ended, request) == (None, False, None)
+    assert press("y", asking, reply)[1] == api.EndClient(client=f"c{first['client']}")
+
+
+def test_a_filter_shows_some_programs_only() -> None:
+    """Broken if nobody could find their programs on a crowded server, or a typed letter did what a key does."""
+    reply = replies.status(replies.three_programs())
+    choice = Choice()
+    for key in ("/", "S", "t", "x", "\x7f", "u", "\n"):
+        choice, request = press(key, choice, reply)
+        assert request is None
+    assert [row.client["name"] for row in rows(reply, choice)] == ["study.ipynb"]
+    assert "only 'Stu'" in frame(reply, None, choice, Screen(120))[-1].plain
+    assert len(rows(reply, press("escape", choice, reply)[0])) == 3
+    assert len(rows(reply, Choice(filter="root"))) == 2  # a user's name
+
+
+def test_help_names_each_key() -> None:
+    """Broken if a key were found by accident only."""
+    reply = replies.status(replies.three_programs())
+    choice, _ = press("?", Choice(), reply)
+    shown = "\n".join(line.plain for line in frame(reply, None, choice, Screen(80, 24)))
+    assert all(key in shown for key in ("/", "x ", "p, Space", "+, -, a", "q "))
+    assert not press("q", choice, reply)[0].ended, "any key: back"
+
+
+def test_sensors_and_a_graph_of_the_last_minutes() -> None:
+    """Broken if people had to open nvidia-smi beside it, or a card without sensors broke the frame."""
+    harness, history = replies.three_programs(), History()
+    for percent in (0, 50, 100):
+        reply = replies.status(harness)
+        reply["gpus"][0]["sensors"] = CardSensors(percent / 100, 63, 312.4, 700.0, 41 << 30).plain()
+        history.add(reply)
+        harness.milliseconds(20_000)
+    shown = [line.plain for line in frame(reply, None, Choice(), Screen(120), history)]
+    card = next(line for line in shown if line.startswith("  card"))
+    assert "100% busy, 63 C, 312 of 700 W, 41GiB of memory in use" in card
+    graph = history.graph("GPU-0", 6, unicode=False)
+    assert graph == ("  . =@", 60)
+    assert max(map(cell_len, shown)) <= 120
+    assert "  card      -" in [line.plain for line in frame(replies.status(harness), None, Choice(), Screen())]
+
+
 def test_keys_of_a_terminal() -> None:
     """Broken if an arrow were taken for letters, which pause programs or change classes."""
+    assert keys("\x1b") == ["escape"]
     assert keys("p\x1b[A\x1bOBq") == ["p", "up", "down", "q"]
     assert keys("\x1b[15~") == []
