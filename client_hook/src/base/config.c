@@ -6,6 +6,7 @@
 #include "base/msgpack.h"
 #include "base/profile.gen.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 /* The name of the script that an interpreter runs, for tools.  The command line comes from /proc, because the application may change its own copy. */
@@ -363,3 +365,27 @@ void nvs_config_read(void)
     nvs_config.on_loss.timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);
 }
 
+/* Servers that run a remote program's calls, each connection in a process of its own. */
+static const char *const remote_servers[] = {"lupine_driver_server"};
+enum { MOST_DESCRIPTORS = 256 };
+
+bool nvs_config_remote_peer(char *out, size_t size)
+{
+    bool serves = false;
+    for (size_t i = 0; i < sizeof remote_servers / sizeof *remote_servers; i++)
+        serves |= strcmp(program_invocation_short_name, remote_servers[i]) == 0;
+    for (int descriptor = 0; serves && descriptor < MOST_DESCRIPTORS; descriptor++) {
+        struct sockaddr_storage peer;
+        socklen_t length = sizeof peer;
+        if (getpeername(descriptor, (struct sockaddr *)&peer, &length) != 0)
+            continue;
+        const struct in6_addr *address = &((struct sockaddr_in6 *)&peer)->sin6_addr;
+        if (peer.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(address))
+            return inet_ntop(AF_INET, &address->s6_addr[12], out, (socklen_t)size) != NULL;
+        if (peer.ss_family == AF_INET6)
+            return inet_ntop(AF_INET6, address, out, (socklen_t)size) != NULL;
+        if (peer.ss_family == AF_INET)
+            return inet_ntop(AF_INET, &((struct sockaddr_in *)&peer)->sin_addr, out, (socklen_t)size) != NULL;
+    }
+    return false;
+}

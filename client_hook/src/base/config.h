@@ -7,6 +7,7 @@
 #define NVS_CONFIG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* Where device allocations go; as on the wire, but AUTO: not chosen yet (memory/backend.h). */
@@ -33,5 +34,8 @@ typedef struct nvs_settings {
 extern nvs_settings nvs_config;
 
 void nvs_config_read(void); /* before any other thread exists */
+
+/* Whether this process serves a remote program (Lupine); `out`: the address from which its calls come. */
+bool nvs_config_remote_peer(char *out, size_t size);
 
 #endif

@@ -422,6 +422,9 @@ static void say_hello(void)
     const char *program = program_invocation_short_name;
     size_t length = strnlen(program, sizeof hello.program - 1);
     memcpy(hello.name, nvs_config.name, sizeof hello.name);
+    char peer[46]; /* INET6_ADDRSTRLEN */
+    if (nvs_config_remote_peer(peer, sizeof peer))
+        snprintf(hello.name, sizeof hello.name, "%.*s %s", (int)(sizeof hello.name - strlen(peer) - 2), nvs_config.name, peer);
     memcpy(hello.profile, nvs_config.profile, sizeof hello.profile);
     memcpy(hello.placement, nvs_config.placement, sizeof hello.placement);
     memcpy(hello.program, program, length);
