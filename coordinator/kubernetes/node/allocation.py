@@ -134,8 +134,3 @@ def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -
 def hook_mounts(version: Path) -> tuple[MountSpec, ...]:
     """The mounts by which every program of a container has the hook of an installed version."""
     return (MountSpec(version, library.IN_CONTAINER), MountSpec(version / library.PRELOAD, SYSTEM_PRELOAD))
-
-
-def allocate_memory(units: int, unit_bytes: int) -> Answer:
-    """The hook's initial limit.  The slot gets its limit once the kubelet names the units' container."""
-    return Answer({"NVSHARE_MEMORY_LIMIT": str(units * unit_bytes)})

@@ -36,8 +36,8 @@ class Resource(Protocol):
     def devices(self) -> Sequence[tuple[str, bool]]:
         """(id, healthy) of every device."""
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str] | None:
-        """Devices to prefer; None: this resource has no preference."""
+    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+        """Devices to prefer."""
 
     def allocate(self, field: str, device_ids: Sequence[str]) -> Answer:
         """Allocates for one container.  Raises RequestError and NotReadyError, which name `field`."""
@@ -129,8 +129,7 @@ class PluginServer:
 
     def options(self) -> Any:
         """The plugin's options, also part of the registration."""
-        advises = self.resource.preferred((), (), 0) is not None
-        return m.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=advises)
+        return m.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
     def full_list(self) -> Any:
         """The message of ListAndWatch."""
@@ -170,7 +169,7 @@ class PluginServer:
             advice = self.resource.preferred(
                 each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
             )
-            answers.append(m.ContainerPreferredAllocationResponse(deviceIDs=advice or ()))
+            answers.append(m.ContainerPreferredAllocationResponse(deviceIDs=advice))
         return m.PreferredAllocationResponse(container_responses=answers)
 
     def _allocate(self, request: Any, context: Any) -> Any:

@@ -46,14 +46,6 @@ def _given(variable: str, text: str, *names: str) -> Any:
 
 SlotsPerGpu = Annotated[int, _given("SLOTS_PER_GPU", "number of containers that may share one GPU")]
 Resource = Annotated[str, _given("RESOURCE", "resource name of the slots")]
-MemoryResourceName = Annotated[
-    str | None,
-    _given(
-        "MEMORY_RESOURCE",
-        "also offer GPU memory, which becomes the container's limit; the name ends with the unit: "
-        "nvshare.com/gpu-memory-mib, nvshare.com/gpu-memory-256mib, nvshare.com/gpu-memory-gib",
-    ),
-]
 PluginDir = Annotated[Path, _given("PLUGIN_DIR", "the kubelet's directory for plugin sockets")]
 PodResources = Annotated[Path, _given("POD_RESOURCES_SOCKET", "the kubelet's PodResources socket")]
 LibraryDir = Annotated[Path, _given("LIBRARY_DIR", "directory of the installed hook libraries on the host")]
@@ -93,7 +85,6 @@ LogLevel = Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")]
 def run(
     slots_per_gpu: SlotsPerGpu = 4,
     resource: Resource = "nvshare.com/gpu",
-    memory_resource: MemoryResourceName = None,
     plugin_dir: PluginDir = Path("/var/lib/kubelet/device-plugins"),
     pod_resources_socket: PodResources = Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
     library_dir: LibraryDir = Path("/var/lib/nvshare/lib"),
@@ -123,7 +114,6 @@ def run(
         Paths(*(path.absolute() for path in paths)),
         slots_per_gpu=slots_per_gpu,
         resource=resource,
-        memory_resource=memory_resource or None,
         allow_several_slots=allow_several_slots,
         preference=preference(preferred),
         memory=memory,
