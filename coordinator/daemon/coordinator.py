@@ -23,6 +23,7 @@ from nvshare.coordinator.daemon.loop import Server, Sockets
 from nvshare.coordinator.daemon.peers import Limits, possible_connections
 from nvshare.coordinator.daemon.settings_file import Key, StartError
 from nvshare.coordinator.daemon.supervisor import Supervisor
+from nvshare.coordinator.daemon.usage import Usage
 from nvshare.coordinator.engine.policy_guard import PolicyGuard
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kinds import Value
@@ -114,6 +115,7 @@ class Coordinator:
         self._card_memory = CardMemory(self._memory_checked, by_process=by_process)
         gpus = frozenset(device.uuid for device in devices)
         self._helpers = CheckpointProcesses(self._sockets.waiter, self._helper_environment(), gpus, self._driver_done)
+        self._usage = self._make_usage(settings, book)
         self.dispatcher = Dispatcher(
             self.scheduler,
             self._sockets.hooks,
@@ -127,8 +129,10 @@ class Coordinator:
             park=self._helpers.carry_out,
             events_to=self._sockets.events,
             observe=None if self._observations is None else self._observations.observe,
+            left=self._usage.left,
         )
-        self.server = Server(self._sockets, self.dispatcher, self._administration(devices), self._helpers)
+        administration = self._administration(devices)
+        self.server = Server(self._sockets, self.dispatcher, administration, self._helpers, self._usage)
         self._devices = devices
         self._metrics: Any = None
         self._web: WebProcess | None = None
@@ -142,6 +146,7 @@ class Coordinator:
             "version": version(),
             "installation": str(package_root()),
             "began_s": time.time(),
+            "usage_dir": str(self._usage.directory),
         }
         return Administration(
             self.dispatcher,
@@ -154,6 +159,19 @@ class Coordinator:
             self._rights,
             mps=None if self._mps is None else self._mps.status,
         )
+
+    def _make_usage(self, settings: Settings, book: SlotBook | None) -> Usage:
+        directory = Path(settings.usage_dir) if settings.usage_dir else self.options.directory.path
+        try:
+            return Usage(
+                directory.absolute(),
+                time.monotonic_ns(),
+                self.scheduler.snapshot,
+                (lambda _: None) if book is None else book.slot,
+                lambda: self._rights.hide_other_users,
+            )
+        except OSError as error:
+            raise StartError(f"usage_dir: {directory}: {error.strerror}; choose another --usage-dir") from None
 
     def begin(self) -> None:
         """Adds the GPUs, begins the recovery, and starts metrics and signal handlers."""
@@ -321,7 +339,8 @@ class Coordinator:
         return ", ".join(" of ".join(filter(None, key)) for key in kept)
 
     def _problems(self) -> list[str]:
-        return [problem for problem in (self._journal.problem(), self._live.problem()) if problem is not None]
+        parts = (self._journal, self._live, self._usage)
+        return [problem for part in parts if (problem := part.problem()) is not None]
 
     def _is_unused(self) -> bool:
         self._keepalive = runtime_dir.take_keepalive_exclusively(self.options.directory)
@@ -341,6 +360,7 @@ class Coordinator:
         if self._web is not None:
             self._web.close()
         self._sockets.close()
+        self._usage.close(time.monotonic_ns())
         if self._mps is not None:
             self._mps.close()
         self.server.close()

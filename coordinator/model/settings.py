@@ -191,6 +191,12 @@ class Settings:
         TEXT, None, sample='"/etc/nvshare/web-token"', in_chart=False,
         help="File with the token that lets the web page change programs; without it the page only shows",
     )  # fmt: skip
+    usage_dir: str | None = setting(
+        TEXT, None, sample='"/var/lib/nvshare"', in_chart=False, default_text="the runtime directory",
+        chapter="The use of GPUs by hour, for nvshare-ctl usage",
+        help="Directory of its files, at most 25 MiB. The runtime directory keeps them until the machine restarts. "
+        "Read at the start",
+    )  # fmt: skip
     log_level: str = setting(
         choice_of("debug", "info", "warning", "error"), "info", chapter="Messages",
         help="`debug`, `info`, `warning`, `error`",
