@@ -148,7 +148,7 @@ class Usage:
         for key, used_ns in self._ran.items():
             ran_ns[key.gpu] += used_ns
         for key, used_ns in self._ran.items():
-            self._sums[key].used_ns += used_ns * elapsed_ns // max(elapsed_ns, ran_ns[key.gpu])
+            self._sums[key].used_ns += used_ns * elapsed_ns // max(1, elapsed_ns, ran_ns[key.gpu])
         self._ran, self._looked_ns = {}, now_ns
         if (hour := self._present_hour()) > self._hour:
             if sum(map(len, self._finished)) < MAX_FILE_BYTES:
@@ -219,6 +219,9 @@ class Usage:
                 _put(past, finished, mode, os.O_APPEND)
             _put(fresh, present, mode, os.O_TRUNC)
             fresh.replace(self.directory / _NOW)
+            for other in (past, self.directory / _OLD):
+                with contextlib.suppress(FileNotFoundError):
+                    other.chmod(mode)
             self.failure = ""
         except OSError as error:
             if not self.failure:

@@ -46,6 +46,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "short": 7,
         },
         "slots": {"perGpu": 10, "preferred": "pack", "allowSeveral": True},
+        "clients": {"memoryBoundary": "auto", "processes": 4},
         "metrics": {
             "serviceMonitor": {
                 "enabled": True,

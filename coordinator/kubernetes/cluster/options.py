@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, cast, get_args
 
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules, RulesError, rules_from
+from nvshare.coordinator.kubernetes.slots import boundary
 from nvshare.coordinator.kubernetes.slots.device_ids import MAX_SLOTS_PER_GPU, Preference
 from nvshare.coordinator.model.profile import MEMORY_MODES
 from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
@@ -34,6 +35,7 @@ class Paths:
     library_dir: Path
     slots_dir: Path
     runtime_dir: Path
+    cdi_dir: Path = Path("/var/run/cdi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class Options:
     loss_timeout_ns: int | None = 300_000_000_000
     coordinator_grace_ns: int = 30_000_000_000
     cdi_kind: str = ""
+    memory_boundary: boundary.Mode = "off"
+    processes: int = 1
+    """Processes that a container is expected to have on a GPU, each with a context."""
 
     def __post_init__(self) -> None:
         """Raises OptionError."""

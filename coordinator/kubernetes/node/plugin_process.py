@@ -57,7 +57,7 @@ class Plugin:
         coordinator = RuntimeDir(paths.runtime_dir)
         self.monitor = Monitor(probe, coordinator.answers, options.coordinator_grace_ns)
         self.tenancy = Tenancy(self.store, self._tenants, policies=watch)
-        self._resource = SlotResource(options, lambda: self.monitor.state, self.store, self.tenancy.wake)
+        self._resource = SlotResource(options, lambda: self.monitor.state, self.store, self.tenancy)
         server = PluginServer(
             self._resource, paths.plugin_dir / socket_name(self._resource.name), self.counts.allocated
         )

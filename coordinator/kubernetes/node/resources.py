@@ -14,21 +14,19 @@ from nvshare.coordinator.kubernetes.cluster.options import Options
 from nvshare.coordinator.kubernetes.node import allocation, library
 from nvshare.coordinator.kubernetes.node.allocation import Answer, SlotStore
 from nvshare.coordinator.kubernetes.node.health import State
+from nvshare.coordinator.kubernetes.node.tenancy import Tenancy
 from nvshare.coordinator.kubernetes.slots import device_ids
 
 
 class SlotResource:
     """`nvshare.com/gpu`."""
 
-    def __init__(
-        self, options: Options, state: Callable[[], State], store: SlotStore, allocated: Callable[[], None]
-    ) -> None:
-        """`allocated`: called after each allocation."""
+    def __init__(self, options: Options, state: Callable[[], State], store: SlotStore, tenancy: Tenancy) -> None:
         self.name = options.resource
         self._options = options
         self._state = state
         self._store = store
-        self._allocated = allocated
+        self._tenancy = tenancy
 
     def devices(self) -> list[tuple[str, bool]]:
         installed = library.current(self._options.paths.library_dir) is not None
@@ -47,5 +45,17 @@ class SlotResource:
         several = self._options.allow_several_slots
         chosen = device_ids.check_slots(field, device_ids_asked, health, allow_several=several)
         answer = allocation.allocate(chosen, self._options, self._store)
-        self._allocated()
+        self._tenancy.wake()
         return answer
+
+    @property
+    def starts(self) -> bool:
+        """`start` is due before each start of a container."""
+        return self._options.memory_boundary != "off"
+
+    def start(self, device_ids_started: Sequence[str]) -> None:
+        """A container with these slots is about to start: its limit is known by now."""
+        self._tenancy.look()
+        for slot in self._store.all().values():
+            if set(slot.device_ids) & set(device_ids_started):
+                allocation.write_boundary(slot, self._options)

@@ -108,6 +108,7 @@ class Tenancy:
         self._clock = clock
         self._misses: dict[str, int] = {}  # allocation -> answers without it
         self._wake = threading.Event()
+        self._looking = threading.Lock()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tenancy", daemon=True)
         self.failures = 0
@@ -150,6 +151,10 @@ class Tenancy:
 
         Raises grpc.RpcError and OSError.
         """
+        with self._looking:
+            return self._look()
+
+    def _look(self) -> bool:
         before = self._store.all()  # slots allocated during the call are left to the next look
         tenants = self._ask()
         owners = {device_id: tenant for tenant in tenants for device_id in tenant.slots}

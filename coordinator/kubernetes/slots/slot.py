@@ -163,9 +163,14 @@ def write(directory: Path, slot: Slot) -> None:
         _put(fresh / SLOT_FILE, content)
         fresh.rename(place)
         return
-    temporary = place / f".{SLOT_FILE}.new"
+    replace_file(place / SLOT_FILE, content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces or creates a file at once.  Raises OSError."""
+    temporary = path.with_name(f".{path.name}.new")
     _put(temporary, content)
-    temporary.rename(place / SLOT_FILE)
+    temporary.rename(path)
 
 
 def _put(path: Path, content: bytes) -> None:

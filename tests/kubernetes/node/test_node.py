@@ -123,6 +123,29 @@ def test_a_slots_limit_binds_all_its_processes(serving: Node) -> None:
     assert unlimited["had_mib"] == 2048
 
 
+def test_the_drivers_limit_is_there_before_the_container(node: Node, tmp_path: Path) -> None:
+    """Broken: a container starts without the driver's limit, with that of an earlier pod, or with one that it chose."""
+    cdi = tmp_path / "cdi"
+    node.start_plugin("--memory-boundary", "on", "--processes", "2", "--cdi-dir", str(cdi))
+    node.kubelet.await_devices(GPU, 10)
+    grant = node.kubelet.admit("held", {GPU: 1})
+    name = grant.annotations["nvshare.com/slot"]
+    assert grant.cdi_devices == [f"nvshare.com/slot={name}"]
+    with pytest.raises(AdmissionError, match=r"the driver's memory limit cannot be set: .*No such file"):
+        node.kubelet.start_container(grant)
+    cdi.mkdir()
+    socket = "NVSHARE_SOCKET=/run/nvshare/hooks.sock"
+    for limit, expected in (("1GiB", ["NVIDIA_GPU_MEMORY_LIMIT=2048", socket]), ("0", [socket])):
+        slot = node.slot_files()[name]
+        write(node.slots_dir, slot.model_copy(update={"policy": {"memory_limit": limit}}))
+        node.kubelet.start_container(grant)
+        (file,) = cdi.iterdir()
+        made = json.loads(file.read_text())
+        assert made["kind"] == "nvshare.com/slot"
+        assert made["devices"] == [{"name": name, "containerEdits": {"env": expected}}]
+    assert node.slot_files()[name].pod is not None
+
+
 def test_an_idle_pod_is_parked(serving: Node) -> None:
     """Broken: pods are never parked, though the coordinator sees their processes."""
     node = serving

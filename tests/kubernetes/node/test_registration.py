@@ -37,6 +37,11 @@ class Slots:
     def allocate(self, field: str, device_ids: object) -> Answer:
         return Answer({})
 
+    starts = False
+
+    def start(self, device_ids: object) -> None:
+        raise AssertionError
+
 
 class Interrupted(PluginServer):
     """Before it is started for the second time, the kubelet that has emptied the directory makes its new socket."""

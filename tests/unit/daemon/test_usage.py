@@ -28,16 +28,15 @@ class Node:
     """A scheduler and its record of use, on clocks of the test's own."""
 
     def __init__(self, directory: Path, sharing: Sharing = Sharing.EXCLUSIVE) -> None:
-        self.directory, self.now_ns, self.clock_s = directory, 1_000 * S, FIRST_S
+        self.directory, self.now_ns, self.clock_s, self.hidden = directory, 1_000 * S, FIRST_S, False
         self.slots: dict[int, Slot] = {}
         self.scheduler = Scheduler(registry.create, Settings(policy="round_robin", sharing=sharing, quantum_ns=30 * S))
         self.do(events.GpuAdded(GPU, "card", 80 * GIB, 80 * GIB))
         self.usage = self.start()
 
     def start(self) -> Usage:
-        return Usage(
-            self.directory, self.now_ns, self.scheduler.snapshot, self.slots.get, lambda: False, lambda: self.clock_s
-        )
+        asked = (self.scheduler.snapshot, self.slots.get, lambda: self.hidden, lambda: self.clock_s)
+        return Usage(self.directory, self.now_ns, *asked)
 
     def do(self, event: events.Event) -> None:
         self.scheduler.handle(event, self.now_ns)
@@ -131,6 +130,9 @@ def test_nothing_makes_the_files_or_the_hour_grow(tmp_path: Path, monkeypatch: p
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["usage.jsonl", "usage.now.jsonl", "usage.old.jsonl"]
     assert all(file.stat().st_size <= 3000 and stat.S_IMODE(file.stat().st_mode) == 0o644 for file in files)
+    node.hidden = True
+    node.usage.close(node.now_ns)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     kept = list(read(tmp_path))
     assert 0 < len({hour for hour, _, _ in kept}) < 8
     last = {(key.user, key.pod): sums for hour, key, sums in kept if hour == max(hour for hour, _, _ in kept)}
