@@ -41,6 +41,7 @@ from nvshare.coordinator.cli.install import command as install
 from nvshare.coordinator.cli.jupyter import kernelspec
 from nvshare.coordinator.cli.top import command as top
 from nvshare.coordinator.cli.trace import command as trace
+from nvshare.coordinator.cli.usage import usage
 from nvshare.coordinator.cli.views.output import Output, Watch, show, with_period
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
@@ -142,6 +143,7 @@ def _follow(reader: EventReader, count: int | None, line: Callable[[dict[str, An
 ctl_settings.register(app)
 top.register(app)
 trace.register(app)
+app.command()(usage)
 app.command()(doctor)
 app.add_typer(install.app, name="install")
 app.command("install-unit", hidden=True)(install.install_unit)  # its name before `install` had more to install

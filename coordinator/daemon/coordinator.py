@@ -23,6 +23,7 @@ from nvshare.coordinator.daemon.loop import Server, Sockets
 from nvshare.coordinator.daemon.peers import Limits, possible_connections
 from nvshare.coordinator.daemon.settings_file import Key, StartError
 from nvshare.coordinator.daemon.supervisor import Supervisor
+from nvshare.coordinator.daemon.usage import Usage
 from nvshare.coordinator.engine.policy_guard import PolicyGuard
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kinds import Value
@@ -76,6 +77,18 @@ class Options:
     """Made-up GPUs of a benchmark or test; None: discover the real ones."""
 
 
+def _limits(settings: Settings, *, all_users: bool) -> Limits:
+    """Of the hooks' connections."""
+    connections = possible_connections(settings.max_clients)
+    return Limits(
+        connections=connections,
+        connections_per_user=connections // 2 if all_users else connections,
+        messages_per_s=settings.max_messages_per_s,
+        frame_bytes=MAX_FRAME_BYTES,
+        hello_ns=settings.hello_timeout_ns,
+    )
+
+
 class Coordinator:
     """All parts of one coordinator."""
 
@@ -95,16 +108,8 @@ class Coordinator:
         uuids = [device.uuid for device in devices]
         self.scheduler = Scheduler(time_limit.make_policy, self.settings, cannot_park=cannot_park())
         self._journal = Journal(directory.journal, uuids)
-        connections = possible_connections(settings.max_clients)
-        limits = Limits(
-            connections=connections,
-            connections_per_user=connections // 2 if all_users else connections,
-            messages_per_s=settings.max_messages_per_s,
-            frame_bytes=MAX_FRAME_BYTES,
-            hello_ns=settings.hello_timeout_ns,
-        )
         self._rights = Rights(os.geteuid(), settings.max_priority, settings.max_weight, settings.hide_other_users)
-        self._sockets = Sockets(directory, limits, self._rights, all_users=all_users)
+        self._sockets = Sockets(directory, _limits(settings, all_users=all_users), self._rights, all_users=all_users)
         book = None if options.slots_dir is None else SlotBook(partial(note_hook_registered, options.slots_dir))
         self._live = LiveSettings(directory.live_settings, lambda slot: book.allocation(slot) if book else None)
         self._observations: Observations | None = None
@@ -119,6 +124,7 @@ class Coordinator:
         self._helpers = CheckpointProcesses(
             self._sockets.waiter, self._helper_environment(), frozenset(uuids), self._driver_done
         )
+        self._usage = self._make_usage(settings, book)
         self.dispatcher = Dispatcher(
             self.scheduler,
             self._sockets.hooks,
@@ -132,9 +138,11 @@ class Coordinator:
             park=self._helpers.carry_out,
             events_to=self._sockets.events,
             observers=[each.observe for each in (self._notifications, self._observations) if each is not None],
+            left=self._usage.left,
         )
         self._sensors = Sensors(uuids)
-        self.server = Server(self._sockets, self.dispatcher, self._administration(devices), self._helpers)
+        administration = self._administration(devices)
+        self.server = Server(self._sockets, self.dispatcher, administration, self._helpers, self._usage)
         self._devices = devices
         self._metrics: Any = None
         self._web: WebProcess | None = None
@@ -148,6 +156,7 @@ class Coordinator:
             "version": version(),
             "installation": str(package_root()),
             "began_s": time.time(),
+            "usage_dir": str(self._usage.directory),
         }
         return Administration(
             self.dispatcher,
@@ -161,6 +170,19 @@ class Coordinator:
             mps=None if self._mps is None else self._mps.status,
             sensors=self._sensors.look,
         )
+
+    def _make_usage(self, settings: Settings, book: SlotBook | None) -> Usage:
+        directory = Path(settings.usage_dir) if settings.usage_dir else self.options.directory.path
+        try:
+            return Usage(
+                directory.absolute(),
+                time.monotonic_ns(),
+                self.scheduler.snapshot,
+                (lambda _: None) if book is None else book.slot,
+                lambda: self._rights.hide_other_users,
+            )
+        except OSError as error:
+            raise StartError(f"usage_dir: {directory}: {error.strerror}; choose another --usage-dir") from None
 
     def begin(self) -> None:
         """Adds the GPUs, begins the recovery, and starts metrics and signal handlers."""
@@ -330,7 +352,8 @@ class Coordinator:
         return ", ".join(" of ".join(filter(None, key)) for key in kept)
 
     def _problems(self) -> list[str]:
-        return [problem for problem in (self._journal.problem(), self._live.problem()) if problem is not None]
+        parts = (self._journal, self._live, self._usage)
+        return [problem for part in parts if (problem := part.problem()) is not None]
 
     def _is_unused(self) -> bool:
         self._keepalive = runtime_dir.take_keepalive_exclusively(self.options.directory)
@@ -352,6 +375,7 @@ class Coordinator:
         if self._web is not None:
             self._web.close()
         self._sockets.close()
+        self._usage.close(time.monotonic_ns())
         if self._mps is not None:
             self._mps.close()
         self.server.close()

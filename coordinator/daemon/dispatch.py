@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.peers import EventSink, LeaseJournal, Outbox, Peer
     from nvshare.coordinator.engine.scheduler import Scheduler
+    from nvshare.coordinator.engine.snapshot import ClientSnapshot
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 
 log: Final = logging.getLogger("nvshare")
@@ -66,12 +67,14 @@ class Dispatcher:
         end_process: Callable[[int], None] | None = None,
         events_to: EventSink | None = None,
         observers: Sequence[Observe] = (),
+        left: Callable[[ClientSnapshot, int], None] = lambda *_: None,
     ) -> None:
         """`slots`: those of the clients; None without Kubernetes.  `live`: the operator's live settings.
 
         `watch_end` has `ProcessEnded` follow; false: the process has ended, or cannot be watched.  `check_memory` has
         `MemoryChecked` follow, and `park` has `Saved` or `Restored`.  `end_process` replaces SIGKILL in simulations.
-        `events_to` and `observers` get the trace events, for readers and for metrics.
+        `events_to` and `observers` get the trace events, for readers and for metrics.  `left` gets each client's
+        last snapshot.
         """
         self.scheduler = scheduler
         self.slots = slots
@@ -89,6 +92,7 @@ class Dispatcher:
         self._end_process = end_process or _kill_process
         self._events_to = events_to
         self._observers = observers
+        self._left = left
         self._clients: dict[int, _Client] = {}  # by connection
         self._sequence = 0
         self._notes: list[tuple[int, commands.Notify]] = []
@@ -146,8 +150,11 @@ class Dispatcher:
         if client is None:
             return
         process_id = client.process_id
+        last = self.scheduler.client_snapshot(connection, now_ns)
+        if last is not None:
+            self._left(last, now_ns)
         if self.slots is not None and self.slots.has(connection):
-            self.slots.leave(connection, self.scheduler.client_snapshot(connection, now_ns))
+            self.slots.leave(connection, last)
         self.event(events.ClientGone(connection, process_id > 0 and self._watch_end(process_id)), now_ns)
         if self._live is not None:
             self._live.gone(connection)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.control.server import Administration
     from nvshare.coordinator.daemon.dispatch import Dispatcher
+    from nvshare.coordinator.daemon.usage import Usage
     from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
     from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
@@ -132,14 +133,19 @@ class Server:
     """The loop.  It ends by `stop`, a signal, or the condition of `leave_when`."""
 
     def __init__(
-        self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration, helpers: CheckpointProcesses
+        self,
+        sockets: Sockets,
+        dispatcher: Dispatcher,
+        administration: Administration,
+        helpers: CheckpointProcesses,
+        usage: Usage,
     ) -> None:
         self._sockets = sockets
         self._dispatcher = dispatcher
         self._administration = administration
         self._listeners = (sockets.hooks, sockets.control, sockets.events)
         self._helpers = helpers
-        self._timed = (*self._listeners, helpers)
+        self._timed = (*self._listeners, helpers, usage)
         self._readers = ReadBudget(sockets.rights)
         self._stopping = False
         self._tasks: deque[Callable[[], None]] = deque()

@@ -197,6 +197,12 @@ class Settings:
         "lacks room or has it again, is refused memory or does not end its turn, or the policy changes. It gets "
         "NVSHARE_EVENT_TEXT (a sentence), NVSHARE_EVENT_KIND, _NAME, _GPU and _JSON. Read at the start",
     )  # fmt: skip
+    usage_dir: str | None = setting(
+        TEXT, None, sample='"/var/lib/nvshare"', in_chart=False, default_text="the runtime directory",
+        chapter="The use of GPUs by hour, for nvshare-ctl usage",
+        help="Directory of its files, at most 25 MiB. The runtime directory keeps them until the machine restarts. "
+        "Read at the start",
+    )  # fmt: skip
     log_level: str = setting(
         choice_of("debug", "info", "warning", "error"), "info", chapter="Messages",
         help="`debug`, `info`, `warning`, `error`",

@@ -46,7 +46,7 @@ def test_every_version_accepts_it(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_it_asks_for_what_there_is(name: str) -> None:
     """A resource or annotation of another name leaves the pod pending, or does nothing."""
-    ours = {VALUES["resource"]["name"], VALUES["resource"]["memory"]["name"]}
+    ours = {VALUES["resource"]["name"]}
     for pod in pods(name):
         assert findings(pod, Rules()) == []
         for container in pod["spec"]["containers"]:

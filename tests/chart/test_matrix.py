@@ -45,8 +45,8 @@ MATRIX: dict[str, dict[str, Any]] = {
             "batch": {"priority": -10},
             "short": 7,
         },
-        "resource": {"memory": {"enabled": True}},
         "slots": {"perGpu": 10, "preferred": "pack", "allowSeveral": True},
+        "clients": {"memoryBoundary": "auto", "processes": 4},
         "metrics": {
             "serviceMonitor": {
                 "enabled": True,
@@ -57,7 +57,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "dashboard": {"enabled": True, "namespace": "grafana", "annotations": {"grafana_folder": "GPU"}},
         },
         "criticalPodsQuota": {"enabled": True},
-        "resourceQuotas": [{"namespace": "team-a", "gpus": 8, "memory": 256}, {"namespace": "team-b", "gpus": 0}],
+        "resourceQuotas": [{"namespace": "team-a", "gpus": 8}, {"namespace": "team-b", "gpus": 0}],
         "extraEnv": [{"name": "ON", "value": "true"}],
     },
     "pod-monitor": {"metrics": {"podMonitor": {"enabled": True, "interval": "1m30s"}}},

@@ -50,7 +50,7 @@ def test_hostpaths_are_mounted_where_they_are() -> None:
     for container in (*pod["initContainers"], *pod["containers"]):
         for mount in container["volumeMounts"]:
             if mount["name"] in paths:
-                assert mount["mountPath"] == paths[mount["name"]]
+                assert mount["mountPath"] == paths[mount["name"]] + "/usage" * ("subPath" in mount)
     text = json.dumps(pod)
     assert not [default for default in ("/run/nvshare", "/var/lib/nvshare", "/var/lib/kubelet") if default in text]
 

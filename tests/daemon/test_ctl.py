@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
+import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,6 +48,36 @@ def test_status_and_clients_show_what_there_is(coordinators: Coordinators, conne
     assert "beta" in shown
     assert "waiting" in shown
     assert {client["name"] for client in answer(running, "clients")["clients"]} == {"alpha", "beta"}
+
+
+def test_use_is_counted_over_restarts(coordinators: Coordinators, connect: Connect, tmp_path: Path) -> None:
+    """Broken: nobody can say who has used the GPUs, or a restart or a reboot forgets it."""
+    kept = tmp_path / "kept"
+    for hides in ("false", "true"):
+        running = coordinators.start("--usage-dir", str(kept), NVSHARE_HIDE_OTHER_USERS=hides)
+        hook = connect(running).hello("train").attach(wanted=True)
+        lease = hook.next(messages.Grant).lease_id
+        hook.release(lease, wanted=True)
+        hook.next(messages.Grant)
+        hook.close()
+        ended = functools.partial(lambda ran: ran.status()["clients"] == [], running)
+        eventually(ended, "the end of the program")
+        assert running.stop() == 0
+        assert {stat.S_IMODE(file.stat().st_mode) for file in kept.iterdir()} == {0o600 if hides == "true" else 0o644}
+        shutil.rmtree(running.directory.path)
+    running = coordinators.start("--usage-dir", str(kept))
+    (mine,) = answer(running, "usage", "--since", "1d")["usage"]
+    assert (mine["name"], mine["share"]) == (user_name(os.getuid()), 1.0)
+    assert mine["gpu_seconds"] > 0
+    shown = ctl(running.directory.path, "usage", "--by", "class").stdout.splitlines()
+    assert [line.split()[0] for line in shown] == ["since", "CLASS", "batch"]
+    refused = ctl(running.directory.path, "usage", "--since", "yesterday")
+    assert (refused.returncode, "is not a duration" in refused.stderr) == (2, True)
+    (tmp_path / "file").touch()
+    code, text = coordinators.refused("--usage-dir", str(tmp_path / "file"), directory=coordinators.base / "other")
+    assert code == 1
+    assert "usage_dir: " in text
+    assert "choose another --usage-dir" in text
 
 
 def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Connect) -> None:

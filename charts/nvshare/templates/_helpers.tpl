@@ -210,15 +210,6 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if or (hasPrefix (printf "%s/" $paths.socketDirectory) (printf "%s/" $paths.libraryDirectory)) (hasPrefix (printf "%s/" $paths.libraryDirectory) (printf "%s/" $paths.socketDirectory)) }}
 {{- fail (printf "hostPaths.libraryDirectory: %s and hostPaths.socketDirectory: %s must not lie in each other" $paths.libraryDirectory $paths.socketDirectory) }}
 {{- end }}
-{{- if and $values.resource.memory.enabled (ne $values.advertise.mode "plugin") }}
-{{- fail "resource.memory.enabled: needs advertise.mode: plugin, for it is the device plugin that advertises it" }}
-{{- end }}
-{{- if and $values.resource.memory.enabled (eq $values.resource.memory.name $values.resource.name) }}
-{{- fail (printf "resource.memory.name: %s is resource.name too; the two resources need two names" $values.resource.memory.name) }}
-{{- end }}
-{{- if and $values.resource.memory.enabled (not (regexMatch "-(mib|256mib|gib)$" $values.resource.memory.name)) }}
-{{- fail (printf "resource.memory.name: %s must end in -mib, -256mib or -gib: the end says how much 1 is" $values.resource.memory.name) }}
-{{- end }}
 {{- if and $values.podAnnotations.watch (ne $values.advertise.mode "plugin") }}
 {{- fail "podAnnotations.watch: needs advertise.mode: plugin" }}
 {{- end }}
@@ -252,24 +243,15 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if and (not $values.rbac.create) $values.podAnnotations.watch (not $values.serviceAccount.name) }}
 {{- fail "serviceAccount.name: with rbac.create: false and podAnnotations.watch: true, name an account that may list and watch pods" }}
 {{- end }}
-{{- if $values.admission }}
-{{- fail "admission: nothing changes pods when they are made: set podAnnotations.watch; the bounds of priorities are podAnnotations.priorityRange" }}
-{{- end }}
 {{- if gt (int $values.podAnnotations.priorityRange.min) (int $values.podAnnotations.priorityRange.max) }}
 {{- fail (printf "podAnnotations.priorityRange.min: %d is more than podAnnotations.priorityRange.max: %d" (int $values.podAnnotations.priorityRange.min) (int $values.podAnnotations.priorityRange.max)) }}
 {{- end }}
 {{- $namespaces := list }}
 {{- range $index, $quota := $values.resourceQuotas }}
 {{- if has $quota.namespace $namespaces }}
-{{- fail (printf "resourceQuotas[%d].namespace: %s has an entry already; write its gpus and memory into one" $index $quota.namespace) }}
+{{- fail (printf "resourceQuotas[%d].namespace: %s has an entry already" $index $quota.namespace) }}
 {{- end }}
 {{- $namespaces = append $namespaces $quota.namespace }}
-{{- if not (or (hasKey $quota "gpus") (hasKey $quota "memory")) }}
-{{- fail (printf "resourceQuotas[%d]: give %s gpus, memory or both" $index $quota.namespace) }}
-{{- end }}
-{{- if and (hasKey $quota "memory") (not $values.resource.memory.enabled) }}
-{{- fail (printf "resourceQuotas[%d].memory: needs resource.memory.enabled" $index) }}
-{{- end }}
 {{- end }}
 {{- if and (eq $values.updateStrategy.type "OnDelete") (kindIs "map" $values.updateStrategy.rollingUpdate) (ne (toYaml $values.updateStrategy.rollingUpdate) "maxUnavailable: 10%") }}
 {{- fail "updateStrategy.rollingUpdate: has no meaning with updateStrategy.type: OnDelete" }}

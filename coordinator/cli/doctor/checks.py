@@ -8,6 +8,7 @@ from typing import Any
 from nvshare.client_hook.launcher import HOOK_NAME, preload_entries
 from nvshare.coordinator.cli.doctor.facts import Facts, Finding
 from nvshare.coordinator.cli.views.sentences import WHY_NOT_SWAP, mode_lines
+from nvshare.coordinator.kubernetes.slots.boundary import VARIABLE
 from nvshare.coordinator.model.profile import MEMORY_MODES
 from nvshare.coordinator.system.gpu_processes import REMEDY
 from nvshare.coordinator.system.processes import ProcessFacts
@@ -19,7 +20,8 @@ _MOST_UNHOOKED = 8
 def examine(facts: Facts) -> list[Finding]:
     """All findings, in the order in which a person would look."""
     checks = (
-        _driver, _libraries, _directory, _coordinator, _memory, _mode, _parking, _mps, _shell, _program, _unhooked,
+        _driver, _libraries, _directory, _coordinator, _memory, _mode, _boundary, _parking, _mps, _shell, _program,
+        _unhooked,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts)]
 
@@ -125,6 +127,13 @@ def _mode(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "memory mode", f"programs started here have {mode} (auto){why}")
     for line in mode_lines(facts.coordinator.status or {"clients": ()}):
         yield Finding("ok", "memory mode", line)
+
+
+def _boundary(facts: Facts) -> Iterator[Finding]:
+    if facts.machine.driver:
+        why = facts.machine.no_boundary
+        text = f"limits of containers hold by the hook alone: {why}" if why else f"driver and toolkit apply {VARIABLE}"
+        yield Finding("ok", "memory boundary", text)
 
 
 def _parking(facts: Facts) -> Iterator[Finding]:

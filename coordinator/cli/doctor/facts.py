@@ -42,6 +42,8 @@ class MachineFacts:
     """Pipe directory in which an MPS control daemon answers; empty without one."""
     cannot_park: str = ""
     """Why no program can be parked by a coordinator in this environment; empty: some may be."""
+    no_boundary: str = ""
+    """Why the driver applies no memory limit to containers; empty: it does."""
     version: str = ""
     """Of nvshare; the doctor's own."""
     installation: str = ""

@@ -21,6 +21,7 @@ from nvshare.coordinator.cli.doctor.facts import CoordinatorFacts, DirectoryFact
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
+from nvshare.coordinator.kubernetes.slots import boundary
 from nvshare.coordinator.system import host_memory
 from nvshare.coordinator.system.checkpoints import cannot_park
 from nvshare.coordinator.system.devices import nvml, text_of
@@ -73,7 +74,18 @@ def _machine(environ: dict[str, str], directory: RuntimeDir) -> MachineFacts:
         hook_glibc=_needed_glibc(hook),
         mps_directory=next((str(pipe) for pipe in (*pipes, DEFAULT_PIPE_DIRECTORY) if answers(pipe)), ""),
         cannot_park=cannot_park(),
+        no_boundary=boundary.obstacle(driver, _toolkit()),
     )
+
+
+def _toolkit() -> str:
+    """Version of NVIDIA's container toolkit; empty without one."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["nvidia-ctk", "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        found = re.search(r"version (\d+\.\d+\.\d+)", done.stdout)
+        return found[1] if found else ""
+    return ""
 
 
 def _driver() -> tuple[str, str, tuple[str, ...]]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final, cast, get_args
 
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules, RulesError, rules_from
-from nvshare.coordinator.kubernetes.slots.device_ids import MAX_SLOTS_PER_GPU, Preference, memory_unit_bytes
+from nvshare.coordinator.kubernetes.slots import boundary
+from nvshare.coordinator.kubernetes.slots.device_ids import MAX_SLOTS_PER_GPU, Preference
 from nvshare.coordinator.model.profile import MEMORY_MODES
 from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
 from nvshare.coordinator.units import parse_duration
@@ -34,6 +35,7 @@ class Paths:
     library_dir: Path
     slots_dir: Path
     runtime_dir: Path
+    cdi_dir: Path = Path("/var/run/cdi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,6 @@ class Options:
     paths: Paths
     slots_per_gpu: int = 4
     resource: str = "nvshare.com/gpu"
-    memory_resource: str | None = None
     allow_several_slots: bool = False
     preference: Preference = "spread"
     memory: str = "auto"
@@ -51,32 +52,27 @@ class Options:
     loss_timeout_ns: int | None = 300_000_000_000
     coordinator_grace_ns: int = 30_000_000_000
     cdi_kind: str = ""
+    memory_boundary: boundary.Mode = "off"
+    processes: int = 1
+    """Processes that a container is expected to have on a GPU, each with a context."""
 
     def __post_init__(self) -> None:
         """Raises OptionError."""
         if not 1 <= self.slots_per_gpu <= MAX_SLOTS_PER_GPU:
             raise OptionError(f"--slots-per-gpu: {self.slots_per_gpu} is not within 1 to {MAX_SLOTS_PER_GPU}")
-        for option, name in (("--resource", self.resource), ("--memory-resource", self.memory_resource)):
-            if name is not None and (name.count("/") != 1 or not all(name.split("/")) or len(name) > 253):
-                raise OptionError(f"{option}: {name!r} is no resource name; write DOMAIN/NAME, such as nvshare.com/gpu")
-        if self.memory_resource is not None:
-            if self.memory_resource == self.resource:
-                raise OptionError("--memory-resource: is the same as --resource")
-            try:
-                memory_unit_bytes(self.memory_resource)
-            except ValueError as error:
-                raise OptionError(f"--memory-resource: {error}") from None
+        name = self.resource
+        if name.count("/") != 1 or not all(name.split("/")) or len(name) > 253:
+            raise OptionError(f"--resource: {name!r} is no resource name; write DOMAIN/NAME, such as nvshare.com/gpu")
         if self.cdi_kind and not re.fullmatch(r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}", self.cdi_kind):
             raise OptionError(f"--cdi-kind: {self.cdi_kind!r} is no kind; write VENDOR/CLASS, such as nvidia.com/gpu")
         if self.memory not in MEMORY_MODES:
             raise OptionError(f"--memory: {self.memory!r} is none of {', '.join(MEMORY_MODES)}")
         if self.on_loss not in ("wait", "run"):
             raise OptionError(f"--on-loss: {self.on_loss!r} is neither wait nor run")
-        for resource in (self.resource, self.memory_resource or ""):
-            path = self.paths.plugin_dir / socket_name(resource)
-            if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-                text = f"{path} is longer than a socket path may be ({MAX_SOCKET_PATH_BYTES} bytes)"
-                raise OptionError(f"--plugin-dir: {text}")
+        path = self.paths.plugin_dir / socket_name(self.resource)
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+            text = f"{path} is longer than a socket path may be ({MAX_SOCKET_PATH_BYTES} bytes)"
+            raise OptionError(f"--plugin-dir: {text}")
 
 
 def duration_ns(option: str, text: str, parse: Callable[[str], int] = parse_duration) -> int:

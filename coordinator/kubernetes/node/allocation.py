@@ -25,6 +25,7 @@ from typing import Final
 from nvshare.client_hook.launcher import SYSTEM_PRELOAD
 from nvshare.coordinator.kubernetes.cluster.options import Options
 from nvshare.coordinator.kubernetes.node import library
+from nvshare.coordinator.kubernetes.slots import boundary
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.device_ids import SlotId
 from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotError
@@ -127,15 +128,20 @@ def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -
     if options.loss_timeout_ns is not None:
         environment["NVSHARE_LOSS_TIMEOUT"] = f"{options.loss_timeout_ns // 1_000_000}ms"
     mounts = (MountSpec(store.directory / slot.slot, SLOT_IN_CONTAINER), *hook_mounts(installed / name))
-    cdi_devices = tuple(f"{options.cdi_kind}={uuid}" for uuid in slot.gpus) if options.cdi_kind else ()
-    return Answer(environment, mounts, ((SLOT_ANNOTATION, slot.slot),), cdi_devices)
+    cdi_devices = [f"{options.cdi_kind}={uuid}" for uuid in slot.gpus] if options.cdi_kind else []
+    if boundary.is_wanted(options.memory_boundary):
+        cdi_devices.append(f"{boundary.CDI_KIND}={slot.slot}")
+    return Answer(environment, mounts, ((SLOT_ANNOTATION, slot.slot),), tuple(cdi_devices))
+
+
+def write_boundary(slot: Slot, options: Options) -> None:
+    """Writes the CDI device that `allocate` has named, before the slot's container starts.  Raises OSError."""
+    variables = boundary.environment(slot.limit_bytes, options.memory_boundary, options.processes)
+    variables["NVSHARE_SOCKET"] = f"{SLOT_IN_CONTAINER}/{slots.SOCKET_FILE}"  # a device of CDI must change something
+    place = options.paths.cdi_dir / f"nvshare-slot-{slot.slot}.json"
+    slots.replace_file(place, boundary.cdi_specification(slot.slot, variables))
 
 
 def hook_mounts(version: Path) -> tuple[MountSpec, ...]:
     """The mounts by which every program of a container has the hook of an installed version."""
     return (MountSpec(version, library.IN_CONTAINER), MountSpec(version / library.PRELOAD, SYSTEM_PRELOAD))
-
-
-def allocate_memory(units: int, unit_bytes: int) -> Answer:
-    """The hook's initial limit.  The slot gets its limit once the kubelet names the units' container."""
-    return Answer({"NVSHARE_MEMORY_LIMIT": str(units * unit_bytes)})

@@ -27,8 +27,6 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 16 << 20),
 )
-KUBELET_MESSAGE_BYTES: Final = 4 << 20
-"""Largest message that the kubelet accepts from a plugin: gRPC's default."""
 
 # message -> field -> (number, type).  "*": repeated; "map": string to string; capitalised types are messages.
 _Fields = dict[str, tuple[int, str]]

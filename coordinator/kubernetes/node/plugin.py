@@ -36,11 +36,18 @@ class Resource(Protocol):
     def devices(self) -> Sequence[tuple[str, bool]]:
         """(id, healthy) of every device."""
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str] | None:
-        """Devices to prefer; None: this resource has no preference."""
+    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+        """Devices to prefer."""
 
     def allocate(self, field: str, device_ids: Sequence[str]) -> Answer:
         """Allocates for one container.  Raises RequestError and NotReadyError, which name `field`."""
+
+    @property
+    def starts(self) -> bool:
+        """Whether `start` must be called."""
+
+    def start(self, device_ids: Sequence[str]) -> None:
+        """A container with these devices is about to start.  Raises OSError and RpcError."""
 
 
 Identity = tuple[int, int]
@@ -121,16 +128,15 @@ class PluginServer:
                 "ListAndWatch": watch,
                 "GetPreferredAllocation": unary(self._preferred, m.PreferredAllocationRequest),
                 "Allocate": unary(self._allocate, m.AllocateRequest),
-                "PreStartContainer": unary(
-                    lambda request, context: m.PreStartContainerResponse(), m.PreStartContainerRequest
-                ),
+                "PreStartContainer": unary(self._start, m.PreStartContainerRequest),
             },
         )
 
     def options(self) -> Any:
         """The plugin's options, also part of the registration."""
-        advises = self.resource.preferred((), (), 0) is not None
-        return m.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=advises)
+        return m.DevicePluginOptions(
+            pre_start_required=self.resource.starts, get_preferred_allocation_available=True
+        )
 
     def full_list(self) -> Any:
         """The message of ListAndWatch."""
@@ -170,7 +176,7 @@ class PluginServer:
             advice = self.resource.preferred(
                 each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
             )
-            answers.append(m.ContainerPreferredAllocationResponse(deviceIDs=advice or ()))
+            answers.append(m.ContainerPreferredAllocationResponse(deviceIDs=advice))
         return m.PreferredAllocationResponse(container_responses=answers)
 
     def _allocate(self, request: Any, context: Any) -> Any:
@@ -188,6 +194,15 @@ class PluginServer:
             self._refuse(context, grpc.StatusCode.INTERNAL, "failed", text)
         self._count(self.resource.name, "allocated")
         return m.AllocateResponse(container_responses=answers)
+
+    def _start(self, request: Any, context: Any) -> Any:
+        try:
+            self.resource.start(request.devices_ids)
+        except (OSError, grpc.RpcError) as error:
+            text = f"{self.resource.name}: the driver's memory limit cannot be set: {sentence(error)}"
+            log.warning("PreStartContainer: %s", text)
+            context.abort(grpc.StatusCode.UNAVAILABLE, text)
+        return m.PreStartContainerResponse()
 
     def _refuse(self, context: Any, code: Any, outcome: str, text: str) -> None:
         log.warning("Allocate: %s", text)

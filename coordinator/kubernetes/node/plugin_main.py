@@ -29,6 +29,7 @@ from nvshare.coordinator.kubernetes.cluster.options import (
 )
 from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
 from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.kubernetes.slots.boundary import Mode
 from nvshare.coordinator.system.extras import install_command
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
 from nvshare.coordinator.system.version import Versioned, run_command
@@ -40,20 +41,12 @@ app = typer.Typer(
 )
 
 
-def _given(variable: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, envvar="NVSHARE_" + variable, help=text)
+def _given(variable: str, text: str, *names: str, least: int | None = None) -> Any:
+    return typer.Option(*names, envvar="NVSHARE_" + variable, help=text, min=least)
 
 
 SlotsPerGpu = Annotated[int, _given("SLOTS_PER_GPU", "number of containers that may share one GPU")]
 Resource = Annotated[str, _given("RESOURCE", "resource name of the slots")]
-MemoryResourceName = Annotated[
-    str | None,
-    _given(
-        "MEMORY_RESOURCE",
-        "also offer GPU memory, which becomes the container's limit; the name ends with the unit: "
-        "nvshare.com/gpu-memory-mib, nvshare.com/gpu-memory-256mib, nvshare.com/gpu-memory-gib",
-    ),
-]
 PluginDir = Annotated[Path, _given("PLUGIN_DIR", "the kubelet's directory for plugin sockets")]
 PodResources = Annotated[Path, _given("POD_RESOURCES_SOCKET", "the kubelet's PodResources socket")]
 LibraryDir = Annotated[Path, _given("LIBRARY_DIR", "directory of the installed hook libraries on the host")]
@@ -70,6 +63,13 @@ Grace = Annotated[str, _given("COORDINATOR_GRACE", "time without a coordinator a
 CdiKind = Annotated[
     str, _given("CDI_KIND", "also name CDI devices of this kind, such as nvidia.com/gpu, for container runtimes")
 ]
+MemoryBoundary = Annotated[
+    Mode, _given("MEMORY_BOUNDARY", "have the driver hold memory limits too, by CDI; auto: if it is r615 or newer")
+]
+Processes = Annotated[
+    int, _given("PROCESSES", "with --memory-boundary: processes of a container, 512 MiB for each context", least=1)
+]
+CdiDir = Annotated[Path, _given("CDI_DIR", "with --memory-boundary: directory of the container runtime's CDI files")]
 IgnoredXids = Annotated[
     list[int] | None, _given("IGNORED_XIDS", "an XID error that leaves a GPU healthy; repeatable", "--ignored-xid")
 ]
@@ -93,7 +93,6 @@ LogLevel = Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")]
 def run(
     slots_per_gpu: SlotsPerGpu = 4,
     resource: Resource = "nvshare.com/gpu",
-    memory_resource: MemoryResourceName = None,
     plugin_dir: PluginDir = Path("/var/lib/kubelet/device-plugins"),
     pod_resources_socket: PodResources = Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
     library_dir: LibraryDir = Path("/var/lib/nvshare/lib"),
@@ -106,6 +105,9 @@ def run(
     loss_timeout: LossTimeout = "5m",
     coordinator_grace: Grace = "30s",
     cdi_kind: CdiKind = "",
+    memory_boundary: MemoryBoundary = "off",
+    processes: Processes = 1,
+    cdi_dir: CdiDir = Path("/var/run/cdi"),
     ignored_xids: IgnoredXids = None,
     watch_pods: WatchPods = False,
     node_name: NodeName = None,
@@ -118,12 +120,11 @@ def run(
 ) -> None:
     """The command line as Typer reads it."""
     log_to_stderr("nvshare-device-plugin", log_level)
-    paths = (plugin_dir, pod_resources_socket, library_dir, slots_dir, runtime_dir)
+    paths = (plugin_dir, pod_resources_socket, library_dir, slots_dir, runtime_dir, cdi_dir)
     options = Options(
         Paths(*(path.absolute() for path in paths)),
         slots_per_gpu=slots_per_gpu,
         resource=resource,
-        memory_resource=memory_resource or None,
         allow_several_slots=allow_several_slots,
         preference=preference(preferred),
         memory=memory,
@@ -131,6 +132,8 @@ def run(
         loss_timeout_ns=duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None,
         coordinator_grace_ns=duration_ns("--coordinator-grace", coordinator_grace),
         cdi_kind=cdi_kind,
+        memory_boundary=memory_boundary,
+        processes=processes,
     )
     if watch_pods and not node_name:
         raise OptionError("--watch-pods: needs --node-name or NODE_NAME (spec.nodeName by the downward API)")

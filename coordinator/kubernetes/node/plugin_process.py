@@ -21,10 +21,9 @@ from nvshare.coordinator.kubernetes.node.health import Monitor, NvmlProbe, Probe
 from nvshare.coordinator.kubernetes.node.plugin import PluginServer
 from nvshare.coordinator.kubernetes.node.plugin_metrics import Collector, Counts, Facts
 from nvshare.coordinator.kubernetes.node.registration import Registrar
-from nvshare.coordinator.kubernetes.node.resources import MemoryResource, SlotResource
+from nvshare.coordinator.kubernetes.node.resources import SlotResource
 from nvshare.coordinator.kubernetes.node.tenancy import Tenancy, list_tenants
 from nvshare.coordinator.kubernetes.slots import slot as slots
-from nvshare.coordinator.kubernetes.slots.device_ids import memory_unit_bytes
 from nvshare.coordinator.system.http.metrics import AccessError, MetricsServer
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
@@ -57,31 +56,20 @@ class Plugin:
         self.counts = Counts()
         coordinator = RuntimeDir(paths.runtime_dir)
         self.monitor = Monitor(probe, coordinator.answers, options.coordinator_grace_ns)
-        unit_bytes = memory_unit_bytes(options.memory_resource) if options.memory_resource is not None else 0
-        self.tenancy = Tenancy(self.store, self._tenants, unit_bytes=unit_bytes, policies=watch)
-        self._resources: list[SlotResource | MemoryResource] = [
-            SlotResource(options, lambda: self.monitor.state, self.store, self.tenancy.wake)
-        ]
-        if options.memory_resource is not None:
-            state = lambda: self.monitor.state  # noqa: E731
-            self._resources.append(MemoryResource(options.memory_resource, state, self.tenancy.wake))
-        self._servers = [
-            PluginServer(resource, paths.plugin_dir / socket_name(resource.name), self.counts.allocated)
-            for resource in self._resources
-        ]
+        self.tenancy = Tenancy(self.store, self._tenants, policies=watch)
+        self._resource = SlotResource(options, lambda: self.monitor.state, self.store, self.tenancy)
+        server = PluginServer(
+            self._resource, paths.plugin_dir / socket_name(self._resource.name), self.counts.allocated
+        )
         self._ended = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._registrar = Registrar(paths.plugin_dir, self._servers, self._wake_read, self.counts.registered)
-        for server in self._servers:
-            self.monitor.listen(server.changed)
+        self._registrar = Registrar(paths.plugin_dir, server, self._wake_read, self.counts.registered)
+        self.monitor.listen(server.changed)
 
     def run(self) -> None:
-        """Serves until `stop`.  Raises TooLongError."""
+        """Serves until `stop`."""
         self.monitor.start()
         try:
-            for resource in self._resources:
-                if isinstance(resource, MemoryResource):
-                    resource.check()
             self.tenancy.start()
             self._registrar.run()
         finally:
@@ -99,10 +87,8 @@ class Plugin:
     def facts(self) -> Facts:
         """The values of one scrape."""
         found = self.store.all().values()
-        devices = []
-        for resource in self._resources:
-            healthy = sum(health for _, health in resource.devices())
-            devices.append((resource.name, healthy, len(resource.devices()) - healthy))
+        health = [healthy for _, healthy in self._resource.devices()]
+        devices = [(self._resource.name, sum(health), len(health) - sum(health))]
         return Facts(
             devices=devices,
             connected=self._registrar.connected,
@@ -116,7 +102,7 @@ class Plugin:
 
     def _tenants(self) -> Any:
         options = self.options
-        return list_tenants(options.paths.pod_resources_socket, options.resource, options.memory_resource)
+        return list_tenants(options.paths.pod_resources_socket, options.resource)
 
 
 def serve(options: Options, extras: Extras) -> None:

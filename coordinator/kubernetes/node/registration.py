@@ -1,12 +1,12 @@
 """Keeps the plugin registered across restarts of the kubelet, which forgets plugins and empties their directory.
 
-A restarted kubelet creates a new socket.  The registrar then serves every resource on a new socket and registers it
+A restarted kubelet creates a new socket.  The registrar then serves the resource on a new socket and registers it
 again; failed registrations are retried with a growing pause.
 
 Invariants: inotify reports changes; the registrar also checks every 30 seconds, every 5 seconds without inotify.  No
 behaviour of the kubelet ends the plugin.
 
-Non-goals: the served resources.
+Non-goals: the served resource.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import logging
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,19 +38,19 @@ _MASK: Final = inotify.CREATE | inotify.MOVED_TO | inotify.DELETE | inotify.MOVE
 
 
 class Registrar:
-    """Serves and registers resources until `wake`.  Single-threaded."""
+    """Serves and registers a resource until `wake`.  Single-threaded."""
 
     def __init__(
-        self, plugin_dir: Path, servers: Sequence[PluginServer], wake: int, counted: Callable[[str, str], None]
+        self, plugin_dir: Path, server: PluginServer, wake: int, counted: Callable[[str, str], None]
     ) -> None:
         """`wake`: a descriptor that becomes readable to end `run`.  `counted`: (resource, outcome)."""
         self._directory = plugin_dir
-        self._servers = servers
+        self._server = server
         self._wake = wake
         self._counted = counted
         self._kubelet: Identity | None = None
-        self._registered: dict[str, Identity] = {}
-        """Resource -> the kubelet with which it is registered."""
+        self._registered: Identity | None = None
+        """The kubelet with which it is registered."""
         self._retry_ns = FIRST_RETRY_NS
         self._retry_at_ns: int | None = None
         self._notices: inotify.Inotify | None = None
@@ -65,8 +65,7 @@ class Registrar:
                 if self._wait(time.monotonic_ns()):
                     return
         finally:
-            for server in self._servers:
-                server.stop()
+            self._server.stop()
             if self._notices is not None:
                 self._notices.close()
 
@@ -101,41 +100,34 @@ class Registrar:
             self._kubelet = kubelet
             self._retry_ns, self._retry_at_ns = FIRST_RETRY_NS, None
         # Not serving: not started yet, or the kubelet has emptied its directory.
-        missing = [
-            server
-            for server in self._servers
-            if not server.serving or self._registered.get(server.resource.name) != kubelet
-        ]
-        self.connected = kubelet is not None and not missing
+        self.connected = kubelet is not None and self._server.serving and self._registered == kubelet
         if self.connected:
             self._retry_ns, self._retry_at_ns = FIRST_RETRY_NS, None
         elif kubelet is not None and (self._retry_at_ns is None or now_ns >= self._retry_at_ns):
-            self._register_all(missing, now_ns)
+            self._serve_and_register(now_ns)
 
-    def _register_all(self, missing: Sequence[PluginServer], now_ns: int) -> None:
-        self._retry_at_ns = None
-        for server in missing:
-            name = server.resource.name
-            try:
-                if not server.serving:  # a serving one stays: the kubelet may use it already
-                    server.stop()
-                    server.start()
-                known = self._register(server)
-            except (OSError, grpc.RpcError) as error:
-                self._counted(name, "failed")
-                log.warning("registering %s: %s; retrying", name, sentence(error))
-                known = None
-            else:
-                self._counted(name, "registered")
-                log.info("registered %s: %d devices", name, len(server.resource.devices()))
-            if known is not None:
-                self._registered[name] = known
-            elif self._retry_at_ns is None:
-                self._retry_at_ns = now_ns + self._retry_ns
-                self._retry_ns = min(LAST_RETRY_NS, self._retry_ns * 2)
-        self.connected = all(self._registered.get(each.resource.name) == self._kubelet for each in self._servers)
+    def _serve_and_register(self, now_ns: int) -> None:
+        server, name = self._server, self._server.resource.name
+        known = None
+        try:
+            if not server.serving:  # a serving one stays: the kubelet may use it already
+                server.stop()
+                server.start()
+            known = self._register()
+        except (OSError, grpc.RpcError) as error:
+            self._counted(name, "failed")
+            log.warning("registering %s: %s; retrying", name, sentence(error))
+        else:
+            self._counted(name, "registered")
+            log.info("registered %s: %d devices", name, len(server.resource.devices()))
+        if known is None:
+            self._retry_at_ns = now_ns + self._retry_ns
+            self._retry_ns = min(LAST_RETRY_NS, self._retry_ns * 2)
+        else:
+            self._registered, self._retry_at_ns = known, None
+        self.connected = known is not None and known == self._kubelet
 
-    def _register(self, server: PluginServer) -> Identity | None:
+    def _register(self) -> Identity | None:
         """The kubelet that accepted the registration; None: the kubelet changed meanwhile.  Raises RpcError.
 
         A starting kubelet empties its directory before it creates its socket.  So the socket that we saw may be the
@@ -149,9 +141,9 @@ class Registrar:
             call(
                 m.RegisterRequest(
                     version=m.VERSION,
-                    endpoint=server.path.name,
-                    resource_name=server.resource.name,
-                    options=server.options(),
+                    endpoint=self._server.path.name,
+                    resource_name=self._server.resource.name,
+                    options=self._server.options(),
                 ),
                 timeout=REGISTER_S,
             )

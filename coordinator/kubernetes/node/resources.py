@@ -1,4 +1,4 @@
-"""The plugin's two resources: slots of GPUs, and units of GPU memory.
+"""The resource that the plugin advertises: slots of GPUs.
 
 Invariants: device health follows GPU health.  Without an installed hook library no slot is healthy: a container
 without the hook would use the GPU without a lease.
@@ -9,35 +9,24 @@ Non-goals: gRPC, threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
-from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options
+from nvshare.coordinator.kubernetes.cluster.options import Options
 from nvshare.coordinator.kubernetes.node import allocation, library
-from nvshare.coordinator.kubernetes.node import messages as m
 from nvshare.coordinator.kubernetes.node.allocation import Answer, SlotStore
 from nvshare.coordinator.kubernetes.node.health import State
+from nvshare.coordinator.kubernetes.node.tenancy import Tenancy
 from nvshare.coordinator.kubernetes.slots import device_ids
-
-_DEVICE_OVERHEAD_BYTES: Final = 2 + 2 + 2 + len(m.UNHEALTHY)
-"""Size of a list entry without its id: three headers and the health."""
-
-
-class TooLongError(OptionError):
-    """The list exceeds the kubelet's largest message."""
 
 
 class SlotResource:
     """`nvshare.com/gpu`."""
 
-    def __init__(
-        self, options: Options, state: Callable[[], State], store: SlotStore, allocated: Callable[[], None]
-    ) -> None:
-        """`allocated`: called after each allocation."""
+    def __init__(self, options: Options, state: Callable[[], State], store: SlotStore, tenancy: Tenancy) -> None:
         self.name = options.resource
         self._options = options
         self._state = state
         self._store = store
-        self._allocated = allocated
+        self._tenancy = tenancy
 
     def devices(self) -> list[tuple[str, bool]]:
         installed = library.current(self._options.paths.library_dir) is not None
@@ -47,7 +36,7 @@ class SlotResource:
             for name in device_ids.slot_ids((uuid,), self._options.slots_per_gpu)
         ]
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str] | None:
+    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         distinct = not self._options.allow_several_slots
         return device_ids.preferred(available, must_include, size, self._options.preference, distinct=distinct)
 
@@ -56,45 +45,17 @@ class SlotResource:
         several = self._options.allow_several_slots
         chosen = device_ids.check_slots(field, device_ids_asked, health, allow_several=several)
         answer = allocation.allocate(chosen, self._options, self._store)
-        self._allocated()
+        self._tenancy.wake()
         return answer
 
+    @property
+    def starts(self) -> bool:
+        """`start` is due before each start of a container."""
+        return self._options.memory_boundary != "off"
 
-class MemoryResource:
-    """`nvshare.com/gpu-memory-...`: the units of all healthy GPUs together; a unit belongs to no GPU."""
-
-    def __init__(self, name: str, state: Callable[[], State], allocated: Callable[[], None]) -> None:
-        self.name = name
-        self.unit_bytes = device_ids.memory_unit_bytes(name)
-        self._state = state
-        self._allocated = allocated
-
-    def _counts(self) -> tuple[int, int]:
-        """Number of units, and of healthy units."""
-        state = self._state()
-        health = state.health()
-        units = {device.uuid: device.total_bytes // self.unit_bytes for device in state.devices}
-        return sum(units.values()), sum(count for uuid, count in units.items() if health[uuid])
-
-    def check(self) -> None:
-        """Raises TooLongError if the list exceeds the kubelet's largest message."""
-        count, _ = self._counts()
-        needed = count * (len(str(count)) + _DEVICE_OVERHEAD_BYTES)
-        if needed > m.KUBELET_MESSAGE_BYTES:
-            raise TooLongError(
-                f"--memory-resource: {self.name}: {count} units exceed the kubelet's message size of "
-                f"{m.KUBELET_MESSAGE_BYTES} bytes; use a coarser unit, such as nvshare.com/gpu-memory-256mib"
-            )
-
-    def devices(self) -> list[tuple[str, bool]]:
-        count, healthy = self._counts()
-        return [(name, number < healthy) for number, name in enumerate(device_ids.memory_ids(count))]
-
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str] | None:
-        return None
-
-    def allocate(self, field: str, device_ids_asked: Sequence[str]) -> Answer:
-        count, _ = self._counts()
-        units = device_ids.check_memory(field, device_ids_asked, count)
-        self._allocated()
-        return allocation.allocate_memory(units, self.unit_bytes)
+    def start(self, device_ids_started: Sequence[str]) -> None:
+        """A container with these slots is about to start: its limit is known by now."""
+        self._tenancy.look()
+        for slot in self._store.all().values():
+            if set(slot.device_ids) & set(device_ids_started):
+                allocation.write_boundary(slot, self._options)

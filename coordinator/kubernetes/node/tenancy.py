@@ -1,8 +1,8 @@
-"""Writes each slot's pod into `slot.json`, with the memory limit and the settings of its annotations.
+"""Writes each slot's pod into `slot.json`, with the settings of its annotations.
 
 Allocate does not name the pod.  Shortly after it the kubelet's PodResources API does: it lists the devices of each
-container, slots and memory units alike.  The tenancy thread then updates the slot, and the coordinator, which watches
-the file, applies the change at once.
+container.  The tenancy thread then updates the slot, and the coordinator, which watches the file, applies the change
+at once.
 
 A slot whose devices belong to no container is removed, late enough to spare a container that is being created.  A slot
 that is missing for a running container (the slots' directory was emptied) is restored: the kubelet does not call
@@ -52,7 +52,6 @@ class Tenant:
 
     pod: PodRef
     slots: tuple[str, ...]
-    memory_units: int = 0
 
 
 class Policies(Protocol):
@@ -62,7 +61,7 @@ class Policies(Protocol):
         """Settings of this container's slot; None for an unknown pod."""
 
 
-def list_tenants(socket: Path, resource: str, memory_resource: str | None) -> list[Tenant]:
+def list_tenants(socket: Path, resource: str) -> list[Tenant]:
     """The kubelet's present answer.  Raises grpc.RpcError."""
     with grpc.insecure_channel(f"unix://{socket}", options=m.CHANNEL_OPTIONS) as channel:
         call: Any = channel.unary_unary(
@@ -71,26 +70,23 @@ def list_tenants(socket: Path, resource: str, memory_resource: str | None) -> li
             response_deserializer=m.ListPodResourcesResponse.FromString,
         )
         answer = call(m.ListPodResourcesRequest(), timeout=LIST_S)
-    return tenants_in(answer, resource, memory_resource)
+    return tenants_in(answer, resource)
 
 
-def tenants_in(answer: Any, resource: str, memory_resource: str | None) -> list[Tenant]:
+def tenants_in(answer: Any, resource: str) -> list[Tenant]:
     """The containers with slots in a PodResources answer."""
     found: list[Tenant] = []
     for pod in answer.pod_resources:
         for container in pod.containers:
             ids: list[str] = []
-            units = 0
             for devices in container.devices:  # one entry a resource, or one a NUMA node
                 if devices.resource_name == resource:
                     ids += devices.device_ids
-                elif memory_resource is not None and devices.resource_name == memory_resource:
-                    units += len(devices.device_ids)
             if not ids:
                 continue
             with contextlib.suppress(ValidationError):  # names that no API server accepts
                 ref = PodRef(namespace=pod.namespace, name=pod.name, container=container.name)
-                found.append(Tenant(ref, tuple(sorted(ids)), units))
+                found.append(Tenant(ref, tuple(sorted(ids))))
     return found
 
 
@@ -102,18 +98,17 @@ class Tenancy:
         store: SlotStore,
         ask: Callable[[], list[Tenant]],
         *,
-        unit_bytes: int = 0,
         policies: Policies | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`ask` raises grpc.RpcError if the kubelet does not answer."""
         self._store = store
         self._ask = ask
-        self._unit_bytes = unit_bytes
         self._policies = policies
         self._clock = clock
         self._misses: dict[str, int] = {}  # allocation -> answers without it
         self._wake = threading.Event()
+        self._looking = threading.Lock()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tenancy", daemon=True)
         self.failures = 0
@@ -156,6 +151,10 @@ class Tenancy:
 
         Raises grpc.RpcError and OSError.
         """
+        with self._looking:
+            return self._look()
+
+    def _look(self) -> bool:
         before = self._store.all()  # slots allocated during the call are left to the next look
         tenants = self._ask()
         owners = {device_id: tenant for tenant in tenants for device_id in tenant.slots}
@@ -173,13 +172,12 @@ class Tenancy:
         return complete
 
     def _update(self, slot: Slot, tenant: Tenant) -> None:
-        limit = tenant.memory_units * self._unit_bytes // len(slot.gpus)
         policy = slot.policy
         if self._policies is not None:
             pod = tenant.pod
             said = self._policies.policy(pod.namespace, pod.name, pod.container)
             policy = policy if said is None else said
-        fresh = slot.model_copy(update={"pod": tenant.pod, "memory_limit_bytes": limit, "policy": policy})
+        fresh = slot.model_copy(update={"pod": tenant.pod, "policy": policy})
         if fresh != slot and self._store.replace(slot, fresh) and slot.pod != tenant.pod:
             pod = tenant.pod
             log.info("slot %s: %s/%s, container %s", slot.slot, pod.namespace, pod.name, pod.container)

@@ -1,7 +1,4 @@
-"""Ids of the kubelet's devices: slots of GPUs, and units of GPU memory.  Pure.
-
-A slot's id is `<UUID>::<number>`.  A memory unit's id is a number without a GPU: the kubelet chooses a container's
-units without knowing its slot.
+"""Ids of the kubelet's devices: slots of GPUs, each `<UUID>::<number>`.  Pure.
 
 Invariants: ids have at most 63 characters and stay the same across restarts.  An error names the request's field.
 
@@ -10,7 +7,6 @@ Non-goals: gRPC, files.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +15,6 @@ from typing import Final, Literal
 Preference = Literal["spread", "pack"]
 MAX_ID: Final = 63
 MAX_SLOTS_PER_GPU: Final = 1000
-MAX_UNITS_PER_CONTAINER: Final = 32_768
-"""Since Kubernetes 1.36 a pod's status lists each device in 47 bytes, and the kubelet may send 3 MiB: a pod with 67 000
-units runs but stays Pending.  The bound is half of that, because a pod may have several containers."""
-_MEMORY_NAME: Final = re.compile(r".*-(?P<count>[1-9][0-9]*)?(?P<unit>mib|gib)")
 
 
 class RequestError(Exception):
@@ -107,35 +99,3 @@ def preferred(
         if not free[uuid]:
             del free[uuid]
     return chosen
-
-
-def memory_unit_bytes(resource: str) -> int:
-    """Size of one unit, by the resource's name.  Raises ValueError."""
-    match = _MEMORY_NAME.fullmatch(resource)
-    if match is None:
-        raise ValueError(
-            f"{resource!r} does not name its unit; end it with -mib, -256mib or -gib, "
-            "such as nvshare.com/gpu-memory-256mib"
-        )
-    return int(match["count"] or 1) << (20 if match["unit"] == "mib" else 30)
-
-
-def memory_ids(count: int) -> list[str]:
-    """Ids of all memory units; short, because a node may have a hundred thousand."""
-    return [str(number) for number in range(count)]
-
-
-def check_memory(field: str, device_ids: Sequence[str], count: int) -> int:
-    """The number of units of one container.  Raises RequestError."""
-    for device_id in device_ids:
-        if not (device_id.isascii() and device_id.isdecimal() and int(device_id[:MAX_ID]) < count):
-            raise RequestError(f"{field}: {device_id!r:.80} is no unit of memory; they are 0 to {count - 1}")
-    if len(set(device_ids)) != len(device_ids) or not device_ids:
-        raise RequestError(f"{field}: is empty, or names a unit twice")
-    if len(device_ids) > MAX_UNITS_PER_CONTAINER:
-        raise RequestError(
-            f"{field}: {len(device_ids)} units exceed the {MAX_UNITS_PER_CONTAINER} of one container, because "
-            "Kubernetes lists each unit in the pod's status; start nvshare-device-plugin with a coarser "
-            "--memory-resource, such as nvshare.com/gpu-memory-256mib"
-        )
-    return len(device_ids)

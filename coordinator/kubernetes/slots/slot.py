@@ -36,7 +36,6 @@ MAX_NAME_BYTES: Final = 56
 MAX_FILE_BYTES: Final = 65_536
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
-MemoryBytes = Annotated[int, Field(ge=0, le=1 << 60)]
 Label = Annotated[str, Field(min_length=1, max_length=253)]
 
 
@@ -57,7 +56,7 @@ class PodRef(_Record):
 
 
 class Slot(_Record):
-    """`slot.json`.  `memory_limit_bytes` limits all processes of the slot together on each GPU; 0: no limit."""
+    """`slot.json`."""
 
     slot: Label
     allocation: Label
@@ -67,7 +66,6 @@ class Slot(_Record):
     device_ids: tuple[Label, ...] = Field(min_length=1, max_length=1024)
     library: str = ""
     """Directory name of the mounted hook version; empty: unknown."""
-    memory_limit_bytes: MemoryBytes = 0
     user_id: int | None = Field(default=None, ge=0)
     """The only user who may connect, besides root; None: everybody who reaches the socket."""
     policy: dict[str, str] = {}
@@ -76,9 +74,8 @@ class Slot(_Record):
 
     @property
     def limit_bytes(self) -> int:
-        """The smaller of the limits by memory units and by annotations."""
-        said = profile.read(self.policy)[0].get("limit_bytes", 0)
-        return min((size for size in (self.memory_limit_bytes, said) if size), default=0)
+        """Limit of all its processes together on each GPU; 0: none."""
+        return int(profile.read(self.policy)[0].get("limit_bytes", 0))
 
     @field_validator("policy", mode="before")
     @classmethod
@@ -166,9 +163,14 @@ def write(directory: Path, slot: Slot) -> None:
         _put(fresh / SLOT_FILE, content)
         fresh.rename(place)
         return
-    temporary = place / f".{SLOT_FILE}.new"
+    replace_file(place / SLOT_FILE, content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces or creates a file at once.  Raises OSError."""
+    temporary = path.with_name(f".{path.name}.new")
     _put(temporary, content)
-    temporary.rename(place / SLOT_FILE)
+    temporary.rename(path)
 
 
 def _put(path: Path, content: bytes) -> None:

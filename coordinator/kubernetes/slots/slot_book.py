@@ -185,6 +185,11 @@ class SlotBook:
                 submissions=past.submissions + done.submissions,
             )
 
+    def slot(self, client: int) -> Slot | None:
+        """The client's slot, if it has one."""
+        record = self._slot_of.get(client)
+        return None if record is None else record.slot
+
     def has(self, client: int) -> bool:
         """Whether the client belongs to a slot."""
         return client in self._slot_of

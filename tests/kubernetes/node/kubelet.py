@@ -51,6 +51,7 @@ class Endpoint:
         self.resource = resource
         self.lists: list[dict[str, bool]] = []
         self.advises = bool(options.get_preferred_allocation_available)
+        self.starts = bool(options.pre_start_required)
         self.ended = threading.Event()
         self._channel = grpc.insecure_channel(f"unix://{socket}", options=m.CHANNEL_OPTIONS)
         asked = self.call("GetDevicePluginOptions", m.Empty(), m.DevicePluginOptions)
@@ -202,6 +203,16 @@ class Kubelet:
                 grant.mounts.append((mount.host_path, mount.container_path))
         self.grants[key] = grant
         return grant
+
+    def start_container(self, grant: Grant) -> None:
+        """What precedes the creation of a container; raises AdmissionError (the kubelet tries again)."""
+        for resource, devices in grant.devices.items():
+            if self.endpoints[resource].starts:
+                request = m.PreStartContainerRequest(devices_ids=devices)
+                try:
+                    self.endpoints[resource].call("PreStartContainer", request, m.PreStartContainerResponse)
+                except grpc.RpcError as error:
+                    raise AdmissionError(error.details()) from None  # type: ignore[attr-defined, unused-ignore]
 
     def _choose(self, resource: str, count: int) -> list[str]:
         free = self.free(resource)

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 
 from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, Paths, socket_name
 from nvshare.coordinator.kubernetes.node import messages as m
-from nvshare.coordinator.kubernetes.node.health import State
-from nvshare.coordinator.kubernetes.node.resources import MemoryResource, TooLongError
 from nvshare.coordinator.kubernetes.slots import device_ids
 from nvshare.coordinator.kubernetes.slots.device_ids import RequestError, SlotId
-from nvshare.coordinator.system.devices import Device
 
 A, B, C = (f"GPU-{letter * 8}-0000-4000-8000-000000000000" for letter in "abc")
 MIG = "MIG-11111111-2222-3333-4444-555555555555"
@@ -37,12 +34,6 @@ def test_ids_fit_the_kubelet_and_come_back() -> None:
             assert str(slot) == device_id
     for wrong in ("", "::1", A, f"{A}::", f"{A}::x", f"{A}::-1", f"{A}::²", f"{A}::{'9' * 5000}"):
         assert device_ids.parse(wrong) is None
-
-
-def test_a_unit_of_any_length_is_answered() -> None:
-    """Broken: a number of thousands of digits ends the call without a reason."""
-    with pytest.raises(RequestError, match="is no unit of memory"):
-        device_ids.check_memory("field", ["9" * 5000], 8)
 
 
 def test_slots_of_one_gpu_are_refused_unless_allowed() -> None:
@@ -85,46 +76,6 @@ def test_spread_takes_the_emptiest_and_pack_the_fullest() -> None:
     assert device_ids.preferred(free, [], 1, "pack", distinct=True) == [f"{A}::0"]
     assert device_ids.preferred(free, [f"{B}::1"], 2, "spread", distinct=True) == [f"{B}::1", f"{C}::0"]
     assert device_ids.preferred(free, [], 4, "pack", distinct=False) == [f"{A}::0", f"{C}::0", f"{C}::1", f"{B}::0"]
-
-
-def test_the_resources_name_is_its_unit() -> None:
-    """Else a pod that asks for 4096 gets a limit 256 times off."""
-    for name, size in (("mib", 1 << 20), ("256mib", 256 << 20), ("gib", 1 << 30), ("2gib", 2 << 30)):
-        assert device_ids.memory_unit_bytes(f"nvshare.com/gpu-memory-{name}") == size
-    for wrong in ("nvshare.com/gpu-memory", "nvshare.com/gpu-memory-mb", "nvshare.com/gpu-memory-0mib"):
-        with pytest.raises(ValueError, match="-mib, -256mib or -gib"):
-            device_ids.memory_unit_bytes(wrong)
-
-
-def test_memory_follows_the_health_of_the_gpus() -> None:
-    """Else pods are sent to a node for memory that it has lost."""
-    devices = (Device(0, A, "x", 4 << 30), Device(1, MIG, "y", (1 << 30) + 5, is_mig=True))
-    resource = MemoryResource("nvshare.com/gpu-memory-gib", lambda: State(devices, ((A, "lost"),)), lambda: None)
-    assert resource.devices() == [("0", True), ("1", False), ("2", False), ("3", False), ("4", False)]
-    assert resource.preferred((), (), 0) is None
-
-
-def test_a_list_that_the_kubelet_cannot_receive_is_refused_at_start() -> None:
-    """Else the kubelet drops the stream again and again, and the node has no memory to offer; the sum must be right."""
-    for gib, fits in ((178, True), (210, False)):
-        state = State((Device(0, A, "x", gib << 30),))
-        resource = MemoryResource("nvshare.com/gpu-memory-mib", lambda state=state: state, lambda: None)  # type: ignore[misc]
-        devices = [m.Device(ID=name, health=m.UNHEALTHY) for name, _ in resource.devices()]
-        size = len(m.ListAndWatchResponse(devices=devices).SerializeToString())
-        assert (size <= m.KUBELET_MESSAGE_BYTES) == fits, size
-        if fits:
-            resource.check()
-        else:
-            with pytest.raises(TooLongError, match="gpu-memory-256mib"):
-                resource.check()
-
-
-def test_more_units_than_a_pods_status_holds_are_refused() -> None:
-    """Else the pod runs, and its kubelet can never say so: it is shown as Pending for ever."""
-    field, most = "memory: container_requests[0].devices_ids", device_ids.MAX_UNITS_PER_CONTAINER
-    assert device_ids.check_memory(field, device_ids.memory_ids(most), 2 * most) == most
-    with pytest.raises(device_ids.RequestError, match=r"memory: .*devices_ids: 32769 units .*gpu-memory-256mib"):
-        device_ids.check_memory(field, device_ids.memory_ids(most + 1), 2 * most)
 
 
 GOLDEN = [
@@ -190,8 +141,6 @@ def test_unknown_fields_are_skipped() -> None:
     [
         ({"slots_per_gpu": 0}, "--slots-per-gpu: 0 is not within 1 to 1000"),
         ({"resource": "gpu"}, "--resource: 'gpu' is no resource name"),
-        ({"memory_resource": "nvshare.com/gpu"}, "--memory-resource: is the same"),
-        ({"memory_resource": "nvshare.com/memory"}, "--memory-resource: .* does not name its unit"),
         ({"memory": "fast"}, "--memory: 'fast' is none of auto, swap, managed, device"),
         ({"on_loss": "stop"}, "--on-loss: 'stop' is neither wait nor run"),
         ({"plugin_dir": Path("/" + "d" * 100)}, "--plugin-dir: .* longer than a socket path"),

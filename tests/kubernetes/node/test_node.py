@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.client_hook.launcher import SYSTEM_PRELOAD
-from nvshare.coordinator.kubernetes.slots.slot import remove
+from nvshare.coordinator.kubernetes.slots.slot import remove, write
 from nvshare.simulated_gpu.trace import overlaps
 from tests.conftest import ROOT, Built
 from tests.end_to_end.conftest import finish, stop
@@ -21,7 +21,6 @@ from tests.kubernetes.node.kubelet import AdmissionError
 from tests.kubernetes.node.processes import GPU, Node, new_node
 from tests.waiting import eventually
 
-MEMORY = "nvshare.com/gpu-memory-256mib"
 CHECK = (ROOT / "charts" / "nvshare" / "files" / "check_slot.py").read_text(encoding="utf-8")
 HOLD = str(Path(__file__).parent / "hold_memory.py")
 LONG = ["60", "1000000", "4"]
@@ -38,13 +37,12 @@ def first_line(process: subprocess.Popen[str]) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def serving(built: Built) -> Iterator[Node]:
-    """A node that serves slots and memory; tests only add pods to it."""
+    """A node that serves slots; tests only add pods to it."""
     with new_node(built.hook) as node:
         node.install()
         node.start_coordinator()
-        node.start_plugin("--memory-resource", MEMORY, "--cdi-kind", "nvidia.com/gpu")
+        node.start_plugin("--cdi-kind", "nvidia.com/gpu")
         node.kubelet.await_devices(GPU, 10)
-        node.kubelet.await_devices(MEMORY, 16)
         yield node
 
 
@@ -52,15 +50,14 @@ def test_bad_requests_name_the_field(serving: Node) -> None:
     """Else a user sees `UnexpectedAdmissionError` and nothing to act on."""
     before, devices = serving.slot_files(), list(serving.kubelet.devices(GPU))
     field = r"container_requests\[0\].devices_ids: "
-    for resource, ids, text in (
-        (GPU, devices[:2], f"{GPU}: {field}2 slots of the same GPU .* --allow-several-slots"),
-        (GPU, ["GPU-nowhere::1"], f"{field}GPU-nowhere::1: this node has no such GPU; it has GPU-"),
-        (GPU, ["gpu"], f"{field}'gpu' is no slot"),
-        (GPU, [devices[0], devices[0]], f"{field}.* is named twice"),
-        (MEMORY, ["16"], f"{MEMORY}: {field}'16' is no unit of memory; they are 0 to 15"),
+    for ids, text in (
+        (devices[:2], f"{GPU}: {field}2 slots of the same GPU .* --allow-several-slots"),
+        (["GPU-nowhere::1"], f"{field}GPU-nowhere::1: this node has no such GPU; it has GPU-"),
+        (["gpu"], f"{field}'gpu' is no slot"),
+        ([devices[0], devices[0]], f"{field}.* is named twice"),
     ):
         with pytest.raises(AdmissionError, match=text):
-            serving.kubelet.admit("bad", {resource: len(ids)}, ids={resource: ids})
+            serving.kubelet.admit("bad", {GPU: len(ids)}, ids={GPU: ids})
     assert serving.slot_files() == before
     assert serving.series("plugin", "nvshare_plugin_allocations_total", outcome="refused", resource=GPU) == [4]
 
@@ -107,12 +104,14 @@ def test_what_helm_test_runs(serving: Node) -> None:
         assert process.returncode == 1
 
 
-def test_memory_units_become_the_slots_limit(serving: Node) -> None:
-    """Else the cluster's scheduler packs by a figure that nobody keeps: not one process, nor several of a slot."""
+def test_a_slots_limit_binds_all_its_processes(serving: Node) -> None:
+    """Broken: a pod has more memory than its slot's limit, by one process or by several."""
     node = serving
-    grant = node.kubelet.admit("small", {GPU: 1, MEMORY: 4})
-    assert grant.environment["NVSHARE_MEMORY_LIMIT"] == str(1 << 30)
-    eventually(lambda: node.slots().get("small", {}).get("limit_bytes") == 1 << 30, "the limit of the slot")
+    grant = node.kubelet.admit("small", {GPU: 1})
+    eventually(lambda: "small" in node.slots(), "the slot's pod")
+    slot = node.slot_files()[grant.annotations["nvshare.com/slot"]]
+    write(node.slots_dir, slot.model_copy(update={"policy": {"memory_limit": "1GiB"}}))  # as the watch of pods does
+    eventually(lambda: node.slots()["small"]["limit_bytes"] == 1 << 30, "the limit of the slot")
     # What the pod says itself does not count: the kubelet puts its environment behind ours.
     grant.environment["NVSHARE_MEMORY_LIMIT"] = "3GiB"
     holder = node.contain(grant, [sys.executable, HOLD, "640", "1024", "stay"])
@@ -122,6 +121,29 @@ def test_memory_units_become_the_slots_limit(serving: Node) -> None:
     assert second["result"] == 2  # out of memory, as CUDA says it
     unlimited = finish(node.contain(node.kubelet.admit("other", {GPU: 1}), [sys.executable, HOLD, "2048"]))
     assert unlimited["had_mib"] == 2048
+
+
+def test_the_drivers_limit_is_there_before_the_container(node: Node, tmp_path: Path) -> None:
+    """Broken: a container starts without the driver's limit, with that of an earlier pod, or with one that it chose."""
+    cdi = tmp_path / "cdi"
+    node.start_plugin("--memory-boundary", "on", "--processes", "2", "--cdi-dir", str(cdi))
+    node.kubelet.await_devices(GPU, 10)
+    grant = node.kubelet.admit("held", {GPU: 1})
+    name = grant.annotations["nvshare.com/slot"]
+    assert grant.cdi_devices == [f"nvshare.com/slot={name}"]
+    with pytest.raises(AdmissionError, match=r"the driver's memory limit cannot be set: .*No such file"):
+        node.kubelet.start_container(grant)
+    cdi.mkdir()
+    socket = "NVSHARE_SOCKET=/run/nvshare/hooks.sock"
+    for limit, expected in (("1GiB", ["NVIDIA_GPU_MEMORY_LIMIT=2048", socket]), ("0", [socket])):
+        slot = node.slot_files()[name]
+        write(node.slots_dir, slot.model_copy(update={"policy": {"memory_limit": limit}}))
+        node.kubelet.start_container(grant)
+        (file,) = cdi.iterdir()
+        made = json.loads(file.read_text())
+        assert made["kind"] == "nvshare.com/slot"
+        assert made["devices"] == [{"name": name, "containerEdits": {"env": expected}}]
+    assert node.slot_files()[name].pod is not None
 
 
 def test_an_idle_pod_is_parked(serving: Node) -> None:

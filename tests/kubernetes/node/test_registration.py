@@ -31,11 +31,16 @@ class Slots:
     def devices(self) -> list[tuple[str, bool]]:
         return [("a", True), ("b", True)]
 
-    def preferred(self, available: object, must_include: object, size: int) -> None:
-        """No advice."""
+    def preferred(self, available: object, must_include: object, size: int) -> list[str]:
+        return []
 
     def allocate(self, field: str, device_ids: object) -> Answer:
         return Answer({})
+
+    starts = False
+
+    def start(self, device_ids: object) -> None:
+        raise AssertionError
 
 
 class Interrupted(PluginServer):
@@ -58,7 +63,7 @@ class Interrupted(PluginServer):
 def running(kubelet: Kubelet, server: PluginServer) -> Iterator[Registrar]:
     """A registrar in a thread."""
     wake, end = os.pipe()
-    registrar = Registrar(kubelet.plugins, [server], wake, lambda resource, outcome: None)
+    registrar = Registrar(kubelet.plugins, server, wake, lambda resource, outcome: None)
     thread = threading.Thread(target=registrar.run)
     thread.start()
     try:
@@ -85,7 +90,7 @@ def test_the_new_kubelet_is_not_left_again(kubelet: Kubelet) -> None:
     second.  To register once more, on yet another socket, would fail the pods that it is just starting."""  # fmt: skip
     server = Interrupted(kubelet)
     wake, end = os.pipe()
-    registrar = Registrar(kubelet.plugins, [server], wake, lambda resource, outcome: None)
+    registrar = Registrar(kubelet.plugins, server, wake, lambda resource, outcome: None)
     try:
         registrar._turn(0)
         server.path.unlink()

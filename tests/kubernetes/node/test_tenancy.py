@@ -22,7 +22,6 @@ from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
 from nvshare.coordinator.system.devices import Device, NoGpuError
 from tests.kubernetes.node.kubelet import Kubelet
 from tests.kubernetes.node.processes import GPU, new_node
-from tests.waiting import eventually
 
 UUID = "GPU-11111111-0000-4000-8000-000000000000"
 MIG = "MIG-22222222-0000-4000-8000-000000000000"
@@ -37,7 +36,7 @@ class Rig:
         self.tenants: list[Tenant] = []
         self.now_s = 0.0
         self.said = policy
-        self.tenancy = Tenancy(self.store, self._ask, unit_bytes=1 << 20, policies=self, clock=lambda: self.now_s)
+        self.tenancy = Tenancy(self.store, self._ask, policies=self, clock=lambda: self.now_s)
 
     def _ask(self) -> list[Tenant]:
         return self.tenants
@@ -51,8 +50,8 @@ class Rig:
         self.store.allocate(slot.model_copy(update={"allocated_at_s": self.now_s}))
         return self.store.all()[slot.slot]
 
-    def tenant(self, slot: Slot, units: int = 0, pod: str = "p") -> Tenant:
-        return Tenant(PodRef(namespace="n", name=pod, container="c"), slot.device_ids, units)
+    def tenant(self, slot: Slot) -> Tenant:
+        return Tenant(PodRef(namespace="n", name="p", container="c"), slot.device_ids)
 
 
 def test_one_impossible_pod_hides_no_other() -> None:
@@ -63,19 +62,19 @@ def test_one_impossible_pod_hides_no_other() -> None:
         return {"namespace": "n", "name": name, "containers": [{"name": "c", "devices": [devices]}]}
 
     answer = m.ListPodResourcesResponse(pod_resources=[pod("p" * 300, 0), pod("", 1), pod("good", 2)])
-    (found,) = tenants_in(answer, "r", None)
+    (found,) = tenants_in(answer, "r")
     assert (found.pod.name, found.slots) == ("good", (f"{UUID}::2",))
 
 
-def test_a_slot_learns_its_pod_limit_and_annotations(tmp_path: Path) -> None:
-    """Else metrics name no pod, and neither memory units nor annotations have an effect."""
+def test_a_slot_learns_its_pod_and_annotations(tmp_path: Path) -> None:
+    """Else metrics name no pod, and annotations have no effect."""
     rig = Rig(tmp_path, {"priority": "7"})
     slot = rig.allocate(0)
     assert not rig.tenancy.look()
-    rig.tenants = [rig.tenant(slot, units=512)]
+    rig.tenants = [rig.tenant(slot)]
     assert rig.tenancy.look()
     found = rig.store.all()[slot.slot]
-    assert (found.pod, found.memory_limit_bytes, found.policy) == (rig.tenants[0].pod, 512 << 20, {"priority": "7"})
+    assert (found.pod, found.policy) == (rig.tenants[0].pod, {"priority": "7"})
     rig.said = None  # the pod is not known for a moment: what it said stays
     rig.tenancy.look()
     assert rig.store.all()[slot.slot].policy == {"priority": "7"}
@@ -111,7 +110,7 @@ def test_an_answer_about_an_earlier_owner_changes_nothing(tmp_path: Path) -> Non
     earlier = rig.allocate(0)
     later = rig.allocate(0)
     assert later.slot == earlier.slot
-    changed = earlier.model_copy(update={"memory_limit_bytes": 5})
+    changed = earlier.model_copy(update={"policy": {"memory_limit": "5"}})
     assert not rig.store.replace(earlier, changed)
     assert not rig.store.remove(earlier)
     assert rig.store.all() == {later.slot: later}
@@ -128,13 +127,13 @@ def test_a_devices_new_owner_takes_it_from_the_old_slot(tmp_path: Path) -> None:
 
 def test_a_missing_slot_is_made_again(tmp_path: Path) -> None:
     """Else a node that was started anew has containers without slots: the kubelet does not ask again."""
-    rig = Rig(tmp_path)
+    rig = Rig(tmp_path, {"memory_limit": "64MiB"})
     slot = rig.allocate(3)
-    rig.tenants = [rig.tenant(slot, units=64)]
+    rig.tenants = [rig.tenant(slot)]
     slots.remove(tmp_path, slot.slot)
     rig.tenancy.look()
     found = rig.store.all()[slot.slot]
-    assert (found.device_ids, found.library, found.memory_limit_bytes) == (slot.device_ids, "", 64 << 20)
+    assert (found.device_ids, found.library, found.limit_bytes) == (slot.device_ids, "", 64 << 20)
     assert found.pod == rig.tenants[0].pod
 
 
@@ -196,7 +195,6 @@ def served(tmp_path: Path) -> Iterator[tuple[Kubelet, Plugin, Driver]]:
         options = Options(
             Paths(kubelet.plugins, kubelet.pod_resources, node.library_dir, node.slots_dir, node.runtime.path),
             slots_per_gpu=3,
-            memory_resource="nvshare.com/gpu-memory-gib",
         )
         driver = Driver()
         plugin = Plugin(replace(options, coordinator_grace_ns=1 << 60), driver)
@@ -213,13 +211,11 @@ def test_a_lost_gpu_is_told_with_the_full_list(served: tuple[Kubelet, Plugin, Dr
     """Else the kubelet keeps giving out slots of a lost GPU, or takes the slots of the others for gone."""
     kubelet, plugin, driver = served
     both = kubelet.await_devices(GPU, 6)
-    kubelet.await_devices("nvshare.com/gpu-memory-gib", 9)
     driver.ill = {UUID: "GPU is lost"}
     plugin.monitor.check(1)
     ill = kubelet.await_devices(GPU, 3)
     assert ill.keys() == both.keys()
     assert {name for name, healthy in ill.items() if healthy} == {f"{MIG}::{number}" for number in range(3)}
-    kubelet.await_devices("nvshare.com/gpu-memory-gib", 1)
     driver.ill = {}
     plugin.monitor.check(2)
     kubelet.await_devices(GPU, 6)
@@ -229,10 +225,8 @@ def test_slots_of_several_gpus_are_one_slot_with_one_socket(served: tuple[Kubele
     """Else a container with two GPUs has one connection and no right to the second; MIG instances are GPUs here."""
     kubelet, plugin, _ = served
     kubelet.await_devices(GPU, 6)
-    kubelet.await_devices("nvshare.com/gpu-memory-gib", 9)
-    grant = kubelet.admit("wide", {GPU: 2, "nvshare.com/gpu-memory-gib": 4})
+    grant = kubelet.admit("wide", {GPU: 2})
     assert set(grant.environment["NVIDIA_VISIBLE_DEVICES"].split(",")) == {UUID, MIG}
     (slot,) = plugin.store.all().values()
     assert set(slot.gpus) == {UUID, MIG}
-    eventually(lambda: plugin.store.all()[slot.slot].memory_limit_bytes == 2 << 30, "each GPU's half of the units")
     assert len({device.partition("::")[0] for device in grant.devices[GPU]}) == 2

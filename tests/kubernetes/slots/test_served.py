@@ -34,7 +34,7 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
 ) -> None:
     """Else a pod takes a GPU that it did not get, or sets its own terms; or hooks outside slots stop working."""
     pod = PodRef(namespace="n", name="p", container="c")
-    path = put(base, "a", memory_limit_bytes=GIB, policy={"priority": "-5"}, pod=pod)
+    path = put(base, "a", policy={"priority": "-5", "memory_limit": "1GiB"}, pod=pod)
     hook = Hook(context, path).hello(priority=99)
     hook.attach(1)
     refused = hook.next(messages.Rejected)
@@ -43,7 +43,7 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
     hook.attach(0)
     settings = hook.next(messages.GpuSettings)
     assert (settings.memory_limit_bytes, settings.reserve) == (GIB, True)
-    put(base, "a", memory_limit_bytes=2 * GIB, policy={"priority": "3"}, pod=pod)
+    put(base, "a", policy={"priority": "3", "memory_limit": "2GiB"}, pod=pod)
     assert hook.next(messages.GpuSettings).memory_limit_bytes == 2 * GIB
     outside = Hook(context, running.directory.hooks_socket).hello("outside", priority=99)
     outside.attach(1)
@@ -79,11 +79,11 @@ def test_a_slot_made_again_in_another_directory_is_served(
     path = put(base, "a")
     for round_number in range(20):
         slots.remove(base / "slots", "a")
-        put(base, "a", allocation=str(round_number), memory_limit_bytes=GIB + round_number)
+        put(base, "a", allocation=str(round_number), policy={"memory_limit": str(GIB + round_number)})
     hooks = [Hook(context, path).hello("again")]
     hooks[0].attach(0)
     assert hooks[0].next(messages.GpuSettings).memory_limit_bytes == GIB + 19
-    put(base, "a", allocation="19", memory_limit_bytes=GIB)  # seen only if the new directory is watched
+    put(base, "a", allocation="19", policy={"memory_limit": "1GiB"})  # seen only if the new directory is watched
     assert hooks[0].next(messages.GpuSettings).memory_limit_bytes == GIB
     shutil.rmtree(base / "slots", ignore_errors=True)
     eventually(lambda: all(slot["removed"] for slot in running.status()["slots"]), "all slots to go")

@@ -54,8 +54,7 @@ def hello(client: int, mode: MemoryMode) -> events.ClientRegistered:
 def test_a_slot_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Else limits and pods are lost between plugin and coordinator."""
     slot = a_slot(
-        memory_limit_bytes=GIB,
-        policy={"priority": "-3", "class": "batch", "gang": "n/g", "weight": "2"},
+        policy={"priority": "-3", "class": "batch", "gang": "n/g", "weight": "2", "memory_limit": "1GiB"},
         pod=PodRef(namespace="n", name="p", container="c"),
     )
     slots.write(tmp_path, slot)
@@ -76,7 +75,7 @@ def test_a_slot_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("{}", "slot: Field required"),
         (a_slot("other").model_dump_json(), "slot: is 'other', but the directory is 'GPU-a--0'"),
         (json.dumps({**a_slot().model_dump(), "gpus": []}), "gpus: "),
-        (json.dumps({**a_slot().model_dump(), "memory_limit_bytes": -1}), "memory_limit_bytes: "),
+        (json.dumps({**a_slot().model_dump(), "policy": {"memory_limit": -1}}), "policy: Value error, memory_limit: "),
         (json.dumps({**a_slot().model_dump(), "policy": {"weight": 0}}), "policy: Value error, weight: "),
         (json.dumps({**a_slot().model_dump(), "policy": {"share_limit": 0}}), "policy: Value error, share_limit: "),
         ("x" * 70_000, "more than 65536 bytes"),
@@ -121,7 +120,7 @@ def test_a_directory_that_others_may_write_to_is_refused(base: Path) -> None:
 def test_the_slot_wins_over_what_a_hook_asks_for() -> None:
     """Else a pod gives itself a priority or lifts its limit by its own environment."""
     book = SlotBook()
-    book.put(a_slot(memory_limit_bytes=GIB, policy={"priority": "5", "memory_limit": "2GiB"}))
+    book.put(a_slot(policy={"priority": "5", "memory_limit": "1GiB"}))
     assert book.register("GPU-a--0", 1)
     facts = book.within(1, own(priority=1000, limit_bytes=64 * GIB))
     assert (facts.rank.priority, facts.limit_bytes) == (5, GIB)
@@ -143,7 +142,7 @@ def test_a_hook_without_annotations_has_the_default_rank() -> None:
 def test_a_slot_that_was_taken_away_names_no_gpu() -> None:
     """Else a process that outlives its slot takes any GPU of the node, or has what the slot's next owner has."""
     book = SlotBook()
-    book.put(a_slot(memory_limit_bytes=GIB))
+    book.put(a_slot(policy={"memory_limit": "1GiB"}))
     book.register("GPU-a--0", 1)
     book.remove("GPU-a--0")
     for again in (False, True):
@@ -160,7 +159,7 @@ def test_a_slot_that_was_taken_away_names_no_gpu() -> None:
 
 
 def test_changes_reach_the_clients_that_are_there() -> None:
-    """Else `kubectl annotate`, or the memory units that come a moment later, need a restart of the container."""
+    """Else `kubectl annotate` needs a restart of the container."""
     book = SlotBook()
     book.put(a_slot())
     for client in (1, 2):
@@ -250,7 +249,7 @@ def test_processes_of_one_slot_share_its_limit() -> None:
         scheduler = Scheduler(registry.create, Settings())
         scheduler.handle(events.GpuAdded(A, "x", 8 * GIB, 8 * GIB), 0)
         book = SlotBook()
-        book.put(a_slot(memory_limit_bytes=GIB))
+        book.put(a_slot(policy={"memory_limit": "1GiB"}))
         told: list[Any] = []
         for client in (1, 2):
             book.register("GPU-a--0", client)
@@ -318,7 +317,7 @@ def test_slots_come_change_and_go(base: Path, with_inotify: bool, monkeypatch: p
     eventually(lambda: settled(lambda: "early" in book), "the slot that was there")
     slots.write(directory, a_slot("late"))
     eventually(lambda: settled(lambda: hooks.slots() == {"early", "late"}), "a new slot's socket")
-    slots.write(directory, a_slot("late", memory_limit_bytes=GIB))
+    slots.write(directory, a_slot("late", policy={"memory_limit": "1GiB"}))
     eventually(lambda: settled(lambda: book.snapshots(())[1].slot.limit_bytes == GIB), "the new limit")
     (directory / "early" / slots.SLOT_FILE).write_text("{")
     (directory / "late" / slots.SLOT_FILE).unlink()

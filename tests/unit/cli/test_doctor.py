@@ -26,6 +26,7 @@ from nvshare.coordinator.cli.doctor.facts import (
     ShellFacts,
 )
 from nvshare.coordinator.cli.views.sentences import WHY_NOT_SWAP
+from nvshare.coordinator.kubernetes.slots import boundary
 from nvshare.coordinator.system.gpu_processes import UnhookedWatch
 from nvshare.coordinator.system.processes import ProcessFacts, read_process
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
@@ -99,6 +100,28 @@ def test_the_memory_mode_is_told_with_its_reason(changes: dict[str, Any], text: 
     """Broken: nobody finds out why programs do not swap."""
     found = examine(replace(WELL, **changes))
     assert [finding.text for finding in found if finding.about == "memory mode"] == ([text] if text else [])
+
+
+@pytest.mark.parametrize(
+    ("driver", "toolkit", "why"),
+    [
+        ("615.12.01", "1.20.1", ""),
+        ("615.12", "", "NVIDIA's container toolkit is not installed, and 1.20.1 is needed"),
+        ("700.1", "1.9.3", "NVIDIA's container toolkit is 1.9.3, and 1.20.1 is needed"),
+        ("580.95.05", "1.20.1", "driver 580.95.05 is older than r615"),
+        ("", "1.20.1", "driver unknown is older than r615"),
+    ],
+)
+def test_the_drivers_memory_limit_is_told_with_its_reason(
+    driver: str, toolkit: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: an operator believes in a boundary that nothing applies, or never learns that the node has one."""
+    monkeypatch.setattr(boundary, "_CGROUP_2", tmp_path)
+    assert boundary.obstacle(driver, toolkit) == why
+    (found,) = [each for each in examine(replace(WELL, **machine(no_boundary=why))) if each.about == "memory boundary"]
+    assert found.text.endswith(why or "apply NVIDIA_GPU_MEMORY_LIMIT")
+    monkeypatch.setattr(boundary, "_CGROUP_2", tmp_path / "absent")
+    assert boundary.obstacle("615.1", "1.20.1") == "the node has no cgroup v2"
 
 
 def test_what_cannot_be_parked_is_told() -> None:
