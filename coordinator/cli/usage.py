@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -48,9 +49,8 @@ def usage(
     except (ControlError, NoCoordinatorError) as error:
         fail(error, as_json)
     except OSError as error:
-        who = "; only root and the coordinator's user may read it here (hide_other_users)"
-        why = who if isinstance(error, PermissionError) else ""
-        fail(ControlError("permission" if why else "usage", f"{error.filename}: {error.strerror}{why}"), as_json)
+        why = "; only root and the coordinator's user may read it (hide_other_users)" * (error.errno == errno.EACCES)
+        fail(ControlError("usage", f"{error.filename}: {error.strerror}{why}"), as_json)
     typer.echo(json.dumps(found) if as_json else "\n".join(lines(found, terminal_width())))
 
 

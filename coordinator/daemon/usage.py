@@ -64,10 +64,8 @@ class Sums:
     byte_seconds: int = 0
 
     def add(self, more: Sums) -> None:
-        self.used_ns += more.used_ns
-        self.waited_ns += more.waited_ns
-        self.moved_bytes += more.moved_bytes
-        self.byte_seconds += more.byte_seconds
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
 
 
 @dataclass(slots=True)

@@ -134,9 +134,7 @@ class PluginServer:
 
     def options(self) -> Any:
         """The plugin's options, also part of the registration."""
-        return m.DevicePluginOptions(
-            pre_start_required=self.resource.starts, get_preferred_allocation_available=True
-        )
+        return m.DevicePluginOptions(pre_start_required=self.resource.starts, get_preferred_allocation_available=True)
 
     def full_list(self) -> Any:
         """The message of ListAndWatch."""

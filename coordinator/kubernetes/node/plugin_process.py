@@ -58,9 +58,7 @@ class Plugin:
         self.monitor = Monitor(probe, coordinator.answers, options.coordinator_grace_ns)
         self.tenancy = Tenancy(self.store, self._tenants, policies=watch)
         self._resource = SlotResource(options, lambda: self.monitor.state, self.store, self.tenancy)
-        server = PluginServer(
-            self._resource, paths.plugin_dir / socket_name(self._resource.name), self.counts.allocated
-        )
+        server = PluginServer(self._resource, paths.plugin_dir / socket_name(options.resource), self.counts.allocated)
         self._ended = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._registrar = Registrar(paths.plugin_dir, server, self._wake_read, self.counts.registered)

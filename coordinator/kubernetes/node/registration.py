@@ -40,9 +40,7 @@ _MASK: Final = inotify.CREATE | inotify.MOVED_TO | inotify.DELETE | inotify.MOVE
 class Registrar:
     """Serves and registers a resource until `wake`.  Single-threaded."""
 
-    def __init__(
-        self, plugin_dir: Path, server: PluginServer, wake: int, counted: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, plugin_dir: Path, server: PluginServer, wake: int, counted: Callable[[str, str], None]) -> None:
         """`wake`: a descriptor that becomes readable to end `run`.  `counted`: (resource, outcome)."""
         self._directory = plugin_dir
         self._server = server
