@@ -76,7 +76,7 @@ def ask(node: Node, seat: Seat, message: ReserveMemory, now_ns: int) -> Sequence
     moves_itself = seat.client.memory_mode is MemoryMode.MANAGED
     if not (moves_itself or gives_back) and refusal(node, seat, total_bytes) is None:
         until_ns = now_ns + node.settings.move_deadline_ns
-        seat.memory.growth = Growth(message.sequence, total_bytes, until_ns, message.lacking_bytes)
+        seat.memory.growth = Growth(message.sequence, total_bytes, now_ns, until_ns, message.lacking_bytes)
         gpu.memory.growing[seat.client.client_id] = seat
         room.update(seat)
         return (gpu,)

@@ -65,6 +65,7 @@ class Growth:
 
     sequence: int
     total_bytes: int
+    asked_ns: int
     deadline_ns: int
     lacking_bytes: int = 0
     """The card lacks this much of it, whatever the figures say, and no client was told to make room yet."""

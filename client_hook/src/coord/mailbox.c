@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define ANSWER_NS 10000000000u /* how long a connected coordinator may take for an answer */
+#define ROOM_NS 60000000000u   /* ... while idle programs leave the card: longer than its own deadline, `move_deadline` */
 
 NVS_FORK_STATE nvs_mailbox nvs_mail[NVS_MAX_GPUS];
 _Atomic uint64_t nvs_steps;
@@ -71,7 +72,7 @@ void nvs_agent_close_eventfd(void)
 static nvs_status ask(nvs_question *of, uint64_t total_bytes, uint64_t lacking_bytes)
 {
     uint32_t question = atomic_load_explicit(&of->asked, memory_order_relaxed) + 1; /* changes under the mutex */
-    uint64_t begin = nvs_now_ns();
+    const uint64_t begin = nvs_now_ns(), patience = lacking_bytes != 0 ? ROOM_NS : ANSWER_NS;
     atomic_store_explicit(&of->bytes, total_bytes, memory_order_relaxed); /* both are published by the store of `asked` */
     atomic_store_explicit(&of->lacking, lacking_bytes, memory_order_relaxed);
     atomic_store_explicit(&of->asked, question, memory_order_release);    /* pairs with the agent's acquire */
@@ -82,10 +83,10 @@ static nvs_status ask(nvs_question *of, uint64_t total_bytes, uint64_t lacking_b
         if (answered == question)
             break;
         bool connected = atomic_load_explicit(&nvs_agent_connected, memory_order_relaxed) != 0;
-        if (now >= begin + (connected ? ANSWER_NS : NVS_FIRST_ANSWER_NS) ||
+        if (now >= begin + (connected ? patience : NVS_FIRST_ANSWER_NS) ||
             atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
             return NVS_UNAVAILABLE;
-        nvs_futex_wait(&of->answered, answered, now < begin + NVS_FIRST_ANSWER_NS ? begin + NVS_FIRST_ANSWER_NS : begin + ANSWER_NS);
+        nvs_futex_wait(&of->answered, answered, now < begin + NVS_FIRST_ANSWER_NS ? begin + NVS_FIRST_ANSWER_NS : begin + patience);
     }
     return atomic_load_explicit(&of->answer, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
 }

@@ -19,6 +19,7 @@ Rules:
 - When a client that wants the GPU finds no room on the card although the figures leave it some, contexts have it, which
   no eviction frees.  Then the client that has been idle longest is parked, then the next one, until there is room.
 - Idle is who submits nothing and waits for nothing, whatever lease it holds: parking takes the lease first.
+- Who asks for room hears "no" when no client is on its way out and none can count as idle before long.
 - Each state has an end: who does not leave or close in time stays.  Others are parked meanwhile (`move_stall_ns`).
 - A refusal or failure leaves the client running, and holds until it has had another lease.
 - A client that is to come back on another GPU (migration.py) takes the same way, also while it wants the GPU: its
@@ -41,7 +42,7 @@ from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, Notify, ParkingOver, Restore, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, WAITING, Seat
+from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, REVOKING, WAITING, Seat
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode, Park, ParkAnswer
 
@@ -124,7 +125,7 @@ def _idle_ns(node: Node, client: Client, now_ns: int) -> int | None:
     seats, parking = client.seats.values(), client.parking
     if parking.state is not RUNNING or parking.refused_at == _leases(client) or obstacle(node, client):
         return None
-    if any(seat.phase not in (IDLE, HOLDING) or _asks(seat) for seat in seats):
+    if any(seat.phase not in (IDLE, HOLDING, REVOKING) or _asks(seat) for seat in seats):
         return None
     return now_ns - max(map(_used_ns, seats))
 
@@ -164,15 +165,20 @@ def _make_room(node: Node, gpu: Gpu, now_ns: int) -> None:
     leaving = [client.parking for client in clients if client.parking.state in (LEAVING, CLOSING, SAVING)]
     if any(now_ns - parking.began_ns < node.settings.move_stall_ns for parking in leaving):
         return
-    idle = {client: _idle_ns(node, client, now_ns) or 0 for client in clients if client.facts.park_after_ns != 0}
+    may_park = (client for client in clients if client.facts.park_after_ns != 0)
+    idle = {client: ns for client in may_park if (ns := _idle_ns(node, client, now_ns)) is not None}
     longest = max(idle, key=lambda client: idle[client], default=None)
     if longest is not None and idle[longest] >= LEAST_IDLE_NS:
         begin(node, longest, now_ns, "others need its room")
         return
+    growing = [seat.memory.growth for seat in gpu.memory.growing.values() if seat.memory.growth is not None]
+    soon = idle and any(growth.waits and now_ns < growth.asked_ns + LEAST_IDLE_NS for growth in growing)
+    if soon or any(parking.state is SAVING for parking in leaving):
+        return
     gpu.memory.short = False
-    for seat in gpu.memory.growing.values():
-        if seat.memory.growth is not None and seat.memory.growth.waits and not seat.memory.growth.evicts:
-            seat.memory.growth.deadline_ns = now_ns
+    for growth in growing:
+        if growth.waits and not growth.evicts:
+            growth.deadline_ns = now_ns
     node.changed_gpus[gpu.uuid] = gpu
 
 

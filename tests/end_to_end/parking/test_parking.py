@@ -27,8 +27,11 @@ def start(node: Node, *options: str) -> subprocess.Popen[str]:
 
 
 def said(program: subprocess.Popen[str]) -> str:
+    """Its next line.  It says why it ended, if it has."""
     assert program.stdout is not None
-    return program.stdout.readline().strip()
+    line = program.stdout.readline()
+    assert line, f"exit code {program.wait()}\n{program.communicate()[1]}"
+    return line.strip()
 
 
 def begin(program: subprocess.Popen[str], word: str) -> None:
