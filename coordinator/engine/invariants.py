@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from nvshare.coordinator.memory import orders, room, switching
+from nvshare.coordinator.memory import claims, room
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
@@ -103,7 +103,7 @@ class Thorough:
         blocked = any(seat.phase is not OVERDUE for seat in gpu.leases.by_client.values())
         if len(gpu.wait_queue) and gpu.switching.switch is None and not gpu.recovering and not blocked:
             # Invariant 10: beside overdue leases only clients wait whose memory does not fit.
-            none_fits = not any(switching.fits_beside_overdue(gpu, seat) for seat in gpu.wait_queue.seats())
+            none_fits = not any(claims.fits_beside_overdue(gpu, seat) for seat in gpu.wait_queue.seats())
             idle = gpu.schedule.ask_again_ns is not None or none_fits
             assert idle, f"{gpu.uuid} is free, clients wait, and none is granted"
 
@@ -115,18 +115,17 @@ class Thorough:
         assert gpu.memory.allocated_bytes == sum(seat.memory.allocated_bytes for seat in seats), (
             "invariant 6: sums of memory"
         )
-        claims = {client: orders.claimed_bytes(seat) for client, seat in gpu.seats.items()}
-        assert claims == {client: seat.memory.claimed_bytes for client, seat in gpu.seats.items()}, "claims of memory"
-        assert gpu.memory.claimed_bytes == sum(claims.values()), "invariant 6: sums of claims"
-        needed = [max(claims[client], seat.memory.allocated_bytes) for client, seat in gpu.seats.items()]
+        claimed = {client: claims.claimed_bytes(seat) for client, seat in gpu.seats.items()}
+        assert claimed == {client: seat.memory.claimed_bytes for client, seat in gpu.seats.items()}, "claims of memory"
+        assert gpu.memory.claimed_bytes == sum(claimed.values()), "invariant 6: sums of claims"
+        needed = [max(claimed[client], seat.memory.allocated_bytes) for client, seat in gpu.seats.items()]
         assert gpu.memory.needed_bytes == sum(needed), "invariant 6: sums of needs"
         assert gpu.memory.host_bytes == sum(seat.memory.host_bytes for seat in seats), "invariant 6: sums of memory"
-        assert set(gpu.memory.moving) <= set(gpu.seats), f"invariant 6: a gone client's order is open on {gpu.uuid}"
+        assert set(gpu.memory.moving) <= set(gpu.seats), f"invariant 6: memory of a gone client moves on {gpu.uuid}"
         for seat in seats:
-            order = seat.moves.order
-            assert (order is not None) == (seat.client.client_id in gpu.memory.moving), "the GPU's open orders differ"
-            if order is not None and not order.evict:
-                assert order.credit_bytes <= order.bytes <= gpu.memory.capacity_bytes, f"invariant 4: {order}"
+            move = seat.moves.move
+            assert (move is not None) == (seat.client.client_id in gpu.memory.moving), "the GPU's moves differ"
+            assert move is None or move.target_bytes <= gpu.memory.capacity_bytes, f"invariant 4: {move}"
 
     def _immovable(self, node: Node, gpu: Gpu) -> None:
         """Invariant 5 for clients that lack room: they are named, and no other client is unschedulable."""
@@ -207,7 +206,7 @@ class Thorough:
         read_ns, here = self._clocks[gpu.uuid].own_ns, set[int]()
         epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.settings.sharing, gpu.rules.rank_epoch)
         for seat in gpu.wait_queue.seats():
-            if seat.place.demoted or seat.in_debt or not switching.fits_beside_overdue(gpu, seat):
+            if seat.place.demoted or seat.in_debt or not claims.fits_beside_overdue(gpu, seat):
                 continue
             client = seat.client.client_id
             here.add(client)

@@ -13,7 +13,7 @@ Rules:
   for several, and in recovery the process that this coordinator waits for.  Overdue and stray leases beside a holder
   are left out: their clients are told to stop, and a claim of theirs makes the lease stray again.
 
-Non-goals: when leases begin and end (reconcile.py), what memory moves (memory/switching.py), claims (recovery.py).
+Non-goals: when leases begin and end (reconcile.py), what memory moves (memory/residency.py), claims (recovery.py).
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from itertools import islice
 from typing import Final
 
 from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import orders, pinning, switching
+from nvshare.coordinator.memory import claims, moves, pinning, residency
 from nvshare.coordinator.memory.client_settings import (
     send_allotment,
     send_pacing,
     send_settings,
     send_settings_to_all,
 )
-from nvshare.coordinator.memory.prefetch import next_seat
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns, moving_average
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Kill, Log, Notify, RecordLease, Send
 from nvshare.coordinator.model.gpu import Gpu
@@ -109,7 +108,7 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
     all_seats.grants += 1
     if leases.last_holder != client:
         all_seats.handovers += leases.last_holder != 0
-        orders.close_turn(gpu)
+        moves.close_turn(gpu)
         leases.last_holder = client
         seat.lease.handed_over_from_ns = leases.free_since_ns
     else:
@@ -142,7 +141,7 @@ def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int
     leases.by_client[client] = seat
     leases.changed_at_ns = now_ns
     _set_running(gpu, seat, True, now_ns)
-    orders.claim(seat)
+    claims.claim(seat)
     waiters = len(gpu.wait_queue) if quantum_ns is not None else 0
     lease.contention = Contention.WAITERS if waiters else Contention.QUIET
     send_settings(node, seat)
@@ -176,7 +175,7 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
     lease, client = seat.lease, seat.client.client_id
     _set_running(gpu, seat, False, now_ns)
     seat.enter(REVOKING)
-    orders.claim(seat)  # a stray claim had none
+    claims.claim(seat)  # a stray claim had none
     deadline_ns = node.settings.drain_deadline_ns
     lease.revoked_at_ns = now_ns
     lease.drain_deadline_ns = now_ns + deadline_ns
@@ -197,7 +196,7 @@ def set_overdue(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     seat.lease.interrupted = False
     gpu.leases.last_holder = seat.client.client_id
     gpu.schedule.stale = True
-    orders.claim(seat)
+    claims.claim(seat)
     _count_overdue(node, gpu, seat)
     _notify_policy(node, gpu, seat, now_ns)
 
@@ -272,7 +271,7 @@ def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     lease.lease_id = 0
     gpu.schedule.stale = True
     gpu.schedule.members.pop(seat.client.client_id, None)  # a request in the same message waits in its turn
-    orders.claim(seat)
+    claims.claim(seat)
     return held_ns
 
 
@@ -342,7 +341,7 @@ def client_left(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
         end_lease(node, gpu, seat, now_ns)
         if in_time:
             _notify_policy(node, gpu, seat, now_ns)
-    switching.client_left(node, seat, now_ns)
+    residency.client_left(node, seat, now_ns)
     del gpu.seats[client]
     gpu.schedule.members.pop(client, None)
     slots.remove_member(node, seat)
@@ -453,7 +452,7 @@ def alert_next(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
 def _following(gpu: Gpu) -> Seat | None:
     """The member that waits for a lease to end, else the next client in turn."""
     members = (gpu.seats[client] for client in gpu.schedule.members if client in gpu.seats)
-    return next((seat for seat in members if seat in gpu.wait_queue), None) or next_seat(gpu)
+    return next((seat for seat in members if seat in gpu.wait_queue), None) or residency.next_seat(gpu)
 
 
 def _no_alert(seat: Seat) -> bool:

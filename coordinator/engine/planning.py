@@ -19,7 +19,7 @@ from typing import Final
 
 from nvshare.coordinator.engine.policy_guard import FALLBACK, LATEST_NS, SOONEST_NS
 from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import orders, switch_credit, switching
+from nvshare.coordinator.memory import claims, switch_credit
 from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.gpu import Gpu, Schedule
 from nvshare.coordinator.model.node import Node
@@ -137,7 +137,7 @@ def _jobs(node: Node, gpu: Gpu, now_ns: int) -> tuple[JobView, ...]:
     if len(gpu.leases.by_client) > len(gpu.leases.running) and any(
         seat.phase is OVERDUE for seat in gpu.leases.by_client.values()
     ):
-        fitting = [seat for seat in queue.seats() if switching.fits_beside_overdue(gpu, seat)]
+        fitting = [seat for seat in queue.seats() if claims.fits_beside_overdue(gpu, seat)]
         ranked = [seat for seat in fitting if not seat.place.demoted] or fitting
         coming = [seat for seat in coming if seat in ranked]
         waiting = tuple(seat.view() for seat in ranked if seat not in coming)
@@ -274,7 +274,7 @@ def _affordable(
     if not leaving or not members:
         return members
     comers = [gpu.seats[client] for client in members if gpu.seats[client].phase is WAITING]
-    if not any(orders.missing_bytes(seat) for seat in comers):
+    if not any(claims.missing_bytes(seat) for seat in comers):
         return members
     urgent = any(seat.client.facts.rank.job_class is JobClass.INTERACTIVE for seat in comers)
     wait_ns = switch_credit.lacking_ns(gpu, now_ns, urgent=urgent)

@@ -4,7 +4,7 @@ Rules:
 - `advance` is level-triggered: it looks at the GPU and does what is pending, so events only record what happened.
 - Clients that are not in the plan give their leases back.  A member is granted when its memory is there and no lease
   is being given back; a member without a turn does not wait for the latter.
-- One member's memory comes in at a time (memory/switching.py).  A switch for a client that is not in the plan any more
+- One member's memory comes in at a time (memory/residency.py).  A switch for a client that is not in the plan any more
   is cancelled.
 
 Non-goals: the plan (planning.py), the life of a lease (leases.py).
@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 
 from nvshare.coordinator.engine import leases, planning
-from nvshare.coordinator.memory import client_settings, orders, pinning, prefetch, switching
+from nvshare.coordinator.memory import admission, client_settings, moves, pinning, residency
+from nvshare.coordinator.memory.claims import is_complete
 from nvshare.coordinator.model.commands import Log, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
@@ -35,13 +36,15 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     switch = gpu.switching.switch
     if switch is not None and switch.seat.client.client_id not in members:
         cancel_switch(gpu, now_ns)
+    client_settings.send_overflow(node, gpu)
+    admission.answer_growth(node, gpu, now_ns)
     if not gpu.recovering:
         _bring_in(node, gpu, now_ns)
     if asked or not gpu.schedule.side_by_side:  # else nothing has changed for those that run
         _inform(node, gpu, now_ns)
     leases.keep_quiet_clock(gpu, now_ns)
     leases.alert_before_end(node, gpu, now_ns)
-    prefetch.advance(node, gpu, now_ns)
+    residency.bring_next(node, gpu, now_ns)
     client_settings.send_slot_figures(node, gpu)
 
 
@@ -58,7 +61,7 @@ def _pass_deadlines(node: Node, gpu: Gpu, now_ns: int) -> None:
                 leases.set_overdue(node, gpu, seat, now_ns)
     if gpu.leases.debts:
         leases.end_debts(gpu, now_ns)
-    orders.mark_stalled(node, gpu, now_ns)
+    moves.mark_stalled(node, gpu, now_ns)
 
 
 def cancel_switch(gpu: Gpu, now_ns: int) -> None:
@@ -66,7 +69,7 @@ def cancel_switch(gpu: Gpu, now_ns: int) -> None:
     switch = gpu.switching.switch
     if switch is None:
         return
-    switching.cancel(gpu, now_ns)
+    residency.cancel(gpu, now_ns)
     switch.seat.enter(WAITING)
     if switch.seat.schedulable:
         gpu.wait_queue.join(switch.seat)
@@ -94,11 +97,11 @@ def _bring_in(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Grants members that are ready, and moves the memory of the first one that is not."""
     members, switch = gpu.schedule.members, gpu.switching.switch
     if switch is not None:
-        switching.advance(node, gpu, now_ns)
+        residency.advance(node, gpu, now_ns)
         seat = switch.seat
         allotment = members[seat.client.client_id]
         if switch.done and _may_begin(gpu, seat, allotment):
-            switching.close(node, gpu, now_ns)
+            residency.close(node, gpu, now_ns)
             leases.grant(node, gpu, seat, allotment.quantum_ns, now_ns)
     if len(members) == len(gpu.leases.running):
         return
@@ -109,13 +112,13 @@ def _bring_in(node: Node, gpu: Gpu, now_ns: int) -> None:
         seat, allotment = gpu.seats[client], members[client]
         if seat.phase is not WAITING or not _may_begin(gpu, seat, allotment):
             continue
-        if orders.is_complete(seat):
+        if is_complete(seat):
             gpu.wait_queue.leave(seat)
-            switching.count_free(node, gpu, seat)
+            residency.count_free(node, gpu, seat)
             leases.grant(node, gpu, seat, allotment.quantum_ns, now_ns)
         elif gpu.switching.switch is None:
             gpu.wait_queue.leave(seat)
-            if switching.begin(node, gpu, seat, now_ns):
+            if residency.begin(node, gpu, seat, now_ns):
                 seat.enter(NEXT)
             else:
                 leases.grant(node, gpu, seat, allotment.quantum_ns, now_ns)
@@ -126,7 +129,7 @@ def _may_begin(gpu: Gpu, seat: Seat, allotment: Allotment) -> bool:
     if allotment.quantum_ns is None:
         return True
     draining = [other for other in gpu.leases.by_client.values() if other.phase is REVOKING]
-    if not draining or gpu.gang is None or not orders.is_complete(seat):
+    if not draining or gpu.gang is None or not is_complete(seat):
         return not draining
     return {seat.client.facts.gang, *(other.client.facts.gang for other in draining)} == {gpu.gang.name}
 
@@ -162,7 +165,7 @@ def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
     if switch is not None and not switch.done:
         due.append(switch.deadline_ns)
     if switch is not None or growing:
-        due += [recovery.reconnected_at_ns if recovery.survivors else None, orders.stall_deadline_ns(node, gpu)]
+        due += [recovery.reconnected_at_ns if recovery.survivors else None, moves.stall_deadline_ns(node, gpu)]
     if gpu.leases.active_seats >= 2 and not gpu.schedule.side_by_side:
         due += [seat.lease.ends_ns for seat in gpu.leases.running.values() if seat.lease.contention is Contention.QUIET]
     if len(gpu.wait_queue):

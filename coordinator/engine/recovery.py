@@ -24,7 +24,7 @@ from typing import Final
 
 from nvshare.coordinator.engine import leases
 from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import checks, orders, room
+from nvshare.coordinator.memory import checks, claims, room
 from nvshare.coordinator.memory.client_settings import send_settings
 from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Notify, Send
@@ -89,7 +89,7 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
 def move_seats(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
     """The seat is on this GPU from now on, and one that the client has there is where this one was.
 
-    Neither has a lease or an order.
+    Neither has a lease, and no memory of theirs moves.
     """
     there, home = gpu.seats.get(seat.client.client_id), seat.gpu
     pairs = [(seat, gpu)] if there is None else [(seat, gpu), (there, home)]
@@ -102,7 +102,7 @@ def move_seats(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
 
 def _as_attached(seat: Seat, gpu: Gpu) -> AttachGpu:
     assert seat.phase in (IDLE, WAITING), f"{seat.phase} while it is moved"
-    assert seat.moves.order is None, "its memory is on the host"
+    assert seat.moves.move is None, "its memory is on the host"
     return AttachGpu(
         gpu=seat.ordinal,
         uuid=gpu.uuid,
@@ -146,7 +146,7 @@ def _add_seat(
     gpu.memory.immovable.ending.pop(client.identity.process_id, None)  # it has connected again, and reports its memory
     slots.add_member(node, seat)
     room.add_seat(seat)
-    orders.set_usage(
+    claims.set_usage(
         seat,
         allocated=message.allocated_bytes,
         resident=message.resident_bytes,
@@ -156,7 +156,7 @@ def _add_seat(
         else 0,
     )
     seat.memory.reserved_bytes = seat.memory.allocated_bytes
-    orders.claim(seat)
+    claims.claim(seat)
     room.update(seat)
     checks.reported(node, seat, message.resident_bytes)
     send_settings(node, seat)
@@ -213,7 +213,7 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, message: AttachGpu, now_ns:
     gpu.leases.by_client[seat.client.client_id] = seat
     leases.revoke(node, gpu, seat, "claim", now_ns)
     seat.lease.drain_deadline_ns = drain_deadline_ns
-    orders.claim(seat)
+    claims.claim(seat)
 
 
 def _earlier_seat(gpu: Gpu, lease_id: int, process_id: int) -> Seat | None:

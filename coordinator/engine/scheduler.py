@@ -35,7 +35,7 @@ from nvshare.coordinator.engine.snapshot import (
     take_wait,
 )
 from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import admission, checks, host_budget, orders, pinning
+from nvshare.coordinator.memory import admission, checks, claims, host_budget, moves, pinning
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, Identity
@@ -337,7 +337,7 @@ class Scheduler:
         for seat in client.seats.values():
             size = seat.memory.claimed_bytes if event.process_lives else 0
             leases.client_left(self._node, seat.gpu, seat, now_ns)
-            orders.outlive_client(self._node, seat, size, now_ns)
+            claims.outlive_client(self._node, seat, size, now_ns)
         host_budget.client_left(self._node, client, now_ns)
         self._node.parking.pop(event.client, None)
         self._node.out.append(ParkingOver(event.client))
@@ -378,7 +378,7 @@ def _request(node: Node, seat: Seat, now_ns: int) -> None:
 
 def _report_memory(node: Node, seat: Seat, message: MemoryReport, now_ns: int) -> None:
     allocated, resident, pinned = message.allocated_bytes, message.resident_bytes, message.pinned_bytes
-    orders.set_usage(seat, allocated=allocated, resident=resident, pinned=pinned, host=message.host_bytes)
+    claims.set_usage(seat, allocated=allocated, resident=resident, pinned=pinned, host=message.host_bytes)
     seat.memory.released_bytes, seat.memory.prepared_bytes = message.released_bytes, message.prepared_bytes
     checks.reported(node, seat, resident)
     if message.linked and not seat.client.linked:
@@ -393,7 +393,7 @@ _OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], Iterable[Gp
     MemoryReport: _report_memory,
     ReserveMemory: admission.ask,
     ReservePins: pinning.ask,
-    MoveProgress: orders.progress,
+    MoveProgress: moves.progress,
 }
 """Messages about a GPU that the client has attached.  A handler names the GPUs concerned; None: the client's."""
 _OF_CLIENT: Final[dict[type[Message], Callable[[Node, Client, Any, int], Iterable[Gpu]]]] = {

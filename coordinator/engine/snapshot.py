@@ -156,7 +156,7 @@ def _waits_since_ns(seat: Seat) -> int | None:
 
 
 def _seat(seat: Seat, paged: Mapping[int, int], now_ns: int) -> SeatSnapshot:
-    memory, order = seat.memory, seat.moves.order
+    memory, move = seat.memory, seat.moves.move
     resident_bytes = memory.resident_bytes - paged.get(seat.client.client_id, 0)
     return _derive(
         SeatSnapshot,
@@ -173,7 +173,7 @@ def _seat(seat: Seat, paged: Mapping[int, int], now_ns: int) -> SeatSnapshot:
             waiting_since_ns=_waits_since_ns(seat),
             recent_share=seat.place.recent.share(now_ns, seat.held_ns(now_ns), seat.place.attached_at_ns),
         ),
-        moving=None if order is None else "out" if order.evict else "in",
+        moving=None if move is None else "out" if move.out else "in",
         memory=_derive(
             SeatMemorySnapshot,
             memory,

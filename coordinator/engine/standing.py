@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from nvshare.coordinator.memory import switching
+from nvshare.coordinator.memory import claims
 from nvshare.coordinator.model.client import ParkState
 from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, Seat
 from nvshare.coordinator.units import format_size
@@ -58,7 +58,7 @@ def ordinal(number: int) -> str:
 
 
 def standing(seat: Seat) -> Standing:
-    """O(leases and orders of the GPU); without room, O(its clients)."""
+    """O(leases and moves of the GPU); without room, O(its clients)."""
     client, gpu, parking, switch = seat.client, seat.gpu, seat.client.parking, seat.gpu.switching.switch
     if client.facts.paused:
         return Standing("paused", "paused")
@@ -90,11 +90,11 @@ def _stuck(waiting: Seat) -> Seat | None:
     """Another client whose memory is to make room for this one's, and does not move."""
     gpu = waiting.gpu
     overdue = [seat for seat in gpu.leases.by_client.values() if seat.phase is OVERDUE]
-    if overdue and not switching.fits_beside_overdue(gpu, waiting):
+    if overdue and not claims.fits_beside_overdue(gpu, waiting):
         return overdue[0]
     for seat in gpu.memory.evictable.values() if waiting.room.unschedulable else gpu.memory.moving.values():
-        order = seat.moves.order
+        move = seat.moves.move
         stays = seat.client.stopped and waiting.room.unschedulable
-        if seat is not waiting and (stays or (order is not None and order.evict and order.stalled)):
+        if seat is not waiting and (stays or (move is not None and move.out and move.stalled)):
             return seat
     return None

@@ -66,12 +66,12 @@ def look(node: Node, stopped: Collection[int], now_ns: int) -> Iterable[Gpu]:
         if client.stopped:
             node.stopped[client.client_id] = client
         for seat in client.seats.values() if was or client.stopped else ():
-            concerned[seat.gpu.uuid], order = seat.gpu, seat.moves.order
+            concerned[seat.gpu.uuid], move = seat.gpu, seat.moves.move
             seat.gpu.schedule.stale = True
             if not client.stopped:
                 reconcile.readmit(seat, now_ns)
-                if order is not None:
-                    order.stalled, order.heard_ns = False, now_ns
+                if move is not None:
+                    move.stalled, move.heard_ns = False, now_ns
             elif seat.phase is not HOLDING or seat.gpu.is_waited_for:
                 reconcile.withdraw(node, seat, "stopped", now_ns)
                 if was and seat.phase is REVOKING and node.settings.overdue_action is OverdueAction.NOTHING:

@@ -19,15 +19,14 @@ members of the running set that do not fit beside it give their leases back.
   when the lease ends.  Then the client needs no physical memory, and the next switch brings it in, if it will fit
   beside immovable memory.  After a restart the answer waits until clients have connected again.
 
-Non-goals: what an order's end means (memory/orders.py).
+Non-goals: how others make room (memory/residency.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nvshare.coordinator.memory import host_budget, orders, room, switching
-from nvshare.coordinator.memory.planner import evictions
+from nvshare.coordinator.memory import claims, host_budget, moves, residency, room
 from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Notify, Send
 from nvshare.coordinator.model.gpu import Gpu
@@ -90,7 +89,7 @@ def _reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
         refuse(node, seat, sequence, total_bytes, why)
         return
     seat.memory.reserved_bytes = total_bytes
-    orders.claim(seat)
+    claims.claim(seat)
     room.update(seat)
     send_reservation(node, seat, sequence)
 
@@ -124,7 +123,9 @@ def send_reservation(node: Node, seat: Seat, sequence: int, *, by_limit: bool = 
 
 def answer_growth(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Answers the questions that can be answered; evicts others where room is missing."""
-    for client, seat in list(gpu.memory.growing.items()) if gpu.memory.growing else ():
+    if not gpu.memory.growing or gpu.reconnecting(now_ns):
+        return
+    for client, seat in list(gpu.memory.growing.items()):
         if gpu.seats.get(client) is not seat:  # the client is gone
             seat.memory.growth = None
         elif seat.memory.growth is not None:
@@ -140,22 +141,22 @@ def _leases_are_ending(gpu: Gpu) -> bool:
 
 
 def _paged_bytes(gpu: Gpu, *, leased: bool) -> int:
-    """Managed memory that no order evicts: its pages leave as others allocate.  `leased`: under a lease too."""
+    """Managed memory that no target lowers: its pages leave as others allocate.  `leased`: under a lease too."""
     managed = (s for s in gpu.memory.evictable.values() if s.client.memory_mode is MemoryMode.MANAGED)
-    paged = [s for s in managed if (leased if s.phase in WITH_LEASE else s.moves.evict_failed)]
+    paged = [s for s in managed if (leased if s.phase in WITH_LEASE else moves.stays(s))]
     return sum(max(0, seat.memory.claimed_bytes - seat.memory.pinned_bytes) for seat in paged)
 
 
 def _card_lacks(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> bool:
     """The driver had no memory for what the figures leave the client, and others still make room."""
     if growth.lacking_bytes:
-        more = evictions(growth.lacking_bytes, switching.eviction_candidates(node, gpu, seat))
-        orders.evict(node, gpu, more, now_ns)
-        gpu.memory.short = sum(order.bytes for order in more) < growth.lacking_bytes
-        growth.lacking_bytes, growth.waits, growth.evicts = 0, True, bool(more)
+        givers = residency.sources(node, gpu, growth.lacking_bytes, seat)
+        residency.lower(node, givers, now_ns)
+        gpu.memory.short = sum(give for _, give in givers) < growth.lacking_bytes
+        growth.lacking_bytes, growth.waits, growth.evicts = 0, True, bool(givers)
     elif now_ns >= growth.deadline_ns:
         return growth.waits
-    growth.waits = growth.waits and (gpu.memory.short or orders.any_moving(gpu))
+    growth.waits = growth.waits and (gpu.memory.short or moves.any_moving(gpu))
     return growth.waits
 
 
@@ -172,23 +173,24 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
             return
         seat.memory.growth = None
         seat.memory.reserved_bytes = 0
-        orders.claim(seat)
+        claims.claim(seat)
         refuse(node, seat, growth.sequence, growth.total_bytes, "card")
         return
-    free = orders.free_room(gpu)
-    lacking = growth.total_bytes - orders.claimed_bytes(seat) - free.free_bytes - _paged_bytes(gpu, leased=not swaps)
+    paged = _paged_bytes(gpu, leased=not swaps)
+    lacking = growth.total_bytes - seat.memory.claimed_bytes - claims.free_bytes(gpu) - paged
     if not at_once or lacking <= 0:
         seat.memory.growth = None
         seat.memory.reserved_bytes = growth.total_bytes
-        orders.claim(seat)
+        claims.claim(seat)
         send_reservation(node, seat, growth.sequence)
         return
-    more = evictions(lacking - free.leaving_bytes, switching.eviction_candidates(node, gpu, seat))
-    if sum(order.bytes for order in more) >= lacking - free.leaving_bytes:
-        orders.evict(node, gpu, more, now_ns)
-    if now_ns >= growth.deadline_ns or not (orders.any_moving(gpu) or _leases_are_ending(gpu)):
+    lacking -= claims.leaving_bytes(gpu)
+    givers = residency.sources(node, gpu, lacking, seat)
+    if sum(give for _, give in givers) >= lacking:
+        residency.lower(node, givers, now_ns)
+    if now_ns >= growth.deadline_ns or not (moves.any_moving(gpu) or _leases_are_ending(gpu)):
         seat.memory.growth = None
         if swaps:
             seat.memory.reserved_bytes = min(seat.memory.reserved_bytes, seat.memory.resident_bytes)
-            orders.claim(seat)
+            claims.claim(seat)
         refuse(node, seat, growth.sequence, growth.total_bytes, "capacity")

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from nvshare.coordinator.memory import orders
+from nvshare.coordinator.memory import claims
 from nvshare.coordinator.model.commands import CheckMemory, Log
 from nvshare.coordinator.model.events import MemoryChecked
 from nvshare.coordinator.model.gpu import Gpu
@@ -91,7 +91,7 @@ def _compare(node: Node, seat: Seat, has_bytes: int) -> None:
     memory, check, claim = seat.memory, seat.memory.check, min(_claim(seat), seat.memory.check.asked_bytes)
     check.confirmed_bytes = max(check.confirmed_bytes, min(claim, has_bytes))
     if check.most_bytes is None:
-        moving = seat.moves.order is not None and seat.moves.order.moving
+        moving = seat.moves.move is not None and seat.moves.move.moving
         check.doubts = check.doubts + 1 if claim > has_bytes and not moving else 0
         if check.doubts < (CHECKS if memory.growth is None else PATIENT_CHECKS):
             return
@@ -102,7 +102,7 @@ def _compare(node: Node, seat: Seat, has_bytes: int) -> None:
             node.out.append(Log(logging.WARNING, text))
     check.most_bytes = max(check.confirmed_bytes, has_bytes) + max(0, check.reported_bytes - check.asked_bytes)
     memory.reserved_bytes = min(memory.reserved_bytes, check.most_bytes)
-    orders.set_usage(
+    claims.set_usage(
         seat,
         allocated=memory.allocated_bytes,
         resident=check.reported_bytes,

@@ -122,7 +122,7 @@ class SwitchCredit:
 
 @dataclass(slots=True)
 class HiddenMoves:
-    """Time of memory orders during turns of other clients.  Changed by memory/orders.py."""
+    """Time of moves during turns of other clients.  Changed by memory/moves.py."""
 
     average_ns: float = 0.0
     turn_out_ns: int = 0
@@ -134,7 +134,7 @@ class HiddenMoves:
 class Switching:
     """The present switch and what switches cost.
 
-    Changed by memory/switching.py, memory/orders.py and engine/leases.py.
+    Changed by memory/residency.py, memory/moves.py and engine/leases.py.
     """
 
     switch: Switch | None = None

@@ -1,4 +1,4 @@
-"""Memory of seats and GPUs: usage, orders, growth, room, and the switch of a lease that waits for memory."""
+"""Memory of seats and GPUs: usage, moves, growth, room, and the switch of a lease that waits for memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class SeatMemory:
     """Memory of one client on one GPU.
 
-    The first four fields are changed by `orders.set_usage` alone, `growth` by memory/admission.py.
+    The first four fields are changed by `claims.set_usage` alone, `growth` by memory/admission.py.
     """
 
     allocated_bytes: int = 0
@@ -38,9 +38,9 @@ class SeatMemory:
     growth: Growth | None = None
     check: ReportCheck = field(default_factory=lambda: ReportCheck())
     claimed_bytes: int = 0
-    """As `orders.claim` has counted it."""
+    """As `claims.claim` has counted it."""
     needed_bytes: int = 0
-    """Allocated or claimed, as `orders.claim` has counted it."""
+    """Allocated or claimed, as `claims.claim` has counted it."""
 
 
 @dataclass(slots=True)
@@ -76,37 +76,66 @@ class Growth:
 
 
 @dataclass(slots=True, eq=False)
-class Order:
-    """A memory order that a client has.  Changed by memory/orders.py."""
+class Move:
+    """A client is on its way to its target.  Changed by memory/moves.py."""
 
-    order_id: int
+    number: int
     client: int
-    evict: bool
-    bytes: int
-    credit_bytes: int
-    """A restoration may bring in this much without asking again.  It only grows."""
-    resident_before: int
+    before_bytes: int
+    """Resident when it began."""
+    goal_bytes: int
+    """Where it ends."""
+    target_bytes: int
+    """A move up waits here until the target rises."""
     started_ns: int
     heard_ns: int
-    """When it was given, or its client last reported, or it got credit again."""
+    """When it began, or its client last reported, or its target rose again."""
     exposed_before_ns: int
-    """The GPU's clock of exposed moves when the order was given."""
-    unhindered: bool = True
-    """It never had to wait for credit, so its time measures the speed of the link."""
+    """The GPU's clock of exposed moves when it began."""
+    unhindered: bool
+    """It never has to wait for a higher target, so its time measures the speed of the link."""
     moved_bytes: int = 0
     stalled: bool = False
 
     @property
+    def out(self) -> bool:
+        """The client is to have less."""
+        return self.goal_bytes < self.before_bytes
+
+    @property
+    def bytes(self) -> int:
+        """From its begin to its end."""
+        return abs(self.goal_bytes - self.before_bytes)
+
+    @property
+    def left_bytes(self) -> int:
+        """What is still to move."""
+        return self.bytes - self.moved_bytes
+
+    @property
+    def at_target(self) -> bool:
+        """All that the target allows has come in."""
+        return self.before_bytes + self.moved_bytes >= self.target_bytes
+
+    @property
     def moving(self) -> bool:
-        """It goes on by itself; otherwise it waits for credit, or its client hangs."""
-        if self.stalled:
-            return False
-        return self.evict or self.credit_bytes >= self.bytes or self.moved_bytes < self.credit_bytes
+        """It goes on by itself; otherwise it waits for a higher target, or its client hangs."""
+        return not self.stalled and (self.out or self.target_bytes == self.goal_bytes or not self.at_target)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A client goes no further towards a target."""
+
+    grants: int
+    """`LeaseStatistics.grants` then."""
+    out: bool
+    target_bytes: int
 
 
 @dataclass(slots=True)
 class Ending:
-    """Memory of a client that is gone, while its process has not ended.  Changed by memory/orders.py."""
+    """Memory of a client that is gone, while its process has not ended.  Changed by memory/claims.py."""
 
     bytes: int
     until_ns: int
@@ -115,19 +144,14 @@ class Ending:
 
 @dataclass(slots=True)
 class SeatMoves:
-    """Memory orders of one client on one GPU.  Changed by memory/orders.py."""
+    """Moves of one client on one GPU.  Changed by memory/moves.py."""
 
-    order: Order | None = None
-    """The open order, also one that nobody waits for any more."""
-    replaced_id: int = 0
-    """The restoration that an eviction has replaced, until its client says that it has ended."""
-    evict_failed_at: int = -1
-    restore_failed_at: int = -1
-    """`LeaseStatistics.grants` when an order fell short.  There is no further order before the next grant."""
-    evict_failed: bool = False
-    """The last eviction failed or has stalled."""
-    unused_credit_bytes: int = 0
-    """The credit that the restoration left unused.  With more credit there is a further order."""
+    move: Move | None = None
+    """Also one that nobody waits for any more."""
+    number: int = 0
+    """Of the newest target that the client was told."""
+    rest: Rest | None = None
+    """How the last move ended, if it did not reach its target."""
     statistics: SeatMoveStatistics = field(default_factory=SeatMoveStatistics)
     recent: RecentSum = field(default_factory=RecentSum)
     """Bytes moved out and in."""
@@ -152,7 +176,7 @@ class SeatRoom:
 
 @dataclass(slots=True, eq=False)
 class Immovable:
-    """Memory of one GPU that cannot move.  Changed by memory/room.py, memory/pinning.py and memory/orders.py."""
+    """Memory of one GPU that cannot move.  Changed by memory/room.py, memory/pinning.py and memory/claims.py."""
 
     bytes: int = 0
     swapping: dict[int, Seat] = field(default_factory=dict)
@@ -175,12 +199,12 @@ class Overflow:
 
     bytes: int = 0
     reported: dict[int, None] = field(default_factory=dict)
-    """Clients whose usage has changed since they were told.  `orders.set_usage` adds them."""
+    """Clients whose usage has changed since they were told.  `claims.set_usage` adds them."""
 
 
 @dataclass(slots=True, eq=False)
 class GpuMemory:
-    """Memory of one GPU.  `orders.set_usage` changes the sums."""
+    """Memory of one GPU.  `claims.set_usage` changes the sums."""
 
     total_bytes: int
     capacity_bytes: int
@@ -192,11 +216,11 @@ class GpuMemory:
     """Sums over the seats."""
     overflow: Overflow = field(default_factory=Overflow)
     changed_groups: dict[str, None] = field(default_factory=dict)
-    """Owners of slots' programs whose memory has changed since they were told.  `orders.claim` adds them."""
+    """Owners of slots' programs whose memory has changed since they were told.  `claims.claim` adds them."""
     evictable: dict[int, Seat] = field(default_factory=dict)
     """By client: seats with resident memory."""
     moving: dict[int, Seat] = field(default_factory=dict)
-    """By client: seats with an open order."""
+    """By client: seats of which memory moves."""
     growing: dict[int, Seat] = field(default_factory=dict)
     """By client: seats whose question for room is not answered yet."""
     immovable: Immovable = field(default_factory=Immovable)
@@ -205,17 +229,17 @@ class GpuMemory:
     other_bytes: int = 0
     """Used memory of the card that no client reports, by these figures: contexts, the driver's own, other programs."""
     short: bool = False
-    """The card lacked memory that the figures call free.  Set by memory/orders.py."""
+    """The card lacked memory that the figures call free.  Set by memory/moves.py."""
     statistics: MoveStatistics = field(default_factory=MoveStatistics)
     recent_moved: RecentSum = field(default_factory=RecentSum)
     """Bytes moved out and in, of clients that have left too."""
     recent_waited: RecentSum = field(default_factory=RecentSum)
-    """Time that grants waited for memory.  Both are changed by memory/orders.py."""
+    """Time that grants waited for memory.  Both are changed by memory/moves.py."""
 
 
 @dataclass(slots=True, eq=False)
 class Switch:
-    """The lease is on its way to `seat`; its memory comes first.  Changed by memory/switching.py."""
+    """The lease is on its way to `seat`; its memory comes first.  Changed by memory/residency.py."""
 
     seat: Seat
     started_ns: int

@@ -27,10 +27,10 @@ class LeaseStatistics:
 
 @dataclass(slots=True)
 class MoveStatistics:
-    """Memory orders of one GPU.  Changed by memory/orders.py, memory/switching.py and memory/admission.py."""
+    """Moves of memory of one GPU.  Changed by memory/moves.py, memory/residency.py and memory/admission.py."""
 
     moved_ns: int = 0
-    """Time that grants waited for memory.  The next two sum up orders: exposed while a grant waits, else hidden."""
+    """Time that grants waited for memory.  The next two sum up moves: exposed while a grant waits, else hidden."""
     exposed_move_ns: int = 0
     hidden_move_ns: int = 0
     evict_orders: int = 0
@@ -65,7 +65,7 @@ class SeatStatistics:
 
 @dataclass(slots=True)
 class SeatMoveStatistics:
-    """Memory orders of one client on one GPU.  Changed by memory/orders.py."""
+    """Moves of memory of one client on one GPU.  Changed by memory/moves.py."""
 
     moved_out_bytes: int = 0
     moved_in_bytes: int = 0
@@ -82,7 +82,7 @@ class SeatMoveStatistics:
 @dataclass(slots=True)
 class RecentSum:
     """The growth of a sum during the last minute.  Changed by engine/leases.py, engine/progress.py and
-    memory/orders.py."""
+    memory/moves.py."""
 
     marks: deque[tuple[int, int]] = field(default_factory=deque)
     """(time, sum until then), oldest first.  The first one is at least a span old, or the first of all."""

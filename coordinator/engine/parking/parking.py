@@ -35,8 +35,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from nvshare.coordinator.engine import reconcile
-from nvshare.coordinator.memory import checks, client_settings, orders, room
-from nvshare.coordinator.memory.planner import Eviction
+from nvshare.coordinator.memory import checks, client_settings, residency, room
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, Notify, ParkingOver, Restore, Send
@@ -280,20 +279,21 @@ def _stuck(node: Node, client: Client, now_ns: int) -> str:
 
 
 def _has_left(node: Node, seat: Seat, now_ns: int) -> bool:
-    """All movable memory of the seat is on the host.  Orders an eviction if that is what it needs."""
-    memory = seat.memory
-    if seat.phase not in (IDLE, WAITING) or seat.lease.stray or _asks(seat) or seat.moves.order is not None:
-        order = seat.moves.order
-        if order is not None and now_ns >= order.heard_ns + node.settings.move_stall_ns:
+    """All movable memory of the seat is on the host.  Lowers its target if it is not."""
+    memory, move = seat.memory, seat.moves.move
+    if move is not None and (move.moving or move.stalled):
+        if now_ns >= move.heard_ns + node.settings.move_stall_ns:
             _stay(node, seat.client, "it does not move its memory")
+        return False
+    if seat.phase not in (IDLE, WAITING) or seat.lease.stray or _asks(seat):
         return False
     movable = memory.resident_bytes - memory.pinned_bytes
     if seat.client.memory_mode is not MemoryMode.SWAP or movable <= 0:
-        return True
-    if orders.eviction_candidate(node, seat).movable_bytes < movable:
+        return move is None
+    if residency.movable_bytes(node, seat) < movable:
         _stay(node, seat.client, "the host has no room for its memory (host_budget)")
         return False
-    orders.evict(node, seat.gpu, (Eviction(seat.client.client_id, movable),), now_ns)
+    residency.aim(node, seat, memory.pinned_bytes, now_ns)
     return False
 
 
@@ -345,7 +345,7 @@ def saved(node: Node, event: events.Saved, now_ns: int) -> Iterable[Gpu]:
     for seat in client.seats.values():
         checks.ask(node, seat.gpu)
         seat.gpu.memory.short = False
-        orders.more_room(seat.gpu, now_ns)
+        residency.more_room(seat.gpu, now_ns)
     parking = client.parking
     if parking.unwanted or parking.move.target or any(seat.phase is WAITING for seat in client.seats.values()):
         wake(node, client)

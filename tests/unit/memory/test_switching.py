@@ -163,8 +163,10 @@ def test_a_restoration_that_waits_gives_way_to_an_eviction() -> None:
     b.moved(out.order_id, 10)
     (back,), (more,) = a.take(messages.Restore), a.take(messages.MoveCredit)
     assert (back.credit_bytes, more.credit_bytes) == (10, 20)
+    b.moved(restore.order_id, 10)
+    assert b.seat().memory.resident_bytes == 40, "what it says of an earlier target counts for nothing"
     with pytest.raises(RemoteProtocolError):
-        b.moved(restore.order_id, 10)
+        b.moved(back.order_id, 10)
 
 
 @pytest.mark.parametrize("dies", [True, False])
