@@ -66,12 +66,12 @@ def remove_seat(seat: Seat) -> None:
 
 
 def group_bytes(seat: Seat) -> int:
-    """Memory of the other clients of its group on this GPU."""
+    """Memory of the other clients of its group on this GPU, or that they ask for."""
     owner = seat.client.owner
     if not seat.client.identity.group:
         return 0
-    others = (other for other in seat.gpu.seats.values() if other is not seat and other.client.owner == owner)
-    return sum(max(other.memory.reserved_bytes, other.memory.allocated_bytes) for other in others)
+    others = (other.memory for other in seat.gpu.seats.values() if other is not seat and other.client.owner == owner)
+    return sum(max(m.reserved_bytes, m.allocated_bytes, m.growth.total_bytes if m.growth else 0) for m in others)
 
 
 def raise_highest_limit(seat: Seat) -> None:

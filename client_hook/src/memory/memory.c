@@ -550,7 +550,9 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
     /* See memory/quota.h.  They are not read at one moment, so each is limited by the others. */
+    const uint64_t unanswered = atomic_load_explicit(&of->unanswered, memory_order_acquire); /* before `charged` too: a refusal lowers both */
     uint64_t allocated = atomic_load_explicit(&of->charged, memory_order_seq_cst);
+    const uint64_t refusable = load(&of->unanswered) > unanswered ? load(&of->unanswered) : unanswered;
     uint64_t chunked = load(&of->chunked), movable = load(&of->movable);
     int64_t evicted = atomic_load_explicit(&of->evicted, memory_order_relaxed);
     if (nvs_gate_dead(gpu)) { /* page faults of other programs evict managed memory of a dead context */
@@ -558,7 +560,7 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
         movable = 0;
         evicted = 0;
     }
-    const uint64_t ahead = load(&charged_ahead[gpu]);
+    const uint64_t later = load(&charged_ahead[gpu]), ahead = later > refusable ? later : refusable; /* they may be of the same memory */
     uint64_t others = allocated > chunked ? allocated - chunked : 0, pinned = others > movable + ahead ? others - movable - ahead : 0;
     uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
     if (nvs_config.memory_mode == NVS_MODE_SWAP) { /* counted in chunks, which fill the card and move */
@@ -568,6 +570,7 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
         out_bytes += chunks.committed_bytes - chunks.resident_bytes;
         pinned += chunks.pinned_bytes;
     }
+    allocated -= refusable < allocated ? refusable : allocated;
     if (out_bytes > allocated)
         out_bytes = allocated;
     out->allocated_bytes = allocated;

@@ -135,13 +135,19 @@ bool nvs_memory_make_room(uint32_t gpu, uint64_t lacking_bytes)
 
 bool nvs_quota_charge(uint32_t gpu, uint64_t bytes, bool ask)
 {
+    nvs_ledger *of = &nvs_ledgers[gpu];
     uint64_t total;
-    if (!charge(gpu, bytes, &total))
-        return false;
-    if (!ask || reserved_up_to(gpu, total))
-        return true;
-    nvs_ledger_uncharge(&nvs_ledgers[gpu], bytes);
-    return false;
+    if (!ask)
+        return charge(gpu, bytes, &total);
+    /* Relaxed: see memory/quota.h. */
+    atomic_fetch_add_explicit(&of->unanswered, bytes, memory_order_relaxed);
+    const bool charged = charge(gpu, bytes, &total), granted = charged && reserved_up_to(gpu, total);
+    if (charged && !granted)
+        nvs_ledger_uncharge(of, bytes);
+    atomic_fetch_sub_explicit(&of->unanswered, bytes, memory_order_relaxed);
+    if (!granted)
+        nvs_memory_changed(gpu); /* a report of this moment may have left out too much */
+    return granted;
 }
 
 void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes)
@@ -266,6 +272,7 @@ NVS_FORK_CODE void nvs_quota_after_fork(void)
         if (memcmp(&nvs_ledgers[gpu], &none, sizeof none) == 0)
             continue;
         atomic_store_explicit(&nvs_ledgers[gpu].charged, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_ledgers[gpu].unanswered, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].freely, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].to_report, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].movable, 0, memory_order_relaxed);

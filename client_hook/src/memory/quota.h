@@ -22,6 +22,9 @@ typedef struct nvs_ledger {
     _Atomic uint32_t to_report; /* 1: the agent will report */
     _Alignas(64) _Atomic uint64_t movable; /* the part of `charged` in movable entries; these and chunks are not pinned */
     _Atomic uint64_t chunked; /* the part of `charged` in chunks */
+    /* The part of `charged` that the coordinator may refuse yet.  No report has it: it would be taken for memory that was allowed, and a smaller request
+     * after a refusal would then be granted.  Raised before `charged`, and read after it. */
+    _Atomic uint64_t unanswered;
     struct {                  /* by the coordinator: quota.c and coord/loop.c */
         _Atomic uint64_t limit, capacity, reserved, room;
         _Atomic uint64_t slot; /* of `limit`, what the slot's other programs have; for figures only */

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import Client, last_report, order, reported, start
+from tests.hook.memory.test_memory_process import Client, last_report, order, reported, start, until
 from tests.hook.scripted import ScriptedCoordinator
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -253,3 +253,23 @@ def settle(
         assert error != 0
         print(kind.__name__, before, moved, error, after)
     pytest.fail("it never all moved")
+
+
+def test_what_may_be_refused_is_in_no_report(coordinator: ScriptedCoordinator, client: Client) -> None:
+    """Broken: a program reports memory that it waits for, is taken to have it, and gets it beyond its slot's limit."""
+    coordinator.settings(capacity_bytes=CAPACITY, limit=64 * MIB, reserve=True, limit_of_slot=True)
+    until(client, "info", [0, 64 * MIB, 64 * MIB, 64 * MIB])
+    client.tell(f"alloc {16 * MIB}")
+    for number, allowed in ((1, False), (2, False), (3, True)):
+        question = coordinator.expect(messages.ReserveMemory)
+        assert question.bytes >= 16 * MIB
+        order(coordinator, messages.Evict, number, MIB)  # its end reports the memory
+        assert last_report(coordinator).allocated_bytes == 0
+        answer = question.bytes if allowed else 0
+        coordinator.send(messages.MemoryReserved(0, question.sequence, answer))
+        if number == 2:
+            assert client.result()[0] == OUT_OF_MEMORY
+            client.tell(f"alloc {16 * MIB}")
+    assert client.result()[0] == 0
+    order(coordinator, messages.Evict, 4, MIB)
+    assert last_report(coordinator).allocated_bytes == 16 * MIB

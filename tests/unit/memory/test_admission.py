@@ -116,6 +116,18 @@ def test_programs_of_a_slot_are_told_what_the_others_have() -> None:
     assert b.take(messages.GpuSettings)[-1].slot_bytes == 0
 
 
+def test_what_one_of_a_slot_waits_for_counts_for_the_others() -> None:
+    """Broken: two programs of a slot wait for room, and are both given what is left of its limit."""
+    harness = make_harness()
+    for _ in range(3):
+        harness.client(mode=MemoryMode.SWAP, memory=30)
+    a, b = (harness.client(mode=MemoryMode.DEVICE, limit=60, group="slot") for _ in range(2))
+    a.say(messages.ReserveMemory(0, 1, 40))
+    assert not a.take(messages.MemoryReserved), "others are evicted"
+    b.say(messages.ReserveMemory(0, 1, 25))
+    assert [(answer.bytes, answer.by_limit) for answer in b.take(messages.MemoryReserved)] == [(0, True)]
+
+
 def test_a_reserve_that_is_given_back_is_another_ones_room() -> None:
     """Broken: what a program has reserved in advance and does not use is kept from others for its life."""
     harness = make_harness()
