@@ -74,8 +74,7 @@ def checked(node: Node, event: MemoryChecked) -> Iterable[Gpu]:
     gpu.memory.checking = False
     used_bytes = sum(event.by_process.values()) + event.unlisted_bytes
     if used_bytes <= gpu.memory.total_bytes:  # else NVML does not say
-        ending_bytes = sum(each.bytes for each in gpu.memory.immovable.ending.values())
-        gpu.memory.other_bytes = max(0, used_bytes - gpu.memory.resident_bytes - ending_bytes)
+        gpu.memory.other_bytes = max(0, used_bytes - gpu.memory.resident_bytes - claims.ending_bytes(gpu))
     for seat in gpu.seats.values():
         if seat.client.memory_mode is not MemoryMode.MANAGED:
             listed = event.by_process.get(str(seat.client.identity.process_id), 0)

@@ -102,19 +102,24 @@ def claimed_bytes(seat: Seat) -> int:
     return claimed
 
 
+def ending_bytes(gpu: Gpu) -> int:
+    """Memory of clients that are gone and whose processes have not ended."""
+    ending = gpu.memory.immovable.ending
+    return sum(each.bytes for each in ending.values()) if ending else 0
+
+
 def free_bytes(gpu: Gpu) -> int:
     """Memory that nobody claims; below zero when too much was promised."""
-    ending = sum(each.bytes for each in gpu.memory.immovable.ending.values())
-    return gpu.memory.capacity_bytes - gpu.memory.claimed_bytes - ending
+    return gpu.memory.capacity_bytes - gpu.memory.claimed_bytes - ending_bytes(gpu)
 
 
 def leaving_bytes(gpu: Gpu) -> int:
     """Memory that will be free without another message.  O(moves)."""
-    leaving = sum(each.bytes for each in gpu.memory.immovable.ending.values())
+    leaving = ending_bytes(gpu)
     for seat in gpu.memory.moving.values():
         move, memory = seat.moves.move, seat.memory
         if move is not None and move.out and not move.stalled:
-            leaving += max(0, min(move.left_bytes, memory.resident_bytes - memory.pinned_bytes))
+            leaving += max(0, min(move.bytes - move.moved_bytes, memory.resident_bytes - memory.pinned_bytes))
     return leaving
 
 
