@@ -4,7 +4,8 @@ Rules:
 - *Claimed* is the most of: what a client has, what it was promised, and the targets that it may still obey.  So the
   most that all clients may come to have resident is always known, whichever messages are under way.
 - A client counts with what it may have, whatever it reports.
-- What moves out is free at once.  What a client that is gone had leaves the GPU by itself, when its process has ended.
+- What moves out is free at once.  What a client that is gone had leaves the GPU by itself, when its process has ended;
+  what it exported stays claimed until the driver's figures say how much of it others hold (memory/checks.py).
 
 Non-goals: targets (residency.py), how a client is told of them (moves.py).
 """
@@ -139,8 +140,8 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
     return not wanted or stuck + wanted <= gpu.memory.capacity_bytes
 
 
-def outlive_client(node: Node, seat: Seat, size: int, now_ns: int) -> None:
+def outlive_client(node: Node, seat: Seat, size: int, exported: int, now_ns: int) -> None:
     """The client is gone, and the driver frees its memory when its process has ended."""
     gpu, process_id = seat.gpu, seat.client.identity.process_id
     if size and all(other.client.identity.process_id != process_id for other in gpu.seats.values()):
-        gpu.memory.immovable.ending[process_id] = Ending(size, now_ns + node.settings.move_stall_ns)
+        gpu.memory.immovable.ending[process_id] = Ending(size, now_ns + node.settings.move_stall_ns, exported)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from nvshare.coordinator.memory import claims
+from nvshare.coordinator.memory import checks, claims
 from nvshare.coordinator.memory.quantum import moving_average
 from nvshare.coordinator.model.commands import Log, Notify, Send
 from nvshare.coordinator.model.gpu import Gpu
@@ -165,8 +165,9 @@ def _finish(node: Node, seat: Seat, move: Move, message: MoveProgress, now_ns: i
     movable = seat.memory.resident_bytes > seat.memory.pinned_bytes
     short = move.moved_bytes < move.bytes and (movable if move.out else not move.at_target)
     seat.moves.rest = Rest(gpu.leases.statistics.grants, move.out, move.target_bytes) if short else None
-    if short and not move.out:  # without an error it ended at the border of a segment
-        gpu.memory.short = gpu.memory.short or message.error != 0
+    if short and not move.out and message.error:  # without an error it ended at the border of a segment
+        gpu.memory.short = True
+        checks.ask(node, gpu)
     failed = message.error != 0 or (short and move.out)
     gpu.memory.statistics.failed_orders += failed
     seat.moves.statistics.failed_orders += failed

@@ -127,6 +127,12 @@ class Ending:
     bytes: int
     until_ns: int
     """From then on it is not waited for."""
+    exported_bytes: int
+    """The part that other processes may map, and that then stays after the end."""
+    ended: bool = False
+    """The process has ended: the driver's figures say what others hold of the exported part."""
+    asked: bool = False
+    """They were asked for after that."""
 
 
 @dataclass(slots=True)
