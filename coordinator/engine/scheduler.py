@@ -336,8 +336,9 @@ class Scheduler:
             return ()
         for seat in client.seats.values():
             size = seat.memory.claimed_bytes if event.process_lives else 0
+            exported = seat.memory.pinned_bytes if client.memory_mode is MemoryMode.SWAP else 0
             leases.client_left(self._node, seat.gpu, seat, now_ns)
-            claims.outlive_client(self._node, seat, size, now_ns)
+            claims.outlive_client(self._node, seat, size, exported, now_ns)
         host_budget.client_left(self._node, client, now_ns)
         self._node.parking.pop(event.client, None)
         self._node.out.append(ParkingOver(event.client))
@@ -349,7 +350,7 @@ class Scheduler:
         return gpus
 
     def _process_ended(self, event: events.ProcessEnded, now_ns: int) -> Iterable[Gpu]:
-        return [gpu for gpu in self._node.gpus.values() if gpu.memory.immovable.ending.pop(event.process_id, None)]
+        return [gpu for gpu in self._node.gpus.values() if checks.process_ended(self._node, gpu, event.process_id)]
 
     def _client(self, client: int) -> Client:
         record = self._node.clients.get(client)

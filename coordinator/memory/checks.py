@@ -10,6 +10,8 @@ Rules:
 - A client's claim is false if two checks in a row say so, because a report may be under way.  While the client waits
   for an answer (memory/admission.py), its hook counts what it has asked for already: then it takes `PATIENT_CHECKS`.
 - From then on its reports raise nothing before a check.
+- What an ended process exported counts as before until a check that was asked for after its end: from then on as much
+  as others hold counts, because the card uses it and no client has it.
 - Clients in mode `managed` are not checked: the driver moves their memory, so no other client lacks room by it
   (memory/admission.py).
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from nvshare.coordinator.memory import claims
@@ -63,19 +66,33 @@ def ask(node: Node, gpu: Gpu) -> None:
     if gpu.memory.checking:
         return
     gpu.memory.checking = True
+    for each in gpu.memory.immovable.ending.values():
+        each.asked = each.ended
     for seat in gpu.seats.values():
         seat.memory.check.asked_bytes = _claim(seat)
     node.out.append(CheckMemory(gpu.uuid))
 
 
+def process_ended(node: Node, gpu: Gpu, process_id: int) -> bool:
+    """The process of a client that is gone has ended.  Returns whether it had memory on this GPU."""
+    ending = gpu.memory.immovable.ending.pop(process_id, None)
+    if ending is not None and ending.exported_bytes:
+        gpu.memory.immovable.ending[process_id] = replace(ending, bytes=ending.exported_bytes, ended=True)
+        ask(node, gpu)
+    return ending is not None
+
+
 def checked(node: Node, event: MemoryChecked) -> Iterable[Gpu]:
     """The driver's figures have come."""
-    gpu, again = node.gpus[event.uuid], False
+    gpu = node.gpus[event.uuid]
+    ending = gpu.memory.immovable.ending
     gpu.memory.checking = False
+    for process_id in [process_id for process_id, each in ending.items() if each.asked]:
+        del ending[process_id]
+    again = any(each.ended for each in ending.values())
     used_bytes = sum(event.by_process.values()) + event.unlisted_bytes
     if used_bytes <= gpu.memory.total_bytes:  # else NVML does not say
-        ending_bytes = sum(each.bytes for each in gpu.memory.immovable.ending.values())
-        gpu.memory.other_bytes = max(0, used_bytes - gpu.memory.resident_bytes - ending_bytes)
+        gpu.memory.other_bytes = max(0, used_bytes - gpu.memory.resident_bytes - claims.ending_bytes(gpu))
     for seat in gpu.seats.values():
         if seat.client.memory_mode is not MemoryMode.MANAGED:
             listed = event.by_process.get(str(seat.client.identity.process_id), 0)

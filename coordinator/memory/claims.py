@@ -4,7 +4,8 @@ Rules:
 - *Claimed* is the most of: what a client has, what it was promised, and the targets that it may still obey.  So the
   most that all clients may come to have resident is always known, whichever messages are under way.
 - A client counts with what it may have, whatever it reports.
-- What moves out is free at once.  What a client that is gone had leaves the GPU by itself, when its process has ended.
+- What moves out is free at once.  What a client that is gone had leaves the GPU by itself, when its process has ended;
+  what it exported stays claimed until the driver's figures say how much of it others hold (memory/checks.py).
 
 Non-goals: targets (residency.py), how a client is told of them (moves.py).
 """
@@ -102,19 +103,24 @@ def claimed_bytes(seat: Seat) -> int:
     return claimed
 
 
+def ending_bytes(gpu: Gpu) -> int:
+    """Memory of clients that are gone and whose processes have not ended."""
+    ending = gpu.memory.immovable.ending
+    return sum(each.bytes for each in ending.values()) if ending else 0
+
+
 def free_bytes(gpu: Gpu) -> int:
     """Memory that nobody claims; below zero when too much was promised."""
-    ending = sum(each.bytes for each in gpu.memory.immovable.ending.values())
-    return gpu.memory.capacity_bytes - gpu.memory.claimed_bytes - ending
+    return gpu.memory.capacity_bytes - gpu.memory.claimed_bytes - ending_bytes(gpu)
 
 
 def leaving_bytes(gpu: Gpu) -> int:
     """Memory that will be free without another message.  O(moves)."""
-    leaving = sum(each.bytes for each in gpu.memory.immovable.ending.values())
+    leaving = ending_bytes(gpu)
     for seat in gpu.memory.moving.values():
         move, memory = seat.moves.move, seat.memory
         if move is not None and move.out and not move.stalled:
-            leaving += max(0, min(move.left_bytes, memory.resident_bytes - memory.pinned_bytes))
+            leaving += max(0, min(move.bytes - move.moved_bytes, memory.resident_bytes - memory.pinned_bytes))
     return leaving
 
 
@@ -134,8 +140,8 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
     return not wanted or stuck + wanted <= gpu.memory.capacity_bytes
 
 
-def outlive_client(node: Node, seat: Seat, size: int, now_ns: int) -> None:
+def outlive_client(node: Node, seat: Seat, size: int, exported: int, now_ns: int) -> None:
     """The client is gone, and the driver frees its memory when its process has ended."""
     gpu, process_id = seat.gpu, seat.client.identity.process_id
     if size and all(other.client.identity.process_id != process_id for other in gpu.seats.values()):
-        gpu.memory.immovable.ending[process_id] = Ending(size, now_ns + node.settings.move_stall_ns)
+        gpu.memory.immovable.ending[process_id] = Ending(size, now_ns + node.settings.move_stall_ns, exported)

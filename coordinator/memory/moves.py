@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from nvshare.coordinator.memory import claims
+from nvshare.coordinator.memory import checks, claims
 from nvshare.coordinator.memory.quantum import moving_average
 from nvshare.coordinator.model.commands import Log, Notify, Send
 from nvshare.coordinator.model.gpu import Gpu
@@ -67,11 +67,13 @@ def aim(node: Node, seat: Seat, size: int, goal: int, now_ns: int) -> None:
 def _begin(node: Node, seat: Seat, target: int, goal: int, now_ns: int) -> Move:
     assert seat.moves.move is None, "one move at a time"
     assert seat.phase not in WITH_LEASE, "memory moves only while nothing runs on it"
-    gpu = seat.gpu
+    gpu, before = seat.gpu, seat.memory.resident_bytes
     move = Move(
         number=node.next_target,
         client=seat.client.client_id,
-        before_bytes=seat.memory.resident_bytes,
+        out=goal < before,
+        bytes=abs(goal - before),
+        before_bytes=before,
         goal_bytes=goal,
         target_bytes=target,
         started_ns=now_ns,
@@ -161,10 +163,11 @@ def _finish(node: Node, seat: Seat, move: Move, message: MoveProgress, now_ns: i
     gpu = seat.gpu
     end(seat)
     movable = seat.memory.resident_bytes > seat.memory.pinned_bytes
-    short = move.left_bytes > 0 and (movable if move.out else not move.at_target)
+    short = move.moved_bytes < move.bytes and (movable if move.out else not move.at_target)
     seat.moves.rest = Rest(gpu.leases.statistics.grants, move.out, move.target_bytes) if short else None
-    if short and not move.out:  # without an error it ended at the border of a segment
-        gpu.memory.short = gpu.memory.short or message.error != 0
+    if short and not move.out and message.error:  # without an error it ended at the border of a segment
+        gpu.memory.short = True
+        checks.ask(node, gpu)
     failed = message.error != 0 or (short and move.out)
     gpu.memory.statistics.failed_orders += failed
     seat.moves.statistics.failed_orders += failed

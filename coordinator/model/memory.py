@@ -81,6 +81,9 @@ class Move:
 
     number: int
     client: int
+    out: bool
+    bytes: int
+    """From where it begins to where it ends."""
     before_bytes: int
     """Resident when it began."""
     goal_bytes: int
@@ -96,21 +99,6 @@ class Move:
     """It never has to wait for a higher target, so its time measures the speed of the link."""
     moved_bytes: int = 0
     stalled: bool = False
-
-    @property
-    def out(self) -> bool:
-        """The client is to have less."""
-        return self.goal_bytes < self.before_bytes
-
-    @property
-    def bytes(self) -> int:
-        """From its begin to its end."""
-        return abs(self.goal_bytes - self.before_bytes)
-
-    @property
-    def left_bytes(self) -> int:
-        """What is still to move."""
-        return self.bytes - self.moved_bytes
 
     @property
     def at_target(self) -> bool:
@@ -140,6 +128,12 @@ class Ending:
     bytes: int
     until_ns: int
     """From then on it is not waited for."""
+    exported_bytes: int
+    """The part that other processes may map, and that then stays after the end."""
+    ended: bool = False
+    """The process has ended: the driver's figures say what others hold of the exported part."""
+    asked: bool = False
+    """They were asked for after that."""
 
 
 @dataclass(slots=True)

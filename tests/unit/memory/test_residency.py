@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvshare.coordinator.memory import claims, residency
+from nvshare.coordinator.model import events
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
@@ -142,3 +143,19 @@ def test_a_target_that_rises_needs_no_second_order() -> None:
     assert [credit.credit_bytes for credit in b.take(messages.MoveCredit)] == [10, 15]
     assert restore.bytes == 20
     assert record(harness).memory.claimed_bytes == 100
+
+
+def test_what_importers_of_a_dead_program_hold_is_not_free() -> None:
+    """Broken: memory comes in for which the card has no room, fails, and is tried again at each turn."""
+    harness = one_gpu(100)
+    a, b = swapping(harness, resident=60), swapping(harness, resident=0, host=70)
+    a.report(allocated=60, resident=60, pinned=40)
+    a.die(process_lives=True)
+    b.request()
+    harness.handle(events.ProcessEnded(a.process_id))
+    assert [restore.credit_bytes for restore in b.take(messages.Restore)] == [40]
+    assert [more.credit_bytes for more in b.take(messages.MoveCredit)] == [60], "nobody knows yet who holds the rest"
+    harness.handle(events.MemoryChecked(GPU, {}, 40))  # it was asked for before the end
+    assert not b.take(messages.MoveCredit)
+    harness.handle(events.MemoryChecked(GPU, {}, 35))
+    assert [more.credit_bytes for more in b.take(messages.MoveCredit)] == [65]
