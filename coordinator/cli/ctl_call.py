@@ -183,7 +183,7 @@ def parse_argument(parse: Callable[[str], Any], text: str, name: str) -> Any:
 
 def gpu_names(result: dict[str, Any]) -> str:
     """The changed GPUs of a result."""
-    return ", ".join(result["gpus"])
+    return ", ".join(f"GPU {index}" for index in result["indices"])
 
 
 def client_name(result: dict[str, Any]) -> str:

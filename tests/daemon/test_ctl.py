@@ -87,7 +87,8 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     hook.next(messages.GpuSettings)
     answer(running, "set", "quantum", "auto", "--gpu", "1")
     answer(running, "set", "policy", "priority", "--gpu", uuid_of(1))
-    answer(running, "set", "sharing", "concurrent", "--gpu", "0")
+    said = ctl(running.directory.path, "set", "sharing", "concurrent", "--gpu", uuid_of(0)).stdout
+    assert said == "sharing is concurrent on GPU 0\n"
     answer(running, "set", "priority", "train", "-5")
     answer(running, "set", "weight", "train", "12")
     answer(running, "set", "class", "train", "best-effort")

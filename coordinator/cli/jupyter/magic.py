@@ -109,7 +109,7 @@ def report() -> Iterator[str]:
 
 def _line(client: Mapping[str, Any], seat: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     card = next(each for each in status["gpus"] if each["uuid"] == seat["uuid"])
-    because = words.why(client, seat, status)
+    because = "" if seat["reason"] == "parking" else words.why(client, seat, status)  # the state says it
     parts = [words.state(client, seat, status["now_ns"]) + (f": {because}" if because else "")]
     others = card["waiting"] - (seat["waiting_since_ns"] is not None)
     parts.append(f"{count(others, 'other program')} waiting")

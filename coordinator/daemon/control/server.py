@@ -164,7 +164,8 @@ class Administration:
         self._dispatcher.event(events.Set(setting, value, uuid), call.now_ns)
         if SETTINGS[setting].by_gpu:
             self._live.put(NODE, setting, value, changed)
-            return {"gpus": changed, **self._lasting()}
+            indices = [self._devices[each].index for each in changed]
+            return {"gpus": changed, "indices": indices, **self._lasting()}
         self._live.put(NODE, setting, value)
         return {"host_shared_bytes": self._snapshot(call.now_ns).host_shared_bytes, **self._lasting()}
 
