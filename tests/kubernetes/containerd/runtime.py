@@ -167,14 +167,15 @@ class Containerd:
 
     def create(
         self, pod: Pod, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None, *,
-        mounts: Sequence[tuple[str, str]] = (), cdi: Sequence[str] = (), attempt: int = 0,
+        mounts: Sequence[tuple[str, str]] = (), cdi: Sequence[str] = (),
     ) -> str:  # fmt: skip
         """A container, not yet started; `mounts`: (of the host, of the container), besides /usr.  Returns its id."""
         bound = [
             {"host_path": host, "container_path": inside, "readonly": host == "/usr"}
             for host, inside in (("/usr", "/usr"), *mounts)
         ]
-        log = f"{pod.id[:12]}-{name}-{next(self._numbers)}.log"
+        attempt = next(self._numbers)  # two containers of a pod may have the same name, as after a restart
+        log = f"{pod.id[:12]}-{name}-{attempt}.log"
         config = {
             "metadata": {"name": name, "attempt": attempt}, "image": {"image": image.NAME}, "command": list(command),
             "envs": [{"key": key, "value": value.encode()} for key, value in (environment or {}).items()],
