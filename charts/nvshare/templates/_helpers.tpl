@@ -219,6 +219,9 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if and $values.resource.memory.enabled (not (regexMatch "-(mib|256mib|gib)$" $values.resource.memory.name)) }}
 {{- fail (printf "resource.memory.name: %s must end in -mib, -256mib or -gib: the end says how much 1 is" $values.resource.memory.name) }}
 {{- end }}
+{{- if and $values.nri.enabled (ne $values.advertise.mode "external") }}
+{{- fail "nri.enabled: needs advertise.mode: external, for the scheduler that gives out parts of GPUs brings its own device plugin" }}
+{{- end }}
 {{- if and $values.podAnnotations.watch (ne $values.advertise.mode "plugin") }}
 {{- fail "podAnnotations.watch: needs advertise.mode: plugin" }}
 {{- end }}

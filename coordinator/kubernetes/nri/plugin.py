@@ -178,7 +178,7 @@ class Plugin:
                 slots.remove(self._options.slots_dir, slot.slot)
         for number, (pod, container) in self._listed.items():
             before = known.get(_OURS + number)
-            hooked = any(mount.destination == SLOT_IN_CONTAINER for mount in container.mounts)
+            hooked = any(Path(mount.source).parent == self._options.slots_dir for mount in container.mounts)
             if pod is None or (before is not None and (hooked or before.hook_missing)):
                 continue
             try:

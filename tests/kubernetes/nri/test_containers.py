@@ -26,8 +26,8 @@ def test_two_pods_share_by_their_portions(worker: Worker, saturate: Path) -> Non
         container = worker.start(
             pod, [str(saturate), *BUSY], GPU_PORTION=portion, CUDA_DEVICE_MEMORY_LIMIT=limit, NVSHARE_SOCKET="/none"
         )
-        told = lambda container=container: worker.containerd.output(container)  # noqa: E731
-        eventually(lambda name=name: worker.slots()[f"{name}/main"]["registered"], f"{name}'s hook\n{told()}")
+        where = f"{name}/main"
+        eventually(lambda where=where: worker.slots()[where]["registered"], worker.containerd.output(container))  # type: ignore[misc]
     slots = worker.slots()
     assert {name: slot["limit_bytes"] for name, slot in slots.items()} == {"small/main": 2 << 30, "large/main": 4 << 30}
     assert {name: slot["share_request"] for name, slot in slots.items()} == {"small/main": 0.3, "large/main": 0.7}
