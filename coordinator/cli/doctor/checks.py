@@ -105,7 +105,8 @@ def _slots(facts: Facts) -> Iterator[Finding]:
     """Containers on a part of a GPU that nothing holds to it."""
     for slot in (facts.coordinator.status or {}).get("slots") or ():
         if why := slot.get("hook_missing"):
-            yield Finding("problem", "slots", f"{pod_of(slot)} runs without the hook: {why}", "make the pod anew")
+            text = f"{pod_of(slot)} runs without the hook, out of turn: {why}"
+            yield Finding("problem", "slots", text, "end the cause, then delete the pod: a new one gets the hook")
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:

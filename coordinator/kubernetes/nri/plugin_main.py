@@ -83,7 +83,8 @@ class Link:
             try:
                 made.connect(str(self._path))
                 self._connected = made
-                serve(made, NAME, INDEX, self._plugin.answer)
+                if not self._stopping.is_set():  # a signal between these lines
+                    serve(made, NAME, INDEX, self._plugin.answer)
             except OSError as error:
                 return error.strerror or str(error)
             except RemoteProtocolError as error:
