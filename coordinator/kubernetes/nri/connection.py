@@ -110,8 +110,8 @@ def serve(connected: socket.socket, name: str, index: str, answer: Answer) -> No
                 payload, code, text = answer(call.method, call.payload)
                 response = m.Response(payload=payload, status={"code": code, "message": text} if code else None)
                 connected.sendall(written(PLUGIN, message.stream, RESPONSE, response))
-            elif status := parsed(m.Response, message.data).status.message:
-                raise RemoteProtocolError(f"NRI: the runtime refuses the registration: {status}")
+            elif (status := parsed(m.Response, message.data).status).code:
+                raise RemoteProtocolError(f"NRI: the runtime refuses the registration: {status.message}")
 
 
 def parsed(kind: Any, data: bytes) -> Any:

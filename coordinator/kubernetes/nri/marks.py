@@ -25,10 +25,9 @@ from nvshare.coordinator.model.profile import PROFILE
 _PORTION: Final = "GPU_PORTION"
 _GPUS: Final = "NVIDIA_VISIBLE_DEVICES"
 _LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT"
-_SIZE: Final = re.compile(r"([0-9]{1,18})([kKmMgG]?)")  # of HAMi-core
-_QUANTITY: Final = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti|k|M|G|T|)")  # of Kubernetes, in whole units
-_UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "": 1}
-_QUANTITIES: Final = {
+_SIZE: Final = re.compile(r"([1-9][0-9]{0,17})([A-Za-z]{0,2})")
+_OF_HAMI: Final = {"": 1, "k": 1 << 10, "K": 1 << 10, "m": 1 << 20, "M": 1 << 20, "g": 1 << 30, "G": 1 << 30}
+_OF_KUBERNETES: Final = {
     "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
     "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
 }  # fmt: skip
@@ -68,10 +67,10 @@ def read(
     words.pop("share_request", None)
     if text := environment.get(_PORTION) or fractions.get("gpu-compute.portion"):
         words["share_request"] = str(_portion(text))
-    limits = [_bytes(_LIMIT, text, _SIZE) for text in (environment.get(_LIMIT),) if text]
-    limits += [_bytes(prefix + memory, fractions[memory], _QUANTITY)] if memory else []
+    limits = [_bytes(_LIMIT, text, _OF_HAMI, "4096m or 4g")] if (text := environment.get(_LIMIT)) else []
+    limits += [_bytes(prefix + memory, fractions[memory], _OF_KUBERNETES, "4Gi or 4096Mi")] if memory else []
     listed = fractions.get("gpus.devices", "").strip() or environment.get(_GPUS, "")
-    return Promise(_uuids(listed), min((each for each in limits if each), default=0), words, tuple(rejected))
+    return Promise(_uuids(listed), min(limits, default=0), words, tuple(rejected))
 
 
 def _portion(text: str) -> float:
@@ -84,11 +83,10 @@ def _portion(text: str) -> float:
     return value
 
 
-def _bytes(where: str, text: str, form: re.Pattern[str]) -> int:
-    match = form.fullmatch(text)
-    unit = (_UNITS[match[2].lower()] if form is _SIZE else _QUANTITIES[match[2]]) if match else 0
-    if match is None or (size := int(match[1]) * unit) > _MOST_BYTES:
-        forms = "4096m or 4g" if form is _SIZE else "4Gi or 4096Mi"
+def _bytes(where: str, text: str, units: Mapping[str, int], forms: str) -> int:
+    match = _SIZE.fullmatch(text)
+    size = int(match[1]) * units.get(match[2], 0) if match else 0
+    if not 0 < size <= _MOST_BYTES:
         raise MarkError(f"{where}: {text!r:.80} is not a size of GPU memory: write a size such as {forms}")
     return size
 

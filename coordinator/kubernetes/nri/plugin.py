@@ -71,9 +71,10 @@ class Plugin:
         slots.prepare(options.slots_dir)
         self._options = options
         self.configured = False
-        self._listed: dict[str, tuple[Any, Any]] = {}
-        """Containers of the runtime's list so far, by id, with their pods."""
         self._pods: dict[str, Any] = {}
+        """By id, of the runtime's list so far."""
+        self._listed: dict[str, Any] = {}
+        """Containers, likewise."""
         self._calls: dict[str, tuple[Any, Callable[[Any], Any]]] = {
             "Configure": (m.ConfigureRequest, self._configure),
             "Synchronize": (m.SynchronizeRequest, self._synchronize),
@@ -157,11 +158,9 @@ class Plugin:
     # --- what was there before ----------------------------------------------------------------------------------------
 
     def _synchronize(self, request: Any) -> Any:
-        """The list comes in parts."""
+        """The list comes in parts, a container also before its pod."""
         self._pods |= {pod.id: pod for pod in request.pods}
-        for container in request.containers:
-            if container.state != m.STOPPED:
-                self._listed[container.id] = self._pods.get(container.pod_sandbox_id), container
+        self._listed |= {each.id: each for each in request.containers if each.state != m.STOPPED}
         if not request.more:
             self._audit()
             self._listed, self._pods = {}, {}
@@ -176,8 +175,8 @@ class Plugin:
         for allocation, slot in known.items():
             if allocation.startswith(_OURS) and allocation.removeprefix(_OURS) not in self._listed:
                 slots.remove(self._options.slots_dir, slot.slot)
-        for number, (pod, container) in self._listed.items():
-            before = known.get(_OURS + number)
+        for number, container in self._listed.items():
+            pod, before = self._pods.get(container.pod_sandbox_id), known.get(_OURS + number)
             hooked = any(Path(mount.source).parent == self._options.slots_dir for mount in container.mounts)
             if pod is None or (before is not None and (hooked or before.hook_missing)):
                 continue

@@ -36,7 +36,8 @@ class Runtime:
         return self.call("CreateContainer", request, m.CreateContainerResponse)
 
     def synchronize(self, *containers: Any, more: bool = False) -> Any:
-        request = m.SynchronizeRequest(pods=[sandbox()], containers=containers, more=more)
+        """The last part has the pod."""
+        request = m.SynchronizeRequest(pods=[] if more else [sandbox()], containers=containers, more=more)
         return self.call("Synchronize", request, m.SynchronizeResponse)
 
     def slots(self) -> dict[str, slots.Slot]:
