@@ -49,10 +49,13 @@ def test_it_asks_for_what_there_is(name: str) -> None:
     ours = {VALUES["resource"]["name"]}
     for pod in pods(name):
         assert findings(pod, Rules()) == []
+        part = "gpu-fraction" in pod["metadata"].get("annotations", {})
+        assert (pod["spec"].get("schedulerName") == "kai-scheduler") == part
         for container in pod["spec"]["containers"]:
-            asked = {key for key in container["resources"].get("limits", {}) if "/" in key}
+            resources = container.get("resources", {})
+            asked = {key for key in resources.get("limits", {}) if "/" in key}
             assert asked <= ours
-            assert asked or container["resources"].get("claims")
+            assert asked or resources.get("claims") or part
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -22,6 +22,7 @@ from tests.chart.conftest import CHART, OLDEST, SCRIPTS, Document, Rendered, mis
 MATRIX: dict[str, dict[str, Any]] = {
     "defaults": {},
     "external": {"advertise": {"mode": "external"}},
+    "nri": {"advertise": {"mode": "external"}, "nri": {"enabled": True}, "extraEnv": [{"name": "ON", "value": "true"}]},
     "image": {
         "image": {
             "registry": "registry.example.com:5000/team/",

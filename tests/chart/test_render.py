@@ -85,6 +85,22 @@ def test_external_serves_every_user() -> None:
         assert [v["hostPath"]["path"] for v in volumes if v["name"] == "sockets"] == [directory]
 
 
+def test_the_nri_plugin_shares_the_coordinators_slots() -> None:
+    """A slot that the coordinator does not find, or a path that the host does not have, leaves pods unscheduled."""
+    values = MATRIX["nri"] | {"hostPaths": {"socketDirectory": "/run/other", "libraryDirectory": "/srv/nvshare"}}
+    rendered = render(values)
+    pod = rendered.one("DaemonSet")["spec"]["template"]["spec"]
+    assert [container["name"] for container in pod["containers"]] == ["coordinator", "nri"]
+    assert "kubelet" not in json.dumps(pod)
+    hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    for container in (*pod["initContainers"], *pod["containers"]):
+        assert "--slots-dir=/run/other/slots" in container["args"]
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert all(hosts[name] == path for name, path in mounted.items() if name in hosts)
+    assert "--library-dir=/srv/nvshare/lib" in rendered.container("nri")["args"]
+    assert 'gpu-fraction: "0.3"' in rendered.notes
+
+
 def test_notes_name_what_pods_ask_for() -> None:
     """After the installation the first question is what to write into a pod."""
     notes = render({"resource": {"name": "example.com/slice"}, "slots": {"perGpu": 7}}).notes

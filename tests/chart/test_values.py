@@ -52,6 +52,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"advertise": {"mode": "external"}, "podAnnotations": {"watch": True}},
         "podAnnotations.watch",
     ),
+    "two plugins for one container": ({"nri": {"enabled": True}}, "nri.enabled"),
     "watching without rights": ({"rbac": {"create": False}, "podAnnotations": {"watch": True}}, "serviceAccount.name"),
     "group without label": ({"nodeGroups": [{"name": "a", "values": ["b"]}]}, "label"),
     "two groups of one name": (

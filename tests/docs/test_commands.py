@@ -34,6 +34,7 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "python3 -m venv": "installs; `.ci/run` and `python -m tests.first_steps` do it from a clean checkout",
     "charts/install": "needs a registry and a cluster; tests/chart/test_install.py runs it beside doubles",
     "kubectl": "needs a cluster",
+    "helm": "needs a cluster; tests/kubernetes/nri starts the containers of one",
     "nvshare-ctl install unit > /etc": "changes the machine; tests/unit/cli/test_manners.py reads the unit",
     "nvshare-ctl install cdi": "changes the machine; tests/containers writes it elsewhere and runs containers",
     "nvidia-ctk": "needs NVIDIA's Container Toolkit",

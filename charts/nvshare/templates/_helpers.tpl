@@ -210,6 +210,9 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if or (hasPrefix (printf "%s/" $paths.socketDirectory) (printf "%s/" $paths.libraryDirectory)) (hasPrefix (printf "%s/" $paths.libraryDirectory) (printf "%s/" $paths.socketDirectory)) }}
 {{- fail (printf "hostPaths.libraryDirectory: %s and hostPaths.socketDirectory: %s must not lie in each other" $paths.libraryDirectory $paths.socketDirectory) }}
 {{- end }}
+{{- if and $values.nri.enabled (ne $values.advertise.mode "external") }}
+{{- fail "nri.enabled: needs advertise.mode: external, for the scheduler that gives out parts of GPUs brings its own device plugin" }}
+{{- end }}
 {{- if and $values.podAnnotations.watch (ne $values.advertise.mode "plugin") }}
 {{- fail "podAnnotations.watch: needs advertise.mode: plugin" }}
 {{- end }}

@@ -8,6 +8,7 @@ from typing import Any
 from nvshare.client_hook.launcher import HOOK_NAME, preload_entries
 from nvshare.coordinator.cli.doctor.facts import Facts, Finding
 from nvshare.coordinator.cli.views.sentences import WHY_NOT_SWAP, mode_lines
+from nvshare.coordinator.cli.views.slots import pod_of
 from nvshare.coordinator.kubernetes.slots.boundary import VARIABLE
 from nvshare.coordinator.model.profile import MEMORY_MODES
 from nvshare.coordinator.system.gpu_processes import REMEDY
@@ -20,8 +21,8 @@ _MOST_UNHOOKED = 8
 def examine(facts: Facts) -> list[Finding]:
     """All findings, in the order in which a person would look."""
     checks = (
-        _driver, _libraries, _directory, _coordinator, _memory, _mode, _boundary, _parking, _mps, _shell, _program,
-        _unhooked,
+        _driver, _libraries, _directory, _coordinator, _slots, _memory, _mode, _boundary, _parking, _mps, _shell,
+        _program, _unhooked,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts)]
 
@@ -99,6 +100,14 @@ def _version(facts: Facts, status: Mapping[str, Any]) -> Iterator[Finding]:
         return
     remedy = "restart it: `systemctl restart nvshare`, or end it and start it again; programs wait and go on"
     yield Finding("warning", "coordinator", text, remedy)
+
+
+def _slots(facts: Facts) -> Iterator[Finding]:
+    """Containers on a part of a GPU that nothing holds to it."""
+    for slot in (facts.coordinator.status or {}).get("slots") or ():
+        if why := slot.get("hook_missing"):
+            text = f"{pod_of(slot)} runs without the hook, out of turn: {why}"
+            yield Finding("problem", "slots", text, "end the cause, then delete the pod: a new one gets the hook")
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:

@@ -38,7 +38,8 @@ def _names(slot: Mapping[str, Any]) -> tuple[str, str]:
 def _row(slot: Mapping[str, Any], indices: Mapping[str, str]) -> tuple[str, ...]:
     used, limit = slot["allocated_bytes"], slot["limit_bytes"]
     most = 1.0 if slot["share_limit"] is None else slot["share_limit"]
-    hook = "other GPUs refused" if slot.get("refused") else "yes" if slot["registered"] else "never seen"
+    missing = "missing" if slot.get("hook_missing") else "never seen"
+    hook = "other GPUs refused" if slot.get("refused") else "yes" if slot["registered"] else missing
     return (
         ",".join(indices.get(uuid, "?") for uuid in slot["gpus"]),
         str(slot["clients"]),

@@ -109,7 +109,13 @@ class RulesError(ValueError):
 
 def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> dict[str, str]:
     """The profile of this container's slot, without the invalid annotations."""
-    found = _Reading(pod, rules).words(container)
+    return read_pod(pod, container, rules)[0]
+
+
+def read_pod(pod: Mapping[str, Any], container: str, rules: Rules) -> tuple[dict[str, str], list[Finding]]:
+    """The profile of this container's slot, and its invalid annotations, which have no effect."""
+    reading = _Reading(pod, rules)
+    found = reading.words(container)
     defaults = rules.priority_classes.get(_text(_mapping(pod.get("spec")).get("priorityClassName")), ClassDefaults())
     name = found.get("class") or defaults.job_class
     priority = defaults.priority
@@ -122,7 +128,7 @@ def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> dict[st
             found.setdefault(word, str(value))
     if "gang" in found:  # unique on the node
         found["gang"] = f"{namespace_of(pod) or 'default'}/{found['gang']}"
-    return found
+    return found, reading.rejected
 
 
 def allowed_classes(rules: Rules) -> list[str]:

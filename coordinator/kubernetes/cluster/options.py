@@ -65,14 +65,19 @@ class Options:
             raise OptionError(f"--resource: {name!r} is no resource name; write DOMAIN/NAME, such as nvshare.com/gpu")
         if self.cdi_kind and not re.fullmatch(r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}", self.cdi_kind):
             raise OptionError(f"--cdi-kind: {self.cdi_kind!r} is no kind; write VENDOR/CLASS, such as nvidia.com/gpu")
-        if self.memory not in MEMORY_MODES:
-            raise OptionError(f"--memory: {self.memory!r} is none of {', '.join(MEMORY_MODES)}")
-        if self.on_loss not in ("wait", "run"):
-            raise OptionError(f"--on-loss: {self.on_loss!r} is neither wait nor run")
+        check_hook(self.memory, self.on_loss)
         path = self.paths.plugin_dir / socket_name(self.resource)
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
             text = f"{path} is longer than a socket path may be ({MAX_SOCKET_PATH_BYTES} bytes)"
             raise OptionError(f"--plugin-dir: {text}")
+
+
+def check_hook(memory: str, on_loss: str) -> None:
+    """Checks the options of the hook.  Raises OptionError."""
+    if memory not in MEMORY_MODES:
+        raise OptionError(f"--memory: {memory!r} is none of {', '.join(MEMORY_MODES)}")
+    if on_loss not in ("wait", "run"):
+        raise OptionError(f"--on-loss: {on_loss!r} is neither wait nor run")
 
 
 def duration_ns(option: str, text: str, parse: Callable[[str], int] = parse_duration) -> int:

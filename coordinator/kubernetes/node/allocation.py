@@ -119,14 +119,8 @@ def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -
         raise NotReadyError(f"no hook library in {installed}: run `nvshare-install-library --to {installed}`")
     slot = new_slot(device_ids, name)
     store.allocate(slot)
-    environment = {
-        "NVSHARE_SOCKET": f"{SLOT_IN_CONTAINER}/{slots.SOCKET_FILE}",
-        "NVSHARE_MEMORY": options.memory,
-        "NVSHARE_ON_LOSS": options.on_loss,
-        "NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus),
-    }
-    if options.loss_timeout_ns is not None:
-        environment["NVSHARE_LOSS_TIMEOUT"] = f"{options.loss_timeout_ns // 1_000_000}ms"
+    environment = hook_environment(options.memory, options.on_loss, options.loss_timeout_ns)
+    environment["NVIDIA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
     mounts = (MountSpec(store.directory / slot.slot, SLOT_IN_CONTAINER), *hook_mounts(installed / name))
     cdi_devices = [f"{options.cdi_kind}={uuid}" for uuid in slot.gpus] if options.cdi_kind else []
     if boundary.is_wanted(options.memory_boundary):
@@ -140,6 +134,18 @@ def write_boundary(slot: Slot, options: Options) -> None:
     variables["NVSHARE_SOCKET"] = f"{SLOT_IN_CONTAINER}/{slots.SOCKET_FILE}"  # a device of CDI must change something
     place = options.paths.cdi_dir / f"nvshare-slot-{slot.slot}.json"
     slots.replace_file(place, boundary.cdi_specification(slot.slot, variables))
+
+
+def hook_environment(memory: str, on_loss: str, loss_timeout_ns: int | None) -> dict[str, str]:
+    """The variables by which programs of a container find their slot's coordinator."""
+    environment = {
+        "NVSHARE_SOCKET": f"{SLOT_IN_CONTAINER}/{slots.SOCKET_FILE}",
+        "NVSHARE_MEMORY": memory,
+        "NVSHARE_ON_LOSS": on_loss,
+    }
+    if loss_timeout_ns is not None:
+        environment["NVSHARE_LOSS_TIMEOUT"] = f"{loss_timeout_ns // 1_000_000}ms"
+    return environment
 
 
 def hook_mounts(version: Path) -> tuple[MountSpec, ...]:

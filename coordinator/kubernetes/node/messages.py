@@ -1,10 +1,6 @@
 """Protobuf messages of the kubelet's two gRPC interfaces: device plugins (v1beta1) and pod resources (v1).
 
-A table of field numbers and types defines them at run time, so the build needs no protobuf compiler.  Tests compare
-them with recorded bytes.
-
-Invariants: only used fields are declared; protobuf skips the others.  The descriptors live in a pool of their own and
-collide with no other package's.
+Tests compare them with recorded bytes.
 
 Non-goals: sockets, the meaning of messages.
 """
@@ -13,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from nvshare.coordinator.kubernetes.protobuf import Fields, build
 
 VERSION: Final = "v1beta1"
 HEALTHY: Final = "Healthy"
@@ -28,9 +24,7 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 16 << 20),
 )
 
-# message -> field -> (number, type).  "*": repeated; "map": string to string; capitalised types are messages.
-_Fields = dict[str, tuple[int, str]]
-_PLUGIN: Final[dict[str, _Fields]] = {
+_PLUGIN: Final[dict[str, Fields]] = {
     "Empty": {},
     "DevicePluginOptions": {"pre_start_required": (1, "bool"), "get_preferred_allocation_available": (2, "bool")},
     "RegisterRequest": {
@@ -63,7 +57,7 @@ _PLUGIN: Final[dict[str, _Fields]] = {
     "PreStartContainerRequest": {"devices_ids": (1, "*string")},
     "PreStartContainerResponse": {},
 }
-_POD_RESOURCES: Final[dict[str, _Fields]] = {
+_POD_RESOURCES: Final[dict[str, Fields]] = {
     "ListPodResourcesRequest": {},
     "ContainerDevices": {"resource_name": (1, "string"), "device_ids": (2, "*string")},
     "ContainerResources": {"name": (1, "string"), "devices": (2, "*ContainerDevices")},
@@ -71,41 +65,8 @@ _POD_RESOURCES: Final[dict[str, _Fields]] = {
     "ListPodResourcesResponse": {"pod_resources": (1, "*PodResources")},
 }
 
-_F: Final = descriptor_pb2.FieldDescriptorProto
-_SCALARS: Final = {"bool": _F.TYPE_BOOL, "string": _F.TYPE_STRING, "int32": _F.TYPE_INT32}
-
-
-def _add_field(message: Any, package: str, name: str, number: int, kind: str) -> None:
-    repeated = kind.startswith("*") or kind == "map"
-    kind = kind.removeprefix("*")
-    field = message.field.add(name=name, number=number, label=_F.LABEL_REPEATED if repeated else _F.LABEL_OPTIONAL)
-    if kind == "map":
-        entry_name = "".join(part.capitalize() for part in name.split("_")) + "Entry"
-        entry = message.nested_type.add(name=entry_name)
-        entry.options.map_entry = True
-        for index, part in enumerate(("key", "value"), start=1):
-            entry.field.add(name=part, number=index, label=_F.LABEL_OPTIONAL, type=_F.TYPE_STRING)
-        field.type, field.type_name = _F.TYPE_MESSAGE, f".{package}.{message.name}.{entry_name}"
-    elif kind in _SCALARS:
-        field.type = _SCALARS[kind]
-    else:
-        field.type, field.type_name = _F.TYPE_MESSAGE, f".{package}.{kind}"
-
-
-def _make(package: str, table: dict[str, _Fields]) -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(name=f"nvshare_{package}.proto", package=package, syntax="proto3")
-    for message_name, fields in table.items():
-        message = file.message_type.add(name=message_name)
-        for name, (number, kind) in fields.items():
-            _add_field(message, package, name, number, kind)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    found = (pool.FindMessageTypeByName(f"{package}.{name}") for name in table)
-    return {each.name: message_factory.GetMessageClass(each) for each in found}
-
-
-_plugin: Final = _make(VERSION, _PLUGIN)
-_pods: Final = _make("v1", _POD_RESOURCES)
+_plugin: Final = build(VERSION, _PLUGIN)
+_pods: Final = build("v1", _POD_RESOURCES)
 
 Empty: Any = _plugin["Empty"]
 DevicePluginOptions: Any = _plugin["DevicePluginOptions"]

@@ -71,6 +71,8 @@ class Slot(_Record):
     policy: dict[str, str] = {}
     """Words of model/profile.py, by the pod's annotations or `nvshare-ctl slot add`."""
     pod: PodRef | None = None
+    hook_missing: str = ""
+    """Why the container runs without the hook; empty: it was given the hook."""
 
     @property
     def limit_bytes(self) -> int:

@@ -66,6 +66,7 @@ class SlotSnapshot:
             "limit_bytes": self.slot.limit_bytes,
             **{row.word: row.plain(self.slot.policy.get(row.word)) for row in profile.of_slots()},
             "registered": self.registered,
+            "hook_missing": self.slot.hook_missing,
             "refused": self.refused,
             "clients": self.figures.clients,
             "allocated_bytes": self.figures.allocated_bytes,

@@ -167,6 +167,7 @@ OPEN, CLOSED, NONE = (
     DirectoryFacts("/x", False, 0, 0, "ENOENT", "ENOENT"),
 )
 REFUSED = {"mode": "same_user", "state": "refused", "reason": "stop it"}
+UNHOOKED_POD = {"namespace": "a", "pod": "b", "container": "c", "hook_missing": "away"}
 PRELOADS = shell(LD_PRELOAD="/a/libnvshare_hook.so:/b/libother.so")
 ENABLED, ELSEWHERE = program(BARE, NVSHARE_ENABLE="1"), program(HOOKED, NVSHARE_RUNTIME_DIR="/y")
 
@@ -186,6 +187,7 @@ ENABLED, ELSEWHERE = program(BARE, NVSHARE_ENABLE="1"), program(HOOKED, NVSHARE_
         ({"directory": CLOSED}, "problem", "no right to /x/hooks.sock of user 5", "--runtime-dir"),
         ({"directory": NONE, "coordinator": NOWHERE}, "warning", "no coordinator runs in /x", "start one"),
         ({"coordinator": ANOTHER}, "problem", "another version", "use its nvshare-ctl"),
+        (well(slots=[UNHOOKED_POD]), "problem", "a/b/c runs without the hook, out of turn: away", "delete the pod"),
         (well(problems=["cannot write; make room"]), "problem", "cannot write", "make room"),
         ({"memory_bytes": 4 << 30}, "warning", "has 4GiB of memory, and the host budget is 8GiB", "host-budget 3GiB"),
         (shell(NVSHARE_DISABLE="1"), "warning", "NVSHARE_DISABLE is set", "unset it"),

@@ -1,0 +1,175 @@
+"""`nvshare-nri`: the command line of the NRI plugin, and its connection, which is made again whenever it ends.
+
+Invariants: every option has an environment variable, NVSHARE_ and its name.  An invalid option stops the start with a
+message that names it.  SIGTERM ends the plugin; running containers keep their slots and their library.
+"""
+
+from __future__ import annotations
+
+import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHONPATH may hide)
+
+# isort: split
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+
+import typer
+
+from nvshare.coordinator.kubernetes.cluster.options import (
+    OptionError,
+    check_hook,
+    duration_ns,
+    log_to_stderr,
+    read_rules,
+)
+from nvshare.coordinator.kubernetes.slots import boundary
+from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.protocol.fields import RemoteProtocolError
+from nvshare.coordinator.system.extras import install_command
+from nvshare.coordinator.system.version import Versioned, run_command
+
+if TYPE_CHECKING:
+    from nvshare.coordinator.kubernetes.nri.plugin import Plugin
+
+log: Final = logging.getLogger("nvshare.nri")
+
+NAME: Final = "nvshare"
+"""What `required-plugins.noderesource.dev` names."""
+INDEX: Final = "10"
+RETRY_S: Final = 0.05
+"""A container that starts while the plugin is away has no hook."""
+LAST_RETRY_S: Final = 5.0
+"""For a runtime that accepts the connection and then cuts it off."""
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+
+
+class Link:
+    """The connection to the runtime."""
+
+    def __init__(self, path: Path, plugin: Plugin) -> None:
+        self._path = path
+        self._plugin = plugin
+        self._stopping = threading.Event()
+        self._connected: socket.socket | None = None
+
+    def run(self) -> None:
+        """Serves until `stop`."""
+        pause_s, logged = RETRY_S, ""
+        while not self._stopping.wait(pause_s):
+            self._plugin.configured = False
+            why = self._serve()
+            accepted = self._plugin.configured
+            if self._stopping.is_set():
+                return
+            if accepted or why != logged:
+                log.warning("%s: %s; containers start without the hook until it is connected again", self._path, why)
+                logged = why
+            pause_s = RETRY_S if accepted or self._connected is None else min(2 * pause_s, LAST_RETRY_S)
+
+    def _serve(self) -> str:
+        """One connection, and why it ended."""
+        from nvshare.coordinator.kubernetes.nri.connection import serve
+
+        self._connected = None
+        with socket.socket(socket.AF_UNIX) as made:
+            try:
+                made.connect(str(self._path))
+                self._connected = made
+                if not self._stopping.is_set():  # a signal between these lines
+                    serve(made, NAME, INDEX, self._plugin.answer)
+            except OSError as error:
+                return error.strerror or str(error)
+            except RemoteProtocolError as error:
+                return str(error)
+        return "the container runtime has closed the connection"
+
+    def stop(self, *_: object) -> None:
+        """Ends `run`; a signal handler."""
+        self._stopping.set()
+        if self._connected is not None:
+            with contextlib.suppress(OSError):
+                self._connected.shutdown(socket.SHUT_RDWR)
+
+
+def _given(variable: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, envvar="NVSHARE_" + variable, help=text)
+
+
+@app.command(
+    cls=Versioned,
+    help="NRI plugin: makes a slot of each part of a GPU that KAI or NvFractions has given to a container, and loads "
+    "the hook into the container.",
+)
+def run(
+    nri_socket: Annotated[Path, _given("NRI_SOCKET", "the container runtime's NRI socket")] = Path(
+        "/var/run/nri/nri.sock"
+    ),
+    library_dir: Annotated[
+        Path, _given("LIBRARY_DIR", "directory of the installed hook libraries on the host")
+    ] = Path("/var/lib/nvshare/lib"),
+    slots_dir: Annotated[Path, _given("SLOTS_DIR", "directory of slots on the host")] = Path("/run/nvshare/slots"),
+    memory: Annotated[str, _given("MEMORY", "memory mode of containers: auto, swap, managed, device")] = "auto",
+    on_loss: Annotated[str, _given("ON_LOSS", "behaviour of containers without a coordinator: wait, or run")] = "run",
+    loss_timeout: Annotated[
+        str | None, _given("LOSS_TIMEOUT", "with --on-loss=run: time before they run, such as 5m")
+    ] = "5m",
+    priority_range: Annotated[
+        str, _given("PRIORITY_RANGE", "MIN:MAX allowed in the priority annotation")
+    ] = "-1000:1000",
+    memory_boundary: Annotated[
+        str, _given("MEMORY_BOUNDARY", "have the driver hold memory limits too: off, on, auto")
+    ] = "off",
+    processes: Annotated[int, _given("PROCESSES", "with --memory-boundary: processes of a container")] = 1,
+    log_level: Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")] = "info",
+) -> None:
+    """The command line as Typer reads it."""
+    log_to_stderr("nvshare-nri", log_level)
+    check_hook(memory, on_loss)
+    if memory_boundary not in get_args(boundary.Mode) or processes < 1:
+        raise OptionError("--memory-boundary is off, on or auto, and --processes at least 1")
+    timeout_ns = duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None
+    rules = read_rules("nvshare.com/gpu", priority_range, None)
+    try:
+        from nvshare.coordinator.kubernetes.nri.plugin import Options, Plugin
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("grpc", "google"):
+            raise
+        raise OptionError(f"{error.name} is not installed; install it: {install_command('kubernetes')}") from None
+    plugin = Plugin(
+        Options(
+            slots_dir.absolute(), library_dir.absolute(), memory, on_loss, timeout_ns, rules,
+            memory_boundary, processes,  # type: ignore[arg-type]
+        )
+    )  # fmt: skip
+    link = Link(nri_socket, plugin)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, link.stop)
+    link.run()
+    log.info("stopped; running containers keep their slots")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point.  Exit codes: 0 stopped, 1 failed, 2 wrong command line."""
+    code, text = 0, ""
+    try:
+        code = run_command(app, list(sys.argv[1:] if argv is None else argv), "nvshare-nri") or 0
+    except OptionError as error:
+        code, text = 2, str(error)
+    except slots.SlotError as error:
+        code, text = 1, f"--slots-dir: {error}"
+    if text:
+        sys.stderr.write(f"nvshare-nri: {text}\n")
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""A containerd for the tests of this folder."""
+
+from tests.kubernetes.containerd.fixture import containerd
+
+__all__ = ["containerd"]

@@ -1,0 +1,31 @@
+"""A worker node of a cluster for the tests of the plugin; the runtime is a real one."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Built
+from tests.kubernetes.containerd.fixture import containerd
+from tests.kubernetes.containerd.runtime import Containerd
+from tests.kubernetes.nri.worker import Worker
+
+__all__ = ["containerd"]
+
+
+@pytest.fixture
+def worker(containerd: Containerd, built: Built) -> Iterator[Worker]:
+    """A coordinator with slots, the hook's library, and a plugin that is connected."""
+    made = Worker(Path(tempfile.mkdtemp(prefix="nvs-")), containerd, built)
+    try:
+        made.install()
+        made.start_coordinator("--slots-dir", str(made.slots_dir), variables={"NVSHARE_POLICY": "fair_share"})
+        made.start_plugin()
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(made.directory, ignore_errors=True)
