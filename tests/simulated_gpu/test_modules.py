@@ -130,3 +130,67 @@ def test_tables_of_the_runtime_answer(run: Run) -> None:
         assert number.value == same.value
         assert slot("1734dc26800d47458726c0f1e7dd8bca", 4)(None, None) == 801
     """)
+
+
+def test_streams_wait_for_values_and_keep_attributes(run: Run) -> None:
+    """Broken: a program that passes flags between streams and the host hangs here, or goes on too early."""
+    run("""
+        d = Driver()
+        s, flag, p = d.stream(), d.allocate(64), d.allocate(64)
+        d.write(flag, bytes(64))
+        d.write(p, bytes(64))
+        d.cuStreamWaitValue32_v2(s, flag, 3, 0)
+        d.cuMemsetD8Async(p, 7, c_size_t(64), s)
+        assert d.result("cuStreamQuery", s) == 600
+        d.cuStreamWriteValue32_v2(None, flag, 2, 0)
+        d.cuStreamSynchronize(None)
+        assert (d.result("cuStreamQuery", s), d.read(p, 1)) == (600, b"\\0"), "2 is less than 3"
+        ctypes.memset(flag.value, 5, 1)
+        d.cuStreamSynchronize(s)
+        assert d.read(p, 1) == b"\\7"
+        assert d.result("cuStreamWaitValue32_v2", s, c_uint64(flag.value + 2), 3, 0) == 1
+        value, back = (c_uint * 16)(1), (c_uint * 16)()
+        d.cuStreamSetAttribute(s, 3, value)
+        d.cuStreamGetAttribute(s, 3, back)
+        assert back[0] == 1
+        assert d.result("cuStreamSetAttribute", s, 4, value) == 1, "clusters are of launches"
+    """)
+
+
+def test_graphs_can_be_read_and_hold_objects(run: Run) -> None:
+    """Broken: a library that walks a captured graph stops; NCCL's objects are destroyed while a graph uses them."""
+    run("""
+        d = Driver()
+        graph, one, two, clone, event = (c_void_p() for _ in range(5))
+        ended = threading.Event()
+        destroy = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: ended.set())
+        held = c_void_p()
+        d.cuUserObjectCreate(byref(held), None, destroy, 1, 1)
+        d.cuGraphCreate(byref(graph), 0)
+        d.cuGraphRetainUserObject(graph, held, 1, 1)
+        event = d.event()
+        d.cuGraphAddEmptyNode(byref(one), graph, None, c_size_t(0))
+        d.cuGraphAddEventRecordNode(byref(two), graph, None, c_size_t(0), event)
+        d.cuGraphAddDependencies(graph, byref(one), byref(two), c_size_t(1))
+        assert d.result("cuGraphAddDependencies", graph, byref(one), byref(two), c_size_t(1)) == 1, "it is there"
+        count, found = c_size_t(1), c_void_p()
+        d.cuGraphNodeGetDependencies(two, byref(found), byref(count))
+        assert (count.value, found.value) == (1, one.value)
+        d.cuGraphNodeGetDependentNodes(one, byref(found), byref(count))
+        assert (count.value, found.value) == (1, two.value)
+        d.cuGraphGetRootNodes(graph, None, byref(count))
+        assert count.value == 1
+        d.cuGraphEventRecordNodeGetEvent(two, byref(found))
+        assert found.value == event.value
+        d.cuGraphClone(byref(clone), graph)
+        d.cuGraphNodeFindInClone(byref(found), one, clone)
+        assert found.value not in (None, one.value)
+        ready, on = d.instantiate(graph), c_uint()
+        d.cuGraphNodeGetEnabled(ready, two, byref(on))
+        assert on.value == 1
+        for destroyed in (graph, clone):
+            d.cuGraphDestroy(destroyed)
+        assert not ended.is_set(), "the executable has a reference"
+        d.cuGraphExecDestroy(ready)
+        assert ended.wait(30)
+    """)

@@ -21,8 +21,15 @@ struct sim_node {
     size_t mark; /* scratch space of traversals */
 };
 
+typedef struct sim_hold { /* references of a graph to a user object */
+    struct sim_hold *next;
+    struct sim_user_object *object;
+    unsigned count;
+} sim_hold;
+
 struct sim_graph {
     uint32_t magic;
+    sim_hold *holds;
     sim_node *nodes, **last;
     size_t count;
     uint64_t id;
@@ -54,6 +61,12 @@ typedef struct sim_node_params {
         void *any;
     };
 } sim_node_params;
+
+/* user_objects.c */
+void nvs_sim_holds_drop(sim_hold **holds);
+CUresult nvs_sim_holds_copy(const sim_hold *from, sim_hold **to);
+CUresult nvs_sim_hold_add(sim_hold **holds, CUuserObject object, unsigned count, bool moves); /* moves: a reference of the caller */
+CUresult nvs_sim_hold_release(sim_hold **holds, CUuserObject object, unsigned count);
 
 /* graph.c */
 sim_graph *nvs_sim_graph_new(void);
