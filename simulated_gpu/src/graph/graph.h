@@ -2,6 +2,7 @@
 #ifndef SIM_GRAPH_H
 #define SIM_GRAPH_H
 
+#include "graph/user_objects.h"
 #include "module/module.h"
 
 typedef struct sim_graph sim_graph;
@@ -20,12 +21,6 @@ struct sim_node {
     sim_nodes dependencies;
     size_t mark; /* scratch space of traversals */
 };
-
-typedef struct sim_hold { /* references of a graph to a user object */
-    struct sim_hold *next;
-    struct sim_user_object *object;
-    unsigned count;
-} sim_hold;
 
 struct sim_graph {
     uint32_t magic;
@@ -61,12 +56,6 @@ typedef struct sim_node_params {
         void *any;
     };
 } sim_node_params;
-
-/* user_objects.c */
-void nvs_sim_holds_drop(sim_hold **holds);
-CUresult nvs_sim_holds_copy(const sim_hold *from, sim_hold **to);
-CUresult nvs_sim_hold_add(sim_hold **holds, CUuserObject object, unsigned count, bool moves); /* moves: a reference of the caller */
-CUresult nvs_sim_hold_release(sim_hold **holds, CUuserObject object, unsigned count);
 
 /* graph.c */
 sim_graph *nvs_sim_graph_new(void);

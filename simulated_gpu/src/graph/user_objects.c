@@ -1,5 +1,5 @@
 /* User objects: a destructor on the host that runs when the last reference has gone, those of graphs included. */
-#include "graph/graph.h"
+#include "graph/user_objects.h"
 
 #include <stdlib.h>
 
