@@ -4,7 +4,7 @@ Method: each job (workloads/framework_jobs.py) runs without the hook, then alone
 `swap`, then two at a time: in `device` both fit, in `swap` each keeps 0.6 of the capacity, so that one of them has left
 the card whenever the other runs.  Each process is new, keeps a pattern in GPU memory and compares it after the job.
 
-The Python is `--python`, else this one if it has PyTorch, else one of an environment in `--cache` into which PyTorch
+The Python is `--python`, else this one if it has them, else one of an environment in `--cache` into which PyTorch
 for CUDA 13 and transformers (`--vllm`: and vLLM) are installed.
 
 Non-goals: what a card computes (bench.compatibility), speed.
@@ -34,7 +34,7 @@ CARD: Final = "1x2560MiB"
 CARD_MIB: Final = 2048
 """The capacity: as on a card, the driver has the rest for itself."""
 SMALL_MIB, LARGE_MIB = CARD_MIB // 8, CARD_MIB * 6 // 10
-READY_S: Final = 120.0
+READY_S: Final = 240.0
 
 EVERYWHERE: Final = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TOKENIZERS_PARALLELISM": "false"}
 """The check of PyTorch before a fork asks NVML."""
@@ -67,7 +67,8 @@ def interpreter(options: argparse.Namespace) -> Path:
     """The Python that has the frameworks.  Raises BenchError."""
     if options.python:
         return Path(options.python)
-    if importlib.util.find_spec("torch") is not None and not options.vllm:
+    needed = ("torch", "vllm") if options.vllm else ("torch",)
+    if all(importlib.util.find_spec(name) is not None for name in needed):
         return Path(sys.executable)
     python = Path(options.cache) / "bin" / "python"
     if not python.exists():
@@ -120,7 +121,10 @@ class Runs:
                 return self._together(stand, mode, count, mib)
             with coordinator(stand, ["--capacity", f"{CARD_MIB}MiB"]):
                 told = self._together(stand, mode, count, mib)
-                return told | {"moved_mib": total(stand, "evicted_bytes", "restored_bytes") >> 20}
+                moved_mib = total(stand, "evicted_bytes", "restored_bytes") >> 20
+        if mib == LARGE_MIB and moved_mib == 0:
+            raise BenchError("the programs do not fit together, and no memory has moved")
+        return told | {"moved_mib": moved_mib}
 
     def _together(self, stand: Fixture, mode: str, count: int, mib: int) -> dict[str, Any]:
         members = [self._member(stand, f"{self.job} {number}", mode, mib) for number in range(count)]
@@ -185,7 +189,7 @@ def show(result: dict[str, Any]) -> None:
 def main() -> int:
     """Entry point."""
     parser = parser_for("frameworks", "PyTorch and vLLM, as they are, on the simulated GPU", simulate=False)
-    parser.add_argument("--python", help="the Python that has the frameworks (default: this one, if it has PyTorch)")
+    parser.add_argument("--python", help="the Python that has the frameworks (default: this one, if it has them)")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nvshare-frameworks")
     parser.add_argument(
         "--cache", type=Path, default=cache, help="else this environment, made here (default %(default)s)"

@@ -199,7 +199,7 @@ NVS_SIM_ENTRY(cuModuleLoadDataEx, (CUmodule *module, const void *image, unsigned
               load(module, image))
 NVS_SIM_ENTRY(cuModuleLoadFatBinary, (CUmodule *module, const void *fatCubin), load(module, fatCubin))
 
-/* The image in a file: *image has *bytes, followed by a zero, and is to be freed. */
+/* The image in a file, followed by zeroes; to be freed. */
 static CUresult read_file(const char *path, char **image)
 {
     struct stat about;
@@ -207,7 +207,7 @@ static CUresult read_file(const char *path, char **image)
     const int file = open(path, O_RDONLY | O_CLOEXEC);
     NVS_SIM_CHECK(file >= 0, CUDA_ERROR_FILE_NOT_FOUND);
     CUresult result = fstat(file, &about) == 0 && about.st_size >= 8 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
-    *image = result == CUDA_SUCCESS ? calloc(1, (size_t)about.st_size + 1) : NULL;
+    *image = result == CUDA_SUCCESS ? calloc(1, (size_t)about.st_size + 64) : NULL;
     if (result == CUDA_SUCCESS && *image == NULL)
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS && read(file, *image, (size_t)about.st_size) != about.st_size)
