@@ -21,11 +21,12 @@ LAYERS = {
     "simulated_gpu": (
         "base device/device device/charge device/devices stream/stream stream/queue device/current "
         "memory/memory memory/table memory/peers module/module "
-        "graph/graph graph/graph_memory graph/capture "
+        "graph/user_objects graph/graph graph/graph_memory graph/capture "
         "memory/managed memory/effect stream/kernel_time stream/executor "
         "memory/pool stream/streams memory/allocations memory/vmm memory/ipc memory/copy "
-        "module/modules module/kernels graph/nodes graph/exec device/contexts device/checkpoint "
-        "module/runtime nvml"
+        "module/images module/modules module/kernels module/tensor_map "
+        "graph/nodes graph/exec device/contexts device/checkpoint "
+        "module/runtime nvml nvml_unsupported"
     ),
 }
 """Lowest first, below `src/`: folders, or each file where a subject has files on several levels."""

@@ -1,25 +1,14 @@
 /* The simulated libnvidia-ml.so.1, over the same state file: the functions that nvidia-ml-py and monitoring tools need.
  *
  * As in the real library, NVML numbers cards, and CUDA_VISIBLE_DEVICES has no effect.  A handle points into one of two fixed arrays:
- * whole cards, and MIG instances.  Other functions are absent; nvidia-ml-py reports NVMLError_FunctionNotFound for them.
+ * whole cards, and MIG instances.  nvml_unsupported.c has the functions that nothing is simulated for.
  */
-#include "base/base.h"
+#include "nvml.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-
-typedef enum nvml_result {
-    NVML_SUCCESS = 0,
-    NVML_UNINITIALIZED = 1,
-    NVML_INVALID_ARGUMENT = 2,
-    NVML_NOT_SUPPORTED = 3,
-    NVML_NOT_FOUND = 6,
-    NVML_INSUFFICIENT_SIZE = 7,
-    NVML_ARGUMENT_VERSION_MISMATCH = 25,
-    NVML_UNKNOWN = 999,
-} nvml_result;
 
 typedef struct nvml_device {
     uint32_t card, instance; /* instance 0: the whole card */
@@ -33,7 +22,7 @@ static unsigned users;
 static nvml_device cards[NVS_SIM_MAX_GPUS], instances[NVS_SIM_MAX_GPUS];
 static uint32_t card_count;
 
-static bool ready(void)
+bool nvs_sim_nvml_ready(void)
 {
     pthread_mutex_lock(&lock);
     bool initialised = users != 0;
@@ -54,6 +43,9 @@ static bool covers(const nvml_device *device, uint32_t gpu)
     return one->card == device->card && (device->instance == 0 || one->instance == device->instance);
 }
 
+/* An older name of a function whose parameters are the same. */
+#define SAME(older, function) extern __typeof__(function) older __attribute__((alias(#function), visibility("default")));
+
 static nvml_result put(char *out, unsigned room, const char *text)
 {
     if (out == NULL)
@@ -66,7 +58,7 @@ static nvml_result put(char *out, unsigned room, const char *text)
 
 #define REQUIRE(condition)                                                                      \
     do {                                                                                        \
-        if (!ready())                                                                           \
+        if (!nvs_sim_nvml_ready())                                                                           \
             return NVML_UNINITIALIZED;                                                          \
         if (!(condition))                                                                       \
             return NVML_INVALID_ARGUMENT;                                                       \
@@ -109,6 +101,7 @@ out:
 }
 
 SIM_EXPORT nvml_result nvmlInit_v2(void) { return initialise(); }
+SAME(nvmlInit, nvmlInit_v2)
 SIM_EXPORT nvml_result nvmlInitWithFlags(unsigned flags) { return initialise(); }
 
 SIM_EXPORT nvml_result nvmlShutdown(void)
@@ -151,7 +144,7 @@ SIM_EXPORT nvml_result nvmlSystemGetCudaDriverVersion_v2(int *version)
     return NVML_SUCCESS;
 }
 
-SIM_EXPORT nvml_result nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
+SAME(nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2)
 
 /* Lookup and identity of devices. */
 
@@ -167,6 +160,7 @@ SIM_EXPORT nvml_result nvmlDeviceGetCount_v2(unsigned *count)
     *count = card_count;
     return NVML_SUCCESS;
 }
+SAME(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
 SIM_EXPORT nvml_result nvmlDeviceGetHandleByIndex_v2(unsigned index, nvml_device **device)
 {
@@ -174,6 +168,7 @@ SIM_EXPORT nvml_result nvmlDeviceGetHandleByIndex_v2(unsigned index, nvml_device
     *device = &cards[index];
     return NVML_SUCCESS;
 }
+SAME(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
 
 static void uuid_text(const nvml_device *device, char out[SIM_UUID_TEXT])
 {
@@ -212,6 +207,7 @@ SIM_EXPORT nvml_result nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvml_dev
     *device = &cards[bus - 1];
     return NVML_SUCCESS;
 }
+SAME(nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2)
 
 SIM_EXPORT nvml_result nvmlDeviceGetName(nvml_device *device, char *name, unsigned length)
 {
@@ -238,22 +234,42 @@ SIM_EXPORT nvml_result nvmlDeviceGetIndex(nvml_device *device, unsigned *index)
 
 GETTER(nvmlDeviceGetMinorNumber, unsigned, true, device->card)
 
-SIM_EXPORT nvml_result nvmlDeviceGetPciInfo_v3(nvml_device *device, nvml_pci *pci)
+/* Earlier versions end before the long id. */
+static nvml_result pci_info(const nvml_device *device, nvml_pci *pci, size_t bytes)
 {
     REQUIRE(valid(device) && pci != NULL);
-    memset(pci, 0, sizeof *pci);
+    memset(pci, 0, bytes);
     pci->bus = device->card + 1;
     pci->device_id = 0x51a110deu;
     snprintf(pci->legacy_id, sizeof pci->legacy_id, "0000:%02X:00.0", pci->bus);
-    snprintf(pci->id, sizeof pci->id, "00000000:%02X:00.0", pci->bus);
+    if (bytes == sizeof *pci)
+        snprintf(pci->id, sizeof pci->id, "00000000:%02X:00.0", pci->bus);
     return NVML_SUCCESS;
 }
+
+SIM_EXPORT nvml_result nvmlDeviceGetPciInfo_v3(nvml_device *device, nvml_pci *pci) { return pci_info(device, pci, sizeof *pci); }
+SIM_EXPORT nvml_result nvmlDeviceGetPciInfo_v2(nvml_device *device, nvml_pci *pci)
+{
+    return pci_info(device, pci, offsetof(nvml_pci, id));
+}
+SAME(nvmlDeviceGetPciInfo, nvmlDeviceGetPciInfo_v2)
 
 SIM_EXPORT nvml_result nvmlDeviceGetCudaComputeCapability(nvml_device *device, int *major, int *minor)
 {
     REQUIRE(valid(device) && major != NULL && minor != NULL);
     *major = 9;
     *minor = 0;
+    return NVML_SUCCESS;
+}
+
+#define HOPPER 9
+GETTER(nvmlDeviceGetArchitecture, unsigned, true, HOPPER)
+
+/* NVML_P2P_STATUS_OK, also for a card with itself. */
+SIM_EXPORT nvml_result nvmlDeviceGetP2PStatus(nvml_device *device, nvml_device *other, int capability, int *status)
+{
+    REQUIRE(valid(device) && valid(other) && status != NULL);
+    *status = 0;
     return NVML_SUCCESS;
 }
 
@@ -417,8 +433,8 @@ static nvml_result running(const nvml_device *device, unsigned *count, nvml_proc
         return running(device, count, newer, older, NULL);                                      \
     }
 RUNNING(nvmlDeviceGetComputeRunningProcesses, nvml_process_v1, NULL, out)
-RUNNING(nvmlDeviceGetComputeRunningProcesses_v2, nvml_process, out, NULL)
 RUNNING(nvmlDeviceGetComputeRunningProcesses_v3, nvml_process, out, NULL)
+SAME(nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3)
 
 SIM_EXPORT nvml_result nvmlDeviceGetRunningProcessDetailList(nvml_device *device, nvml_detail_list *list)
 {
@@ -428,9 +444,15 @@ SIM_EXPORT nvml_result nvmlDeviceGetRunningProcessDetailList(nvml_device *device
     return running(device, &list->count, NULL, NULL, list->entries);
 }
 
-SIM_EXPORT nvml_result nvmlDeviceGetGraphicsRunningProcesses_v3(nvml_device *device, unsigned *count, nvml_process *out)
+/* No process draws; programs under MPS are listed among the others. */
+SIM_EXPORT nvml_result nvmlDeviceGetGraphicsRunningProcesses_v3(nvml_device *device, unsigned *count, void *out)
 {
     REQUIRE(valid(device) && count != NULL);
     *count = 0;
     return NVML_SUCCESS;
 }
+SAME(nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v3)
+SAME(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3)
+SAME(nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v3)
+SAME(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3)
+SAME(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlDeviceGetGraphicsRunningProcesses_v3)

@@ -33,3 +33,30 @@ def test_mig_instances(run: Run) -> None:
         NVSHARE_SIMULATE="2x2GiB",
         NVSHARE_SIM_MIG="0:2",
     )
+
+
+def test_every_name_is_there(run: Run) -> None:
+    """Broken: a program that calls a name without a version calls a null pointer, as NCCL does."""
+    run(
+        CARDS
+        + """
+    import inspect, re
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    names = set(re.findall(r'_nvmlGetFunctionPointer\\("(\\w+)"', inspect.getsource(n)))
+    assert len(names) > 300
+    assert [name for name in sorted(names) if not hasattr(library, name)] == []
+    count, device, status = c_uint(), c_void_p(), c_int(-1)
+    assert library.nvmlInit() == 0
+    assert library.nvmlDeviceGetCount(byref(count)) == 0 and count.value == 1
+    assert library.nvmlDeviceGetHandleByIndex(0, byref(device)) == 0
+    assert library.nvmlDeviceGetHandleByPciBusId(b"0000:01:00.0", byref(device)) == 0
+    assert library.nvmlDeviceGetP2PStatus(device, device, 0, byref(status)) == 0 and status.value == 0
+    assert library.nvmlDeviceGetTemperature(device, 0, byref(count)) == 3, "nothing is simulated"
+    old = ctypes.create_string_buffer(b"\\xff" * 68)
+    assert library.nvmlDeviceGetPciInfo_v2(device, old) == 0
+    assert old.raw[36:68] == b"\\xff" * 32, "the old record is shorter"
+    for _ in range(2):
+        library.nvmlShutdown()
+    assert library.nvmlDeviceGetTemperature(device, 0, byref(count)) == 1
+    """
+    )

@@ -1,6 +1,7 @@
 /* Global state of the process, the settings from the environment, and messages.  Both simulated libraries link this. */
 #include "base/base.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,4 +72,18 @@ void nvs_sim_say(const char *format, ...)
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
     va_end(arguments);
+}
+
+bool nvs_sim_start_thread(void *(*role)(void *), void *argument)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    /* The application's own threads handle its signals. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const bool started = pthread_create(&thread, NULL, role, argument) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (started)
+        pthread_detach(thread);
+    return started;
 }

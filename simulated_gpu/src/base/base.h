@@ -35,6 +35,7 @@ enum { /* first word of each object; the memory of dead objects stays readable, 
     SIM_ARRAY = 0x41525231,
     SIM_GREEN = 0x47524e31,
     SIM_PHYSICAL = 0x50485931,
+    SIM_USER_OBJECT = 0x55534f31,
 };
 
 #define SIM_WHOLE 1000000u /* all multiprocessors, or full speed, in millionths */
@@ -69,6 +70,8 @@ extern nvs_sim_shared *nvs_sim_shared_state;
 extern uint64_t nvs_sim_next_id;
 
 void nvs_sim_read_settings(void); /* from the environment */
+
+bool nvs_sim_start_thread(void *(*role)(void *), void *argument); /* detached, without signals */
 
 void nvs_sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); /* one line to stderr */
 

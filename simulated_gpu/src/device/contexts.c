@@ -312,6 +312,11 @@ SIM_EXPORT CUresult CUDAAPI cuProfilerStop(void);
 
 NO_EFFECT(cuCtxSetCacheConfig, (CUfunc_cache config))
 NO_EFFECT(cuCtxSetSharedMemConfig, (CUsharedconfig config))
+NO_EFFECT(cuCtxResetPersistingL2Cache, (void))
+NVS_SIM_GETTER(cuCtxGetCacheConfig, (CUfunc_cache *config), sim_context *context, nvs_sim_need_current(&context), config,
+               CU_FUNC_CACHE_PREFER_NONE)
+NVS_SIM_GETTER(cuCtxGetSharedMemConfig, (CUsharedconfig *config), sim_context *context, nvs_sim_need_current(&context), config,
+               CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE)
 NO_EFFECT(cuProfilerStart, (void))
 NO_EFFECT(cuProfilerStop, (void))
 

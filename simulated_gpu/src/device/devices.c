@@ -289,6 +289,19 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceComputeCapability(int *major, int *minor, CU
     return cuDeviceGetAttribute(minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, dev);
 }
 
+SIM_EXPORT CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId)
+{
+    unsigned domain = 0, bus, slot;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(dev != NULL && pciBusId != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(sscanf(pciBusId, "%x:%x:%x", &domain, &bus, &slot) == 3 || sscanf(pciBusId, "%x:%x", &bus, &slot) == 2,
+                  CUDA_ERROR_INVALID_VALUE);
+    for (*dev = 0; *dev < nvs_sim_device_count; ++*dev)
+        if (nvs_sim_devices[*dev].card + 1 == bus)
+            return CUDA_SUCCESS;
+    return CUDA_ERROR_INVALID_DEVICE;
+}
+
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)
 {
     NVS_SIM_ENTER_FIND(sim_device *device, nvs_sim_device(dev, &device));

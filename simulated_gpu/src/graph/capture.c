@@ -132,7 +132,8 @@ static CUgraphNodeType type_of(const sim_work *work)
     case OP_WAIT: return CU_GRAPH_NODE_TYPE_WAIT_EVENT;
     case OP_ALLOCATE: return CU_GRAPH_NODE_TYPE_MEM_ALLOC;
     case OP_FREE: return CU_GRAPH_NODE_TYPE_MEM_FREE;
-    case OP_WRITE_VALUE: return CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+    case OP_WRITE_VALUE:
+    case OP_WAIT_VALUE: return CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
     default: return CU_GRAPH_NODE_TYPE_EMPTY;
     }
 }

@@ -231,6 +231,20 @@ SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgrap
     return CUDA_SUCCESS;
 }
 
+NVS_SIM_GETTER(cuGraphExecGetFlags, (CUgraphExec hGraphExec, cuuint64_t *flags), sim_exec *exec, find_exec(hGraphExec, &exec), flags,
+               exec->flags)
+
+SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled)
+{
+    sim_exec *exec;
+    size_t index;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(isEnabled != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
+    *isEnabled = !exec->disabled[index];
+    return CUDA_SUCCESS;
+}
+
 /* The new graph must have nodes of the same types, in the same order, with the same edges. */
 static CUgraphExecUpdateResult difference(sim_graph *old, sim_graph *new)
 {

@@ -1,7 +1,9 @@
 /* Graphs as data: nodes, edges, clones, and a topological order. */
 #include "graph/graph.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 sim_graph *nvs_sim_graph_new(void)
 {
@@ -32,6 +34,7 @@ void nvs_sim_graph_free(sim_graph *graph)
         graph->nodes = node->next;
         free_node(node);
     }
+    nvs_sim_holds_drop(&graph->holds);
     graph->magic = 0;
     free(graph);
 }
@@ -105,7 +108,7 @@ CUresult nvs_sim_graph_clone(const sim_graph *graph, sim_graph **out)
         if (result != CUDA_SUCCESS)
             goto out;
     }
-    result = CUDA_SUCCESS;
+    result = nvs_sim_holds_copy(graph->holds, &copy->holds);
     for (const sim_node *node = graph->nodes; node != NULL; node = node->next)
         for (size_t i = 0; i < node->dependencies.count && result == CUDA_SUCCESS; i++)
             result = nvs_sim_nodes_add(&clones[node->mark]->dependencies, &clones[node->dependencies.all[i]->mark], 1);
@@ -226,28 +229,78 @@ SIM_EXPORT CUresult CUDAAPI cuGraphClone(CUgraph *phGraphClone, CUgraph original
     return CUDA_SUCCESS;
 }
 
+SIM_EXPORT CUresult CUDAAPI cuGraphRetainUserObject(CUgraph hGraph, CUuserObject object, unsigned int count, unsigned int flags)
+{
+    NVS_SIM_ENTER_FIND(sim_graph *graph, nvs_sim_graph(hGraph, &graph));
+    NVS_SIM_CHECK((flags & ~(unsigned)CU_GRAPH_USER_OBJECT_MOVE) == 0, CUDA_ERROR_INVALID_VALUE);
+    return nvs_sim_hold_add(&graph->holds, object, count, flags != 0);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphReleaseUserObject(CUgraph hGraph, CUuserObject object, unsigned int count)
+{
+    NVS_SIM_ENTER_FIND(sim_graph *graph, nvs_sim_graph(hGraph, &graph));
+    return nvs_sim_hold_release(&graph->holds, object, count);
+}
+
 NVS_SIM_GETTER(cuGraphNodeGetType, (CUgraphNode hNode, CUgraphNodeType *type), sim_node *node, nvs_sim_node(hNode, &node), type, node->type)
 
-/* As documented, unused entries become NULL; without an array the call only counts. */
-static CUresult nodes_of(CUgraph handle, CUgraphNode *out, size_t *count)
+static bool any(const sim_node *node, const sim_node *of) { return true; }
+static bool is_root(const sim_node *node, const sim_node *of) { return node->dependencies.count == 0; }
+static bool depends_on(const sim_node *node, const sim_node *of)
 {
-    sim_graph *graph;
+    for (size_t i = 0; i < node->dependencies.count; i++)
+        if (node->dependencies.all[i] == of)
+            return true;
+    return false;
+}
+static bool is_dependency(const sim_node *node, const sim_node *of) { return depends_on(of, node); }
+
+/* As documented, unused entries become NULL; without an array the call only counts. */
+static CUresult list(const sim_graph *graph, bool (*wanted)(const sim_node *, const sim_node *), const sim_node *of, CUgraphNode *out,
+                     CUgraphEdgeData *edges, size_t *count)
+{
     size_t number = 0;
-    NVS_SIM_TRY(nvs_sim_graph(handle, &graph));
     NVS_SIM_CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);
-    for (sim_node *node = graph->nodes; node != NULL; node = node->next, number++)
-        if (out != NULL && number < *count)
-            out[number] = (CUgraphNode)(void *)node;
+    for (sim_node *node = graph->nodes; node != NULL; node = node->next)
+        if (wanted(node, of)) {
+            if (out != NULL && number < *count)
+                out[number] = (CUgraphNode)(void *)node;
+            number++;
+        }
     for (size_t i = number; out != NULL && i < *count; i++)
         out[i] = NULL;
+    if (edges != NULL && out != NULL)
+        memset(edges, 0, (*count < number ? *count : number) * sizeof *edges);
     if (out == NULL || *count > number)
         *count = number;
     return CUDA_SUCCESS;
 }
 
-NVS_SIM_ENTRY(cuGraphGetNodes, (CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes), nodes_of(hGraph, nodes, numNodes))
+static CUresult nodes_of(CUgraph handle, bool (*wanted)(const sim_node *, const sim_node *), CUgraphNode *out, size_t *count)
+{
+    sim_graph *graph;
+    NVS_SIM_TRY(nvs_sim_graph(handle, &graph));
+    return list(graph, wanted, NULL, out, NULL, count);
+}
 
-static CUresult edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, size_t *count)
+static CUresult near(CUgraphNode handle, bool (*wanted)(const sim_node *, const sim_node *), CUgraphNode *out, CUgraphEdgeData *edges,
+                     size_t *count)
+{
+    sim_node *node;
+    NVS_SIM_TRY(nvs_sim_node(handle, &node));
+    return list(node->graph, wanted, node, out, edges, count);
+}
+
+NVS_SIM_ENTRY(cuGraphGetNodes, (CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes), nodes_of(hGraph, any, nodes, numNodes))
+NVS_SIM_ENTRY(cuGraphGetRootNodes, (CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes), nodes_of(hGraph, is_root, nodes, numNodes))
+NVS_SIM_ENTRY(cuGraphNodeGetDependencies, (CUgraphNode node, CUgraphNode *out, size_t *count), near(node, is_dependency, out, NULL, count))
+NVS_SIM_ENTRY(cuGraphNodeGetDependencies_v2, (CUgraphNode node, CUgraphNode *out, CUgraphEdgeData *edges, size_t *count),
+              near(node, is_dependency, out, edges, count))
+NVS_SIM_ENTRY(cuGraphNodeGetDependentNodes, (CUgraphNode node, CUgraphNode *out, size_t *count), near(node, depends_on, out, NULL, count))
+NVS_SIM_ENTRY(cuGraphNodeGetDependentNodes_v2, (CUgraphNode node, CUgraphNode *out, CUgraphEdgeData *edges, size_t *count),
+              near(node, depends_on, out, edges, count))
+
+static CUresult edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count)
 {
     sim_graph *graph;
     size_t number = 0;
@@ -260,12 +313,76 @@ static CUresult edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, size_t
                 from[number] = (CUgraphNode)(void *)node->dependencies.all[i];
                 to[number] = (CUgraphNode)(void *)node;
             }
+    if (data != NULL)
+        memset(data, 0, (room < number ? room : number) * sizeof *data);
     if (room == 0 || *count > number)
         *count = number;
     return CUDA_SUCCESS;
 }
 
-NVS_SIM_ENTRY(cuGraphGetEdges, (CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count), edges(graph, from, to, count))
+NVS_SIM_ENTRY(cuGraphGetEdges, (CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count), edges(graph, from, to, NULL, count))
+NVS_SIM_ENTRY(cuGraphGetEdges_v2, (CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count),
+              edges(graph, from, to, data, count))
+
+/* Adds or removes edges between nodes that exist. */
+static CUresult change(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to, size_t count, bool adds)
+{
+    sim_graph *graph;
+    sim_node *before, *after;
+    NVS_SIM_TRY(nvs_sim_graph(handle, &graph));
+    NVS_SIM_CHECK(count == 0 || (from != NULL && to != NULL), CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < count; i++) {
+        NVS_SIM_TRY(nvs_sim_node(from[i], &before));
+        NVS_SIM_TRY(nvs_sim_node(to[i], &after));
+        NVS_SIM_CHECK(before->graph == graph && after->graph == graph && before != after, CUDA_ERROR_INVALID_VALUE);
+        NVS_SIM_CHECK(depends_on(after, before) != adds, CUDA_ERROR_INVALID_VALUE);
+        if (adds)
+            NVS_SIM_TRY(nvs_sim_nodes_add(&after->dependencies, &before, 1));
+        else
+            undepend(&after->dependencies, before);
+    }
+    return CUDA_SUCCESS;
+}
+
+#define CHANGE(name, adds)                                                                                                              \
+    NVS_SIM_ENTRY(name, (CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count), change(graph, from, to, count, adds)) \
+    NVS_SIM_ENTRY(name##_v2, (CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *data, size_t count), \
+                  change(graph, from, to, count, adds))
+
+CHANGE(cuGraphAddDependencies, true)
+CHANGE(cuGraphRemoveDependencies, false)
+
+static CUresult find_in_clone(CUgraphNode *out, CUgraphNode original, CUgraph clone)
+{
+    sim_graph *graph;
+    sim_node *node;
+    NVS_SIM_TRY(nvs_sim_node(original, &node));
+    NVS_SIM_TRY(nvs_sim_graph(clone, &graph));
+    for (sim_node *one = graph->nodes; out != NULL && one != NULL; one = one->next)
+        if (one->id == node->id) {
+            *out = (CUgraphNode)(void *)one;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+NVS_SIM_ENTRY(cuGraphNodeFindInClone, (CUgraphNode *phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph),
+              find_in_clone(phNode, hOriginalNode, hClonedGraph))
+
+SIM_EXPORT CUresult CUDAAPI cuGraphDebugDotPrint(CUgraph hGraph, const char *path, unsigned int flags)
+{
+    NVS_SIM_ENTER_FIND(sim_graph *graph, nvs_sim_graph(hGraph, &graph));
+    FILE *file = path != NULL ? fopen(path, "w") : NULL;
+    NVS_SIM_CHECK(file != NULL, CUDA_ERROR_OPERATING_SYSTEM);
+    fprintf(file, "digraph dot {\n");
+    for (const sim_node *node = graph->nodes; node != NULL; node = node->next) {
+        fprintf(file, "  n%llu [label=\"type %d\"];\n", (unsigned long long)node->id, (int)node->type);
+        for (size_t i = 0; i < node->dependencies.count; i++)
+            fprintf(file, "  n%llu -> n%llu;\n", (unsigned long long)node->dependencies.all[i]->id, (unsigned long long)node->id);
+    }
+    fprintf(file, "}\n");
+    return fclose(file) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}
 
 SIM_EXPORT CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode hNode)
 {

@@ -2,6 +2,7 @@
 #ifndef SIM_GRAPH_H
 #define SIM_GRAPH_H
 
+#include "graph/user_objects.h"
 #include "module/module.h"
 
 typedef struct sim_graph sim_graph;
@@ -23,6 +24,7 @@ struct sim_node {
 
 struct sim_graph {
     uint32_t magic;
+    sim_hold *holds;
     sim_node *nodes, **last;
     size_t count;
     uint64_t id;

@@ -233,6 +233,18 @@ SIM_EXPORT CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA
     return CUDA_SUCCESS;
 }
 
+/* One row of a fill has no pitch here. */
+NVS_SIM_GETTER(cuGraphMemsetNodeGetParams, (CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams), sim_node *node,
+               find(hNode, CU_GRAPH_NODE_TYPE_MEMSET, &node), nodeParams,
+               ((CUDA_MEMSET_NODE_PARAMS){.dst = (CUdeviceptr)(uintptr_t)node->work.u.fill.target, .pitch = node->work.u.fill.pitch,
+                                          .value = node->work.u.fill.value, .elementSize = (unsigned)node->work.u.fill.element,
+                                          .width = node->work.u.fill.width, .height = node->work.u.fill.height}))
+NVS_SIM_GETTER(cuGraphEventRecordNodeGetEvent, (CUgraphNode hNode, CUevent *event_out), sim_node *node,
+               find(hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD, &node), event_out, (CUevent)(void *)node->event)
+NVS_SIM_GETTER(cuGraphEventWaitNodeGetEvent, (CUgraphNode hNode, CUevent *event_out), sim_node *node,
+               find(hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT, &node), event_out, (CUevent)(void *)node->event)
+NVS_SIM_GETTER(cuGraphChildGraphNodeGetGraph, (CUgraphNode hNode, CUgraph *phGraph), sim_node *node,
+               find(hNode, CU_GRAPH_NODE_TYPE_GRAPH, &node), phGraph, (CUgraph)(void *)node->child)
 NVS_SIM_GETTER(cuGraphHostNodeGetParams, (CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams), sim_node *node,
                find(hNode, CU_GRAPH_NODE_TYPE_HOST, &node), nodeParams,
                ((CUDA_HOST_NODE_PARAMS){.fn = node->work.u.host.function, .userData = node->work.u.host.data}))

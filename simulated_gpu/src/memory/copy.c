@@ -456,22 +456,50 @@ FILLS(8, unsigned char)
 FILLS(16, unsigned short)
 FILLS(32, unsigned int)
 
-/* Values that a stream writes to memory. */
+/* Values that a stream writes to memory, or waits for. */
 
-static CUresult write_value(CUstream handle, CUdeviceptr pointer, uint64_t value, uint32_t bytes)
+static CUresult value(CUstream handle, enum sim_op_kind kind, CUdeviceptr pointer, uint64_t value, uint32_t bytes, unsigned flags)
 {
     sim_stream *stream;
     NVS_SIM_TRY(nvs_sim_stream(handle, &stream));
     if (pointer % bytes != 0 || !nvs_sim_kernel_reaches(stream->context, (uintptr_t)pointer, bytes))
         return CUDA_ERROR_INVALID_VALUE;
-    sim_work work = {.kind = OP_WRITE_VALUE, .u.write = {.pointer = pointer, .value = value, .bytes = bytes}};
+    sim_work work = {.kind = kind, .u.value = {.pointer = pointer, .value = value, .bytes = bytes, .compare = flags}};
     return nvs_sim_submit(stream, &work);
 }
 
-NVS_SIM_ENTRY(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
-              write_value(stream, addr, value, 4))
-NVS_SIM_ENTRY(cuStreamWriteValue64_v2, (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags),
-              write_value(stream, addr, value, 8))
+#define VALUES(name, kind, bits)                                                                                              \
+    NVS_SIM_ENTRY(cuStream##name##Value##bits##_v2, (CUstream stream, CUdeviceptr addr, cuuint##bits##_t wanted, unsigned flags), \
+                  value(stream, kind, addr, wanted, bits / 8, flags))                                                         \
+    NVS_SIM_ENTRY(cuStream##name##Value##bits, (CUstream stream, CUdeviceptr addr, cuuint##bits##_t wanted, unsigned flags),  \
+                  value(stream, kind, addr, wanted, bits / 8, flags))
+
+VALUES(Write, OP_WRITE_VALUE, 32)
+VALUES(Write, OP_WRITE_VALUE, 64)
+VALUES(Wait, OP_WAIT_VALUE, 32)
+VALUES(Wait, OP_WAIT_VALUE, 64)
+
+static CUresult submit_values(CUstream stream, unsigned count, const CUstreamBatchMemOpParams *all)
+{
+    NVS_SIM_CHECK(all != NULL && count != 0 && count <= 256, CUDA_ERROR_INVALID_VALUE);
+    for (const CUstreamBatchMemOpParams *each = all; each < all + count; each++) {
+        const CUstreamBatchMemOpType type = each->operation;
+        const bool wait = type == CU_STREAM_MEM_OP_WAIT_VALUE_32 || type == CU_STREAM_MEM_OP_WAIT_VALUE_64;
+        const bool wide = type == CU_STREAM_MEM_OP_WAIT_VALUE_64 || type == CU_STREAM_MEM_OP_WRITE_VALUE_64;
+        if (type == CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES || type == CU_STREAM_MEM_OP_BARRIER)
+            continue;
+        NVS_SIM_CHECK(wait || wide || type == CU_STREAM_MEM_OP_WRITE_VALUE_32, CUDA_ERROR_NOT_SUPPORTED);
+        /* Writes and waits have the same members. */
+        NVS_SIM_TRY(value(stream, wait ? OP_WAIT_VALUE : OP_WRITE_VALUE, each->waitValue.address,
+                          wide ? each->waitValue.value64 : each->waitValue.value, wide ? 8 : 4, each->waitValue.flags));
+    }
+    return CUDA_SUCCESS;
+}
+
+NVS_SIM_ENTRY(cuStreamBatchMemOp, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags),
+              submit_values(stream, count, paramArray))
+NVS_SIM_ENTRY(cuStreamBatchMemOp_v2, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags),
+              submit_values(stream, count, paramArray))
 
 /* Prefetches of managed memory. */
 
@@ -493,6 +521,18 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, int32_t ordinal, CUs
                      .u.prefetch = {.pointer = pointer, .bytes = bytes, .gpu = device != NULL ? (int32_t)device->gpu : -1}};
     return nvs_sim_submit(stream, &work);
 }
+
+/* Advice has no effect. */
+static CUresult advise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice)
+{
+    NVS_SIM_CHECK(is_managed(pointer, bytes), CUDA_ERROR_INVALID_VALUE);
+    return (int)advice >= CU_MEM_ADVISE_SET_READ_MOSTLY && advice <= CU_MEM_ADVISE_UNSET_ACCESSED_BY ? CUDA_SUCCESS
+                                                                                                 : CUDA_ERROR_INVALID_VALUE;
+}
+
+NVS_SIM_ENTRY(cuMemAdvise, (CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device), advise(devPtr, count, advice))
+NVS_SIM_ENTRY(cuMemAdvise_v2, (CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location),
+              advise(devPtr, count, advice))
 
 SIM_EXPORT CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream)
 {

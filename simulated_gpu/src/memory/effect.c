@@ -82,6 +82,20 @@ static CUresult kernel_copy(const sim_context *launched_in, const sim_kernel *ke
     return CUDA_SUCCESS;
 }
 
+bool nvs_sim_value_reached(const sim_stream *stream, const sim_value *wanted)
+{
+    uint64_t found = 0;
+    if (!nvs_sim_kernel_reaches(stream->context, (uintptr_t)wanted->pointer, wanted->bytes))
+        return true; /* the operation ends, with an error */
+    memcpy(&found, (const void *)(uintptr_t)wanted->pointer, wanted->bytes);
+    switch (wanted->compare & 3) {
+    case CU_STREAM_WAIT_VALUE_GEQ: return wanted->bytes == 4 ? (int32_t)(found - wanted->value) >= 0 : (int64_t)(found - wanted->value) >= 0;
+    case CU_STREAM_WAIT_VALUE_EQ: return found == wanted->value;
+    case CU_STREAM_WAIT_VALUE_AND: return (found & wanted->value) != 0;
+    default: return (uint64_t)(wanted->bytes == 4 ? (uint32_t)~(found | wanted->value) : ~(found | wanted->value)) != 0;
+    }
+}
+
 CUresult nvs_sim_effect(sim_stream *stream, const sim_work *work)
 {
     sim_device *device = stream->context->device;
@@ -103,10 +117,13 @@ CUresult nvs_sim_effect(sim_stream *stream, const sim_work *work)
             nvs_sim_release((uintptr_t)work->u.pointer);
         return CUDA_SUCCESS;
     case OP_WRITE_VALUE:
-        if (!nvs_sim_kernel_reaches(stream->context, (uintptr_t)work->u.write.pointer, work->u.write.bytes))
+        if (!nvs_sim_kernel_reaches(stream->context, (uintptr_t)work->u.value.pointer, work->u.value.bytes))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
-        memcpy((void *)(uintptr_t)work->u.write.pointer, &work->u.write.value, work->u.write.bytes);
+        memcpy((void *)(uintptr_t)work->u.value.pointer, &work->u.value.value, work->u.value.bytes);
         return CUDA_SUCCESS;
+    case OP_WAIT_VALUE:
+        return nvs_sim_kernel_reaches(stream->context, (uintptr_t)work->u.value.pointer, work->u.value.bytes) ? CUDA_SUCCESS
+                                                                                                              : CUDA_ERROR_ILLEGAL_ADDRESS;
     default:
         return CUDA_SUCCESS;
     }

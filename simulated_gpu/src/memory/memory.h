@@ -101,6 +101,7 @@ void nvs_sim_pools_synchronized(sim_device *device); /* after a wait for a strea
 /* effect.c */
 CUresult nvs_sim_effect(sim_stream *stream, const sim_work *work); /* runs at the end of work; may drop the lock */
 bool nvs_sim_copy_allowed(const sim_copy *copy);                   /* both ends are accessible */
+bool nvs_sim_value_reached(const sim_stream *stream, const sim_value *wanted); /* also: it can no longer be */
 void nvs_sim_transfers_wait(void);                                 /* until no effect moves bytes without the lock */
 
 /* copy.c */

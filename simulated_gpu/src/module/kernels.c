@@ -76,10 +76,36 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gridDimX, 
     return launch(hStream, &params);
 }
 
+#define CLUSTER_MOST 16 /* blocks; 8 unless the function allows a size that is not portable */
+#define CLUSTER_PORTABLE 8
+
+/* The blocks of a cluster that a launch asks for; 1 without the attribute. */
+static CUresult cluster(const CUlaunchConfig *config, CUfunction handle, unsigned *blocks)
+{
+    sim_function *function;
+    NVS_SIM_TRY(nvs_sim_function(handle, &function));
+    *blocks = 1;
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+            const CUlaunchAttributeValue *value = &config->attrs[i].value;
+            const unsigned x = value->clusterDim.x, y = value->clusterDim.y, z = value->clusterDim.z;
+            NVS_SIM_CHECK(x != 0 && y != 0 && z != 0 && x <= CLUSTER_MOST && y <= CLUSTER_MOST && z <= CLUSTER_MOST,
+                          CUDA_ERROR_INVALID_CLUSTER_SIZE);
+            NVS_SIM_CHECK(config->gridDimX % x == 0 && config->gridDimY % y == 0 && config->gridDimZ % z == 0,
+                          CUDA_ERROR_INVALID_CLUSTER_SIZE);
+            *blocks = x * y * z;
+        }
+    const bool any = function->attributes[CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] != 0;
+    NVS_SIM_CHECK(*blocks <= (any ? CLUSTER_MOST : CLUSTER_PORTABLE), CUDA_ERROR_INVALID_CLUSTER_SIZE);
+    return CUDA_SUCCESS;
+}
+
 SIM_EXPORT CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)
 {
+    unsigned blocks;
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(config != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(cluster(config, f, &blocks));
     const CUDA_KERNEL_NODE_PARAMS params = {
         .func = f, .gridDimX = config->gridDimX, .gridDimY = config->gridDimY, .gridDimZ = config->gridDimZ,
         .blockDimX = config->blockDimX, .blockDimY = config->blockDimY, .blockDimZ = config->blockDimZ,
@@ -141,12 +167,16 @@ NVS_SIM_ENTRY(cuFuncSetCacheConfig, (CUfunction function, CUfunc_cache config), 
 NVS_SIM_ENTRY(cuKernelSetCacheConfig, (CUkernel kernel, CUfunc_cache config, CUdevice device), check((CUfunction)kernel))
 NVS_SIM_ENTRY(cuFuncSetSharedMemConfig, (CUfunction function, CUsharedconfig config), check(function))
 NVS_SIM_ENTRY(cuFuncLoad, (CUfunction function), check(function))
+NVS_SIM_ENTRY(cuFuncSetBlockShape, (CUfunction function, int x, int y, int z), check(function))
+NVS_SIM_ENTRY(cuFuncSetSharedSize, (CUfunction function, unsigned int bytes), check(function))
+NVS_SIM_GETTER(cuFuncIsLoaded, (CUfunctionLoadingState *state, CUfunction function), , check(function), state, CU_FUNCTION_LOADING_STATE_LOADED)
 
 /* Occupancy. */
 
 #define THREADS_PER_MULTIPROCESSOR 2048
 #define BLOCKS_PER_MULTIPROCESSOR 32
 #define SHARED_PER_MULTIPROCESSOR 233472u
+#define SHARED_RESERVED 1024u /* for each block */
 #define MULTIPROCESSORS 16
 
 static CUresult blocks(int *out, CUfunction handle, int block_size, size_t shared_bytes)
@@ -158,8 +188,8 @@ static CUresult blocks(int *out, CUfunction handle, int block_size, size_t share
     int count = THREADS_PER_MULTIPROCESSOR / ((block_size + 31) / 32 * 32);
     if (count > BLOCKS_PER_MULTIPROCESSOR)
         count = BLOCKS_PER_MULTIPROCESSOR;
-    if (shared_bytes != 0 && SHARED_PER_MULTIPROCESSOR / (shared_bytes + 1024) < (size_t)count)
-        count = (int)(SHARED_PER_MULTIPROCESSOR / (shared_bytes + 1024));
+    if (shared_bytes != 0 && SHARED_PER_MULTIPROCESSOR / (shared_bytes + SHARED_RESERVED) < (size_t)count)
+        count = (int)(SHARED_PER_MULTIPROCESSOR / (shared_bytes + SHARED_RESERVED));
     *out = count;
     return CUDA_SUCCESS;
 }
@@ -191,3 +221,39 @@ static CUresult potential(int *min_grid, int *block_size, CUfunction function, C
 NVS_SIM_ENTRY(cuOccupancyMaxPotentialBlockSize, (int *minGridSize, int *blockSize, CUfunction func,
                                                  CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit),
               potential(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit))
+NVS_SIM_ENTRY(cuOccupancyMaxPotentialBlockSizeWithFlags,
+              (int *minGridSize, int *blockSize, CUfunction func, CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize,
+               int blockSizeLimit, unsigned int flags),
+              potential(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit))
+
+/* The dynamic shared memory of each of `count` blocks on one multiprocessor. */
+static CUresult shared_left(size_t *bytes, CUfunction function, int count, int block_size)
+{
+    int most;
+    NVS_SIM_CHECK(bytes != NULL && count > 0, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(blocks(&most, function, block_size, 0));
+    NVS_SIM_CHECK(count <= most, CUDA_ERROR_INVALID_VALUE);
+    *bytes = SHARED_PER_MULTIPROCESSOR / (unsigned)count / 128 * 128 - SHARED_RESERVED;
+    return CUDA_SUCCESS;
+}
+
+NVS_SIM_ENTRY(cuOccupancyAvailableDynamicSMemPerBlock, (size_t *dynamicSmemSize, CUfunction func, int numBlocks, int blockSize),
+              shared_left(dynamicSmemSize, func, numBlocks, blockSize))
+
+static CUresult clusters(int *out, CUfunction function, const CUlaunchConfig *config)
+{
+    int each;
+    unsigned size;
+    NVS_SIM_CHECK(out != NULL && config != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(cluster(config, function, &size));
+    NVS_SIM_TRY(blocks(&each, function, (int)(config->blockDimX * config->blockDimY * config->blockDimZ), config->sharedMemBytes));
+    *out = each * MULTIPROCESSORS / (int)size;
+    return CUDA_SUCCESS;
+}
+
+NVS_SIM_ENTRY(cuOccupancyMaxActiveClusters, (int *numClusters, CUfunction func, const CUlaunchConfig *config),
+              clusters(numClusters, func, config))
+
+NVS_SIM_GETTER(cuOccupancyMaxPotentialClusterSize, (int *clusterSize, CUfunction func, const CUlaunchConfig *config),
+               sim_function *function, nvs_sim_function(func, &function), clusterSize,
+               function->attributes[CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] != 0 ? CLUSTER_MOST : CLUSTER_PORTABLE)

@@ -12,14 +12,28 @@ enum sim_kernel_model {
     KERNEL_COPY,   /* nvs_copy(target, source, count): copies words of 4 bytes */
 };
 
+typedef struct sim_image {
+    enum sim_image_kind { IMAGE_CUBIN, IMAGE_PTX, IMAGE_FATBIN } kind;
+    char *bytes; /* NULL for a fat binary: its content is not read */
+    size_t size;
+} sim_image;
+
 typedef struct sim_function {
     uint32_t magic;
     struct sim_function *next;
+    struct sim_module *module;
     sim_context *context; /* of its module; NULL: of a library */
     char *name;
     enum sim_kernel_model model;
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
 } sim_function;
+
+/* images.c */
+CUresult nvs_sim_image_copy(const void *image, sim_image *out);
+bool nvs_sim_image_has(const sim_image *image, const char *function);
+/* Finds the next function.  *at is 0 at first.  False: there is none, or it is a fat binary. */
+bool nvs_sim_image_next(const sim_image *image, size_t *at, const char **name, size_t *length);
+CUresult nvs_sim_image_parameter(const sim_image *image, const char *function, size_t index, size_t *offset, size_t *bytes);
 
 /* modules.c */
 CUresult nvs_sim_function(CUfunction handle, sim_function **out);

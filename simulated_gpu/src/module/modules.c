@@ -1,124 +1,24 @@
 /* Modules and libraries, their functions and global variables.
  *
- * An image is an ELF file for CUDA, a fat binary, or PTX text.  Images are not run.  A function must have a section .text.NAME in a
- * cubin, or an .entry NAME in PTX.  A fat binary may be compressed: it has every name.
+ * A fat binary has every function that is looked up, and lists those; before a lookup, one of an invented name.
  * Global variables are created at the first lookup, in device memory of the current context.
  */
 #include "module/module.h"
 
-#include <elf.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum image_kind { IMAGE_CUBIN, IMAGE_PTX, IMAGE_FATBIN };
-typedef struct module_image {
-    enum image_kind kind;
-    char *bytes; /* NULL for a fat binary: its content is not read */
-    size_t size;
-} module_image;
+#include <sys/stat.h>
+#include <unistd.h>
 
 typedef struct sim_module {
     uint32_t magic;
     struct sim_module *next; /* of the context */
     sim_context *context;    /* NULL for a library */
-    module_image image;
+    sim_image image;
     struct sim_function *functions;
     struct sim_global *globals;
 } sim_module;
-
-#define FATBIN_MAGIC 0xba55ed50u
-#define FATBIN_WRAPPER_MAGIC 0x466243b1u
-
-static CUresult measure(const void *image, size_t *bytes, enum image_kind *kind)
-{
-    uint32_t first;
-    memcpy(&first, image, sizeof first);
-    if (memcmp(image, ELFMAG, SELFMAG) == 0) {
-        Elf64_Ehdr header;
-        memcpy(&header, image, sizeof header);
-        if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_machine != 190 /* CUDA */)
-            return CUDA_ERROR_INVALID_IMAGE;
-        *kind = IMAGE_CUBIN;
-        *bytes = header.e_shoff + (size_t)header.e_shentsize * header.e_shnum;
-        size_t segments = header.e_phoff + (size_t)header.e_phentsize * header.e_phnum;
-        if (segments > *bytes)
-            *bytes = segments;
-        return CUDA_SUCCESS;
-    }
-    if (first == FATBIN_MAGIC) {
-        *kind = IMAGE_FATBIN;
-        *bytes = 0;
-        return CUDA_SUCCESS;
-    }
-    if (strstr(image, ".version") != NULL && strstr(image, ".target") != NULL) {
-        *kind = IMAGE_PTX;
-        *bytes = strlen(image) + 1;
-        return CUDA_SUCCESS;
-    }
-    return CUDA_ERROR_INVALID_IMAGE;
-}
-
-static CUresult copy_image(const void *image, module_image *out)
-{
-    uint32_t first;
-    if (image == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    memcpy(&first, image, sizeof first);
-    if (first == FATBIN_WRAPPER_MAGIC) {
-        memcpy(&image, (const char *)image + 8, sizeof image);
-        if (image == NULL)
-            return CUDA_ERROR_INVALID_IMAGE;
-    }
-    *out = (module_image){0};
-    CUresult result = measure(image, &out->size, &out->kind);
-    if (result != CUDA_SUCCESS || out->size == 0)
-        return result;
-    out->bytes = malloc(out->size);
-    if (out->bytes == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    memcpy(out->bytes, image, out->size);
-    return CUDA_SUCCESS;
-}
-
-static bool same_name(const char *text, size_t length, const char *name)
-{
-    return strlen(name) == length && memcmp(text, name, length) == 0;
-}
-
-static bool ptx_has(const module_image *image, const char *name)
-{
-    for (const char *at = image->bytes; (at = strstr(at, ".entry")) != NULL;) {
-        at += strlen(".entry");
-        at += strspn(at, " \t\r\n");
-        if (same_name(at, strcspn(at, " \t\r\n({"), name))
-            return true;
-    }
-    return false;
-}
-
-static bool cubin_has(const module_image *image, const char *name)
-{
-    Elf64_Ehdr header;
-    Elf64_Shdr names, section;
-    memcpy(&header, image->bytes, sizeof header);
-    if (header.e_shentsize != sizeof section || header.e_shstrndx >= header.e_shnum)
-        return false;
-    memcpy(&names, image->bytes + header.e_shoff + header.e_shstrndx * sizeof names, sizeof names);
-    if (names.sh_offset + names.sh_size > image->size)
-        return false;
-    for (unsigned i = 0; i < header.e_shnum; i++) {
-        memcpy(&section, image->bytes + header.e_shoff + i * sizeof section, sizeof section);
-        const char *text = image->bytes + names.sh_offset + section.sh_name;
-        if (section.sh_name < names.sh_size && strncmp(text, ".text.", 6) == 0 && strcmp(text + 6, name) == 0)
-            return true;
-    }
-    return false;
-}
-
-static bool image_has(const module_image *image, const char *name)
-{
-    return image->kind == IMAGE_FATBIN || (image->kind == IMAGE_PTX ? ptx_has(image, name) : cubin_has(image, name));
-}
 
 /* Global variables. */
 
@@ -183,8 +83,8 @@ NVS_SIM_DEFINE_FIND(nvs_sim_function, CUfunction, sim_function, SIM_FUNCTION, CU
 
 static CUresult new_module(const void *image, sim_module **out)
 {
-    module_image copy;
-    NVS_SIM_TRY(copy_image(image, &copy));
+    sim_image copy;
+    NVS_SIM_TRY(nvs_sim_image_copy(image, &copy));
     sim_module *module = calloc(1, sizeof *module);
     if (module == NULL) {
         free(copy.bytes);
@@ -208,7 +108,7 @@ static CUresult function_named(sim_module *module, const char *name, sim_functio
             *out = one;
             return CUDA_SUCCESS;
         }
-    NVS_SIM_CHECK(image_has(&module->image, name), CUDA_ERROR_NOT_FOUND);
+    NVS_SIM_CHECK(nvs_sim_image_has(&module->image, name), CUDA_ERROR_NOT_FOUND);
     char *copy = strdup(name);
     sim_function *made = calloc(1, sizeof *made);
     if (copy == NULL || made == NULL) {
@@ -216,7 +116,7 @@ static CUresult function_named(sim_module *module, const char *name, sim_functio
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *made = (sim_function){.magic = SIM_FUNCTION, .context = module->context, .name = copy, .next = module->functions};
+    *made = (sim_function){.magic = SIM_FUNCTION, .module = module, .context = module->context, .name = copy, .next = module->functions};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(name, known[i].name) == 0)
             made->model = known[i].model;
@@ -227,6 +127,27 @@ static CUresult function_named(sim_module *module, const char *name, sim_functio
     made->attributes[CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT] = -1;
     module->functions = made;
     *out = made;
+    return CUDA_SUCCESS;
+}
+
+/* All functions of the module exist from then on. */
+static CUresult find_all(sim_module *module, unsigned *count)
+{
+    const char *name;
+    size_t at = 0, length;
+    sim_function *one;
+    *count = 0;
+    while (nvs_sim_image_next(&module->image, &at, &name, &length)) {
+        char *copy = strndup(name, length);
+        NVS_SIM_CHECK(copy != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+        const CUresult result = function_named(module, copy, &one);
+        free(copy);
+        NVS_SIM_TRY(result);
+    }
+    if (module->image.kind == IMAGE_FATBIN && module->functions == NULL)
+        NVS_SIM_TRY(function_named(module, "unknown", &one)); /* cuFFT takes the only function of a module, whatever its name */
+    for (one = module->functions; one != NULL; one = one->next)
+        ++*count;
     return CUDA_SUCCESS;
 }
 
@@ -278,6 +199,36 @@ NVS_SIM_ENTRY(cuModuleLoadDataEx, (CUmodule *module, const void *image, unsigned
               load(module, image))
 NVS_SIM_ENTRY(cuModuleLoadFatBinary, (CUmodule *module, const void *fatCubin), load(module, fatCubin))
 
+/* The image in a file, followed by zeroes; to be freed. */
+static CUresult read_file(const char *path, char **image)
+{
+    struct stat about;
+    NVS_SIM_CHECK(path != NULL, CUDA_ERROR_INVALID_VALUE);
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    NVS_SIM_CHECK(file >= 0, CUDA_ERROR_FILE_NOT_FOUND);
+    CUresult result = fstat(file, &about) == 0 && about.st_size >= 8 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
+    *image = result == CUDA_SUCCESS ? calloc(1, (size_t)about.st_size + 64) : NULL;
+    if (result == CUDA_SUCCESS && *image == NULL)
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS && read(file, *image, (size_t)about.st_size) != about.st_size)
+        result = CUDA_ERROR_INVALID_IMAGE;
+    (void)close(file);
+    if (result != CUDA_SUCCESS)
+        free(*image);
+    return result;
+}
+
+static CUresult load_from(CUmodule *out, const char *path)
+{
+    char *image;
+    NVS_SIM_TRY(read_file(path, &image));
+    const CUresult result = load(out, image);
+    free(image);
+    return result;
+}
+
+NVS_SIM_ENTRY(cuModuleLoad, (CUmodule *module, const char *fname), load_from(module, fname))
+
 SIM_EXPORT CUresult CUDAAPI cuModuleUnload(CUmodule hmod)
 {
     NVS_SIM_ENTER_FIND(sim_module *module, find_module(hmod, &module));
@@ -308,20 +259,94 @@ NVS_SIM_GETTER(cuModuleGetLoadingMode, (CUmoduleLoadingMode *mode), , CUDA_SUCCE
         return global_of(context, module, name, dptr, bytes);                                                           \
     }
 
+/* Questions about all functions, and about one. */
+
+static CUresult enumerate(sim_function **out, unsigned room, CUmodule handle)
+{
+    sim_module *module;
+    unsigned count;
+    NVS_SIM_TRY(find_module(handle, &module));
+    NVS_SIM_CHECK(out != NULL || room == 0, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(find_all(module, &count));
+    for (sim_function *one = module->functions; one != NULL && room-- != 0; one = one->next)
+        *out++ = one;
+    return CUDA_SUCCESS;
+}
+
+static CUresult count_all(unsigned *count, CUmodule handle)
+{
+    sim_module *module;
+    NVS_SIM_TRY(find_module(handle, &module));
+    return count != NULL ? find_all(module, count) : CUDA_ERROR_INVALID_VALUE;
+}
+
+NVS_SIM_ENTRY(cuModuleGetFunctionCount, (unsigned int *count, CUmodule mod), count_all(count, mod))
+NVS_SIM_ENTRY(cuLibraryGetKernelCount, (unsigned int *count, CUlibrary lib), count_all(count, (CUmodule)lib))
+NVS_SIM_ENTRY(cuModuleEnumerateFunctions, (CUfunction *functions, unsigned int numFunctions, CUmodule mod),
+              enumerate((sim_function **)(void *)functions, numFunctions, mod))
+NVS_SIM_ENTRY(cuLibraryEnumerateKernels, (CUkernel *kernels, unsigned int numKernels, CUlibrary lib),
+              enumerate((sim_function **)(void *)kernels, numKernels, (CUmodule)lib))
+
+static CUresult parameter(CUfunction handle, size_t index, size_t *offset, size_t *bytes)
+{
+    sim_function *function;
+    size_t unused;
+    NVS_SIM_TRY(nvs_sim_function(handle, &function));
+    NVS_SIM_CHECK(offset != NULL, CUDA_ERROR_INVALID_VALUE);
+    return nvs_sim_image_parameter(&function->module->image, function->name, index, offset, bytes != NULL ? bytes : &unused);
+}
+
+static CUresult count_parameters(CUfunction handle, size_t *count)
+{
+    size_t unused;
+    CUresult result;
+    NVS_SIM_CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);
+    for (*count = 0; (result = parameter(handle, *count, &unused, NULL)) == CUDA_SUCCESS; ++*count)
+        ;
+    return result == CUDA_ERROR_INVALID_VALUE ? CUDA_SUCCESS : result;
+}
+
+#define ABOUT(prefix, type, owner, Owner)                                                                                    \
+    NVS_SIM_GETTER(prefix##GetName, (const char **name, type handle), sim_function *function,                                \
+                   nvs_sim_function((CUfunction)handle, &function), name, function->name)                                    \
+    NVS_SIM_GETTER(prefix##Get##Owner, (owner *out, type handle), sim_function *function,                                    \
+                   nvs_sim_function((CUfunction)handle, &function), out, (owner)(void *)function->module)                    \
+    NVS_SIM_ENTRY(prefix##GetParamInfo, (type handle, size_t paramIndex, size_t *paramOffset, size_t *paramSize),            \
+                  parameter((CUfunction)handle, paramIndex, paramOffset, paramSize))                                         \
+    NVS_SIM_ENTRY(prefix##GetParamCount, (type handle, size_t *paramCount), count_parameters((CUfunction)handle, paramCount))
+
+ABOUT(cuFunc, CUfunction, CUmodule, Module)
+ABOUT(cuKernel, CUkernel, CUlibrary, Library)
+
 LOOKUPS(cuModule, _v2, CUmodule, Function, CUfunction)
 LOOKUPS(cuLibrary, , CUlibrary, Kernel, CUkernel)
 
-SIM_EXPORT CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues,
-                                              unsigned int numJitOptions, CUlibraryOption *libraryOptions,
-                                              void **libraryOptionValues, unsigned int numLibraryOptions)
+static CUresult load_library(CUlibrary *out, const void *image)
 {
     sim_module *module;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(library != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(new_module(code, &module));
-    *library = (CUlibrary)(void *)module;
+    NVS_SIM_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(new_module(image, &module));
+    *out = (CUlibrary)(void *)module;
     return CUDA_SUCCESS;
 }
+
+static CUresult load_library_from(CUlibrary *out, const char *path)
+{
+    char *image;
+    NVS_SIM_TRY(read_file(path, &image));
+    const CUresult result = load_library(out, image);
+    free(image);
+    return result;
+}
+
+NVS_SIM_ENTRY(cuLibraryLoadData, (CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues,
+                                  unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues,
+                                  unsigned int numLibraryOptions),
+              load_library(library, code))
+NVS_SIM_ENTRY(cuLibraryLoadFromFile, (CUlibrary *library, const char *fileName, CUjit_option *jitOptions, void **jitOptionsValues,
+                                      unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues,
+                                      unsigned int numLibraryOptions),
+              load_library_from(library, fileName))
 
 SIM_EXPORT CUresult CUDAAPI cuLibraryUnload(CUlibrary library)
 {

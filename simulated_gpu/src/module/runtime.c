@@ -99,6 +99,21 @@ static CUresult context_check(CUcontext handle, uint32_t *state, const void **mo
     return CUDA_SUCCESS;
 }
 
+/* Calls `visit` with each function of a module; their number. */
+static uint64_t each_function(CUcontext handle, CUmodule module, void (*visit)(void *, CUfunction, CUmodule), void *argument)
+{
+    unsigned count;
+    if (cuModuleGetFunctionCount(&count, module) != CUDA_SUCCESS)
+        return 0;
+    CUfunction *functions = calloc(count, sizeof *functions);
+    if (functions == NULL || cuModuleEnumerateFunctions(functions, count, module) != CUDA_SUCCESS)
+        count = 0;
+    for (unsigned i = 0; i < count; i++)
+        visit(argument, functions[i], module);
+    free(functions);
+    return count;
+}
+
 static CUresult check_validity(uint32_t version, uint64_t unix_seconds, uint8_t answer[16]);
 
 static cell runtime_interface[SLOTS] = {[1] = FUNCTION(module_of),
@@ -108,11 +123,13 @@ static cell runtime_interface[SLOTS] = {[1] = FUNCTION(module_of),
                                         [8] = FUNCTION(module_of_header),
                                         [12] = FUNCTION(no_effect)};
 static cell profiler_hooks[SLOTS] = {[2] = FUNCTION(callbacks), [6] = FUNCTION(few_callbacks)};
-static cell profiler_threads[SLOTS];
+static cell profiler_threads[SLOTS] = {[2] = FUNCTION(cuCtxGetCurrent)};
 static cell context_storage[SLOTS] = {FUNCTION(storage_put), FUNCTION(storage_drop), FUNCTION(storage_get)};
 static cell context_checks[SLOTS] = {[2] = FUNCTION(context_check), [3] = FUNCTION(no_effect)};
 static cell validity[SLOTS] = {[1] = FUNCTION(check_validity)};
-static cell newer_runtime[SLOTS];
+static cell context_identity[SLOTS] = {[4] = FUNCTION(cuCtxGetId)};
+static cell module_functions[SLOTS] = {[7] = FUNCTION(each_function)};
+static cell of_products[SLOTS]; /* cublasLt asks for it, and is content when nothing in it is supported */
 
 static const struct {
     uint8_t id[16];
@@ -125,7 +142,9 @@ static const struct {
     {{0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11, 0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93}, context_storage, 0},
     {{0x26, 0x3e, 0x88, 0x60, 0x7c, 0xd2, 0x61, 0x43, 0x92, 0xf6, 0xbb, 0xd5, 0x00, 0x6d, 0xfa, 0x7e}, context_checks, 4},
     {{0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2}, validity, 3},
-    {{0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2}, newer_runtime, 96},
+    {{0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2}, context_identity, 96},
+    {{0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e}, module_functions, 96},
+    {{0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca}, of_products, 96},
 };
 
 /* The validity check of libcudart: an HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key over the process, the time, and the devices.

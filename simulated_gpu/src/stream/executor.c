@@ -9,7 +9,6 @@
  */
 #include "graph/graph.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 
@@ -32,6 +31,11 @@ static bool dependencies_met(const sim_stream *stream, const sim_op *op, uint64_
         if (!op->work.u.fence->done)
             return false;
         *ready = op->work.u.fence->end_ns;
+    }
+    if (op->work.kind == OP_WAIT_VALUE) {
+        if (context->error == CUDA_SUCCESS && !nvs_sim_value_reached(stream, &op->work.u.value))
+            return false;
+        *ready = nvs_sim_now_ns();
     }
     if (nvs_sim_is_legacy(stream)) {
         for (const sim_stream *other = context->streams.all; other != NULL; other = other->next) {
@@ -108,20 +112,6 @@ static void *call_hosts(void *argument)
     return NULL;
 }
 
-bool nvs_sim_start_thread(void *(*role)(void *), void *argument)
-{
-    pthread_t thread;
-    sigset_t all, before;
-    /* The application's own threads handle its signals. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const bool started = pthread_create(&thread, NULL, role, argument) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (started)
-        pthread_detach(thread);
-    return started;
-}
-
 /* True: the operation ends when its host function has returned. */
 static bool calls_host(sim_device *device, const sim_stream *stream, sim_op *op)
 {
@@ -196,14 +186,20 @@ static void drop_idle(sim_device *device)
     }
 }
 
-static void start_heads(sim_device *device)
+#define POLL_NS 100000u /* nobody tells that a value in memory has changed */
+
+/* Returns when the heads are to be looked at again. */
+static uint64_t start_heads(sim_device *device)
 {
-    uint64_t ready;
+    uint64_t ready, again_ns = UINT64_MAX;
     for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->queue.next_busy) {
         sim_op *op = stream->queue.head;
         if (op != NULL && !op->started && dependencies_met(stream, op, &ready))
             start(stream, op, ready);
+        else if (op != NULL && !op->started && op->work.kind == OP_WAIT_VALUE)
+            again_ns = nvs_sim_now_ns() + POLL_NS;
     }
+    return again_ns;
 }
 
 /* The stream with the earliest end of a started head; NULL: nothing runs. */
@@ -227,7 +223,7 @@ static void *execute(void *argument)
     for (;;) {
         uint64_t check_ns;
         const uint32_t wakes = nvs_sim_wakes(device);
-        start_heads(device);
+        const uint64_t again_ns = start_heads(device);
         const uint64_t now_ns = nvs_sim_time_kernels(device, &check_ns);
         sim_stream *stream = next_to_end(device);
         if (stream != NULL && stream->queue.head->end_ns <= now_ns) {
@@ -237,6 +233,8 @@ static void *execute(void *argument)
         }
         if (stream != NULL && stream->queue.head->end_ns < check_ns)
             check_ns = stream->queue.head->end_ns;
+        if (again_ns < check_ns)
+            check_ns = again_ns;
         drop_idle(device);
         pthread_cond_broadcast(&nvs_sim_done); /* last: the end of a context waits for recycled streams, too */
         nvs_sim_sleep(device, wakes, check_ns);

@@ -49,11 +49,12 @@ typedef struct sim_prefetch {
     int32_t gpu; /* -1: to the host */
 } sim_prefetch;
 
-typedef struct sim_value_write {
+typedef struct sim_value {
     CUdeviceptr pointer;
     uint64_t value;
     uint32_t bytes;
-} sim_value_write;
+    unsigned compare; /* of a wait: CUstreamWaitValue_flags */
+} sim_value;
 
 enum sim_op_kind {
     OP_EMPTY,
@@ -68,6 +69,7 @@ enum sim_op_kind {
     OP_FREE,
     OP_ALLOCATE, /* graphs only */
     OP_WRITE_VALUE,
+    OP_WAIT_VALUE,
 };
 
 typedef struct sim_work {
@@ -82,7 +84,7 @@ typedef struct sim_work {
         sim_fence *fence; /* one reference is owned */
         sim_prefetch prefetch;
         CUdeviceptr pointer; /* OP_FREE, OP_ALLOCATE */
-        sim_value_write write;
+        sim_value value; /* OP_WRITE_VALUE, OP_WAIT_VALUE */
     } u;
 } sim_work;
 
@@ -132,6 +134,7 @@ struct sim_stream {
     bool detached; /* its green context is destroyed */
     sim_queue queue;
     sim_stream_capture capture;
+    CUlaunchAttributeValue attributes[CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN + 1]; /* by their ids; without effect */
 };
 
 static inline bool nvs_sim_is_legacy(const sim_stream *stream) { return stream == stream->context->streams.legacy; }
@@ -173,7 +176,6 @@ void nvs_sim_wake(sim_device *device);                                     /* th
 void nvs_sim_sleep(sim_device *device, uint32_t wakes, uint64_t until_ns); /* until nvs_sim_wakes changes; drops nvs_sim_lock */
 
 /* executor.c: the work is owned here, also after an error */
-bool nvs_sim_start_thread(void *(*role)(void *), void *argument); /* detached, without signals */
 CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, bool graph); /* never captures */
 CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work); /* queues or captures */
 

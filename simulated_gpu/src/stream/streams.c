@@ -2,6 +2,7 @@
 #include "graph/graph.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static CUresult create_stream(CUstream *out, unsigned flags, int priority)
 {
@@ -95,6 +96,38 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx,
     NVS_SIM_CHECK(pCtx != NULL && pGreenCtx != NULL, CUDA_ERROR_INVALID_VALUE);
     *pCtx = (CUcontext)(void *)stream->context;
     *pGreenCtx = NULL;
+    return CUDA_SUCCESS;
+}
+
+/* Attributes: only the priority has a meaning here, and it is fixed. */
+
+static CUresult find_attribute(CUstream handle, CUstreamAttrID id, const void *value, sim_stream **stream)
+{
+    const unsigned known = 1u << CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW | 1u << CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY |
+                           1u << CU_LAUNCH_ATTRIBUTE_PRIORITY | 1u << CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP |
+                           1u << CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN;
+    NVS_SIM_CHECK(value != NULL && (unsigned)id < 32 && (known >> id & 1) != 0, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_stream(handle, stream));
+    (*stream)->attributes[CU_LAUNCH_ATTRIBUTE_PRIORITY].priority = (*stream)->priority;
+    return CUDA_SUCCESS;
+}
+
+NVS_SIM_GETTER(cuStreamGetAttribute, (CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value), sim_stream *stream,
+               find_attribute(hStream, attr, value, &stream), value, stream->attributes[attr])
+
+SIM_EXPORT CUresult CUDAAPI cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *value)
+{
+    NVS_SIM_ENTER_FIND(sim_stream *stream, find_attribute(hStream, attr, value, &stream));
+    stream->attributes[attr] = *value;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuStreamCopyAttributes(CUstream dst, CUstream src)
+{
+    sim_stream *from;
+    NVS_SIM_ENTER_FIND(sim_stream *stream, nvs_sim_stream(dst, &stream));
+    NVS_SIM_TRY(nvs_sim_stream(src, &from));
+    memcpy(stream->attributes, from->attributes, sizeof stream->attributes);
     return CUDA_SUCCESS;
 }
 
