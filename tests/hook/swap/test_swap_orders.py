@@ -67,13 +67,41 @@ def test_credit_lets_it_go_on_to_the_end(coordinator: ScriptedCoordinator, clien
     is_whole(client, coordinator, pointer, 2)
 
 
-def test_another_order_ends_the_waiting(coordinator: ScriptedCoordinator, client: Client) -> None:
-    """Broken: an eviction stands behind a restoration that waits for the room which it is to make."""
+def stands_at(coordinator: ScriptedCoordinator, number: int, moved: int) -> None:
+    """The restoration has moved so much and goes no further, as its credit does not rise."""
+    while (told := coordinator.expect(messages.MoveProgress)).moved_bytes != moved:
+        assert told.moved_bytes < moved
+    assert (told.order_id, told.finished) == (number, False)
+
+
+def test_credit_that_comes_late(coordinator: ScriptedCoordinator, client: Client) -> None:
+    """Broken: a mover that has waited long enough for more credit does not go on when it comes."""
     pointer = evicted(client, coordinator)
     restore(coordinator, 2, 17 * MIB)
+    stands_at(coordinator, 2, 16 * MIB)
+    coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=29 * MIB))
+    stands_at(coordinator, 2, 28 * MIB)
+    coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=HELD))
+    assert finished(coordinator, 2) == (HELD, 0)
+    is_whole(client, coordinator, pointer, 2)
+
+
+def test_another_order_ends_the_waiting(coordinator: ScriptedCoordinator, client: Client) -> None:
+    """Broken: an eviction stands behind a restoration that waits for the room which it is to make, or leaves what came
+    in meanwhile."""
+    pointer = evicted(client, coordinator)
+    restore(coordinator, 2, 17 * MIB)
+    stands_at(coordinator, 2, 16 * MIB)
     coordinator.send(messages.Evict(gpu=0, order_id=3, bytes=HELD))
     assert finished(coordinator, 2) == (16 * MIB, 0)
     assert finished(coordinator, 3) == (16 * MIB, 0)
+    for number in range(4, 24, 2):  # at any moment of a restoration
+        restore(coordinator, number, 17 * MIB)
+        coordinator.send(messages.Evict(gpu=0, order_id=number + 1, bytes=HELD))
+        brought, error = finished(coordinator, number)
+        assert (brought <= 16 * MIB, error) == (True, 0)
+        assert finished(coordinator, number + 1)[1] == 0
+        assert last_report(coordinator).resident_bytes == 0
     is_whole(client, coordinator, pointer, 2)
 
 
