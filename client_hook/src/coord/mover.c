@@ -140,7 +140,6 @@ static void make_pass(mover *m)
     m->pass.moved = m->pass.told = 0;
     m->pass.told_ns = nvs_now_ns();
     m->state.lacks = false;
-    m->state.error = 0;
     pthread_mutex_unlock(&lock);
     const uint32_t error = approach(m, &watch, &moved);
     atomic_store_explicit(&nvs_ledgers[m->gpu].to_report, 1, memory_order_seq_cst); /* as nvs_agent_memory_changed */
@@ -184,6 +183,7 @@ void nvs_mover_aim(uint32_t gpu, const nvs_goal *goal)
     m->goals++;
     m->held = false;
     m->state.hurried = !m->has_thread;
+    m->state.error = 0;
     m->seen.busy = true;
     pthread_cond_broadcast(&changed);
     if (!m->has_thread)

@@ -6,6 +6,7 @@ A restoration without credit stands still for as long as a test wants, with the 
 from __future__ import annotations
 
 import os
+import random
 import resource
 from pathlib import Path
 
@@ -102,6 +103,26 @@ def test_another_order_ends_the_waiting(coordinator: ScriptedCoordinator, client
         assert (brought <= 16 * MIB, error) == (True, 0)
         assert finished(coordinator, number + 1)[1] == 0
         assert last_report(coordinator).resident_bytes == 0
+    is_whole(client, coordinator, pointer, 2)
+
+
+def test_orders_that_cross(coordinator: ScriptedCoordinator, client: Client) -> None:
+    """Broken: an order that comes while memory moves costs data, or is answered twice or never."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")  # pytest shows it when the test fails
+    dice = random.Random(seed)
+    pointer = evicted(client, coordinator)
+    for number in range(10, 50):
+        if dice.random() < 0.5:
+            coordinator.send(messages.Evict(gpu=0, order_id=number, bytes=dice.randrange(HELD)))
+            continue
+        restore(coordinator, number, dice.randrange(HELD))
+        for credit in (dice.randrange(HELD), HELD):
+            coordinator.send(messages.MoveCredit(gpu=0, order_id=number, credit_bytes=credit))
+    coordinator.send(messages.Evict(gpu=0, order_id=50, bytes=HELD))
+    for number in range(10, 51):
+        assert finished(coordinator, number)[1] == 0
+    assert last_report(coordinator).resident_bytes == 0
     is_whole(client, coordinator, pointer, 2)
 
 

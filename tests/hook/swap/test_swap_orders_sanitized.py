@@ -20,6 +20,7 @@ from tests.hook.swap.test_swap_orders import (  # noqa: F401 - the tests
     test_credit_that_comes_late,
     test_host_memory_is_asked_for_in_steps,
     test_memory_may_be_freed_meanwhile,
+    test_orders_that_cross,
 )
 
 pytestmark = pytest.mark.sanitizer
