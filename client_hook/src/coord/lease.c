@@ -253,7 +253,7 @@ static void open_gate(uint32_t gpu)
     } else if (mine->opening.tries++ < TRIES) {
         mine->opening.aimed = true;
         mine->opening.in_bytes = nvs_mover_state_of(gpu)->in_bytes;
-        nvs_mover_aim(gpu, &(nvs_goal){.bytes = UINT64_MAX});
+        nvs_mover_aim(gpu, &(nvs_goal){.bytes = nvs_memory_resident(gpu) + missing});
     } else {
         mine->opening.restoring = false;
     }

@@ -81,9 +81,11 @@ static void count(mover *m, uint64_t moved, bool tell) /* locked */
     m->state.in_bytes += m->pass.out ? 0 : moved - m->pass.moved;
     m->pass.moved = moved;
     if (tell) {
+        const uint64_t now = nvs_now_ns();
         m->state.news++;
+        m->state.moving_ns += now - m->pass.told_ns;
         m->pass.told = moved;
-        m->pass.told_ns = nvs_now_ns();
+        m->pass.told_ns = now;
     }
 }
 

@@ -19,9 +19,9 @@
 #include "base/base.h"
 
 typedef struct nvs_goal {
-    uint64_t bytes; /* UINT64_MAX: all memory of the program */
-    bool rises;     /* probably, soon */
-    bool promised;  /* the coordinator has promised the room; else the mover requests it, as an allocation does */
+    uint64_t bytes;
+    bool rises;    /* probably, soon */
+    bool promised; /* the coordinator has promised the room; else the mover requests it, as an allocation does */
 } nvs_goal;
 
 typedef struct nvs_mover_state {
@@ -30,7 +30,7 @@ typedef struct nvs_mover_state {
     bool hurried;   /* since the goal was set: no pass waits for it to rise */
     uint32_t news;  /* changes when much has moved, and at the end of a pass */
     uint32_t error; /* CUresult of the last pass; 0: none */
-    uint64_t in_bytes; /* brought in ever */
+    uint64_t in_bytes, moving_ns; /* sums: what was brought in, and the time of all passes */
 } nvs_mover_state;
 
 void nvs_mover_aim(uint32_t gpu, const nvs_goal *goal);

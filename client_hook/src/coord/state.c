@@ -153,12 +153,10 @@ uint64_t nvs_budget_serve(uint64_t now_ns)
 NVS_FORK_STATE static struct order {
     bool open, out;
     uint8_t gpu;
-    uint32_t news;          /* the mover's, in the last report */
     uint64_t id, bytes;
     uint64_t credit;        /* of `bytes`: so many may move now */
     uint64_t before;        /* bytes on the GPU at its begin */
-    uint64_t in_before;     /* bytes that the mover had brought in */
-    uint64_t began_ns;
+    nvs_mover_state its;    /* the mover's, at its begin and with the news of the last report */
 } orders[NVS_MAX_GPUS];
 
 static void aim(const struct order *o)
@@ -171,10 +169,10 @@ static void aim(const struct order *o)
 static void tell(struct order *o, bool finished)
 {
     const nvs_mover_state *its = nvs_mover_state_of(o->gpu);
-    const uint64_t now = nvs_memory_resident(o->gpu), in = its->in_bytes - o->in_before;
+    const uint64_t now = nvs_memory_resident(o->gpu), in = its->in_bytes - o->its.in_bytes;
     const uint64_t moved = o->out ? (o->before > now ? o->before - now : 0) : in < o->credit ? in : o->credit;
-    o->news = its->news;
-    NVS_LINK_SEND(move_progress, o->gpu, o->id, moved, nvs_now_ns() - o->began_ns, finished, finished ? its->error : 0);
+    o->its.news = its->news;
+    NVS_LINK_SEND(move_progress, o->gpu, o->id, moved, its->moving_ns - o->its.moving_ns, finished, finished ? its->error : 0);
 }
 
 static void end(struct order *o)
@@ -191,9 +189,8 @@ void nvs_order_begin(uint8_t gpu, uint64_t id, bool out, uint64_t bytes, uint64_
     nvs_movers_look();
     if (o->open)
         end(o);
-    *o = (struct order){.open = true, .out = out, .gpu = gpu, .news = its->news, .id = id, .bytes = bytes,
-                        .credit = credit_bytes < bytes ? credit_bytes : bytes, .before = nvs_memory_resident(gpu), .in_before = its->in_bytes,
-                        .began_ns = nvs_now_ns()};
+    *o = (struct order){.open = true, .out = out, .gpu = gpu, .id = id, .bytes = bytes, .credit = credit_bytes < bytes ? credit_bytes : bytes,
+                        .before = nvs_memory_resident(gpu), .its = *its};
     aim(o);
 }
 
@@ -226,7 +223,7 @@ void nvs_orders_serve(void)
         const bool waits = its->lacks && o->credit < o->bytes && !its->hurried && its->error == 0;
         if (o->open && !its->busy && !waits)
             end(o);
-        else if (o->open && its->news != o->news)
+        else if (o->open && its->news != o->its.news)
             tell(o, false);
     }
 }

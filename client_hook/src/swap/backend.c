@@ -322,19 +322,19 @@ static uint64_t missing_bytes(uint32_t gpu)
 }
 
 /* What is restored at a grant was not promised: other programs may have the room. */
-static bool may_restore(uint32_t gpu)
+static bool may_restore(uint32_t gpu, uint64_t most)
 {
     nvs_swap_lock();
-    const uint64_t resident = nvs_swap_gpus[gpu].resident, missing = missing_bytes(gpu);
+    const uint64_t resident = nvs_swap_gpus[gpu].resident, missing = missing_bytes(gpu), bytes = missing < most ? missing : most;
     nvs_swap_unlock();
-    return missing == 0 || nvs_memory_may_grow(gpu, resident + missing);
+    return bytes == 0 || nvs_memory_may_grow(gpu, resident + bytes);
 }
 
 static nvs_status move(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t *moved_bytes)
 {
     if (out)
         *moved_bytes += swap_drop_empty(gpu);
-    else if (watch->asks && !may_restore(gpu))
+    else if (watch->asks && !may_restore(gpu, watch->left(watch->argument, 0, 0)))
         return NVS_NO_MEMORY;
     const nvs_status status = nvs_swap_move(gpu, out, watch, moved_bytes);
     if (status == NVS_OK && !out)
