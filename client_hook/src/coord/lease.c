@@ -224,7 +224,7 @@ static bool others_may_open(uint32_t gpu)
 static void opened(uint32_t gpu, uint64_t since_ns)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-    mine->opening.pending = mine->opening.restoring = mine->opening.incomplete = false;
+    mine->opening.pending = mine->opening.restoring = mine->opening.incomplete = mine->opening.aimed = false;
     mine->opening.patience_ns = 0;
     if (mine->lease.state == NVS_LEASE_HELD)
         nvs_duty_opened(&mine->duty, since_ns);
@@ -464,8 +464,12 @@ void nvs_agent_continue_end(uint32_t gpu)
         end = mine->closing.began_ns + HOST_FUNCTION_NS;
     uint64_t slice = end < now + SLICE_NS ? end : now + SLICE_NS;
     bool overdue;
-    if (nvs_moves_busy(gpu))
-        return; /* the lease was granted while memory moved: the gate is still closed */
+    if (nvs_moves_busy(gpu)) { /* the gate is still closed: the lease was granted while an order was open, or memory is restored for it */
+        if (mine->opening.aimed)
+            nvs_mover_hold(gpu);
+        return;
+    }
+    mine->opening.aimed = false;
     if (!mine->closing.closed) {
         mine->closing.closed = nvs_gate_close(gpu, slice) == NVS_OK;
         if (mine->closing.closed && mine->lease.state == NVS_LEASE_ENDING && !mine->lease.end.revoked &&
@@ -507,9 +511,7 @@ void nvs_agent_continue_open(uint32_t gpu, uint64_t now)
     enum { FIRST_NS = 2000000, LONGEST_NS = 200000000 };
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     if (!nvs_lease_open(&mine->lease)) {
-        if (mine->opening.aimed)
-            nvs_mover_hold(gpu);
-        mine->opening.pending = mine->opening.restoring = mine->opening.incomplete = mine->opening.aimed = false;
+        mine->opening.pending = mine->opening.restoring = mine->opening.incomplete = false;
         return;
     }
     if (mine->opening.incomplete && !others_may_open(gpu))
