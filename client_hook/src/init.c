@@ -20,7 +20,7 @@
 #include "base/process.h"
 #include "contexts/context.h"
 #include "coord/agent.h"
-#include "coord/moves.h"
+#include "coord/state.h"
 #include "driver/cuda_api.h"
 #include "driver/nvml.h"
 #include "gate/gate.h"

@@ -7,7 +7,7 @@
  *
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
  * pool.
- * Locks held without any other: streams (contexts/context.c), moves (coord/moves.c), the pipeline of a move
+ * Locks held without any other: streams (contexts/context.c), movers (coord/mover.c), the pipeline of a move
  * (swap/pipeline.c), exports (ipc/export.c), imports (ipc/import.c),
  * connections (ipc/import.c), marks (inflight/marks.c), captures (inflight/captures.c), host functions (gate/host_functions.c),
  * ended threads (inflight/pacing.c), figures of pools (memory/pools.c).

@@ -21,8 +21,9 @@
 #include "base/system.h"
 #include "contexts/gpu.h"
 #include "coord/mailbox.h"
-#include "coord/moves.h"
+#include "coord/mover.h"
 #include "coord/protocol/link.h"
+#include "coord/state.h"
 #include "driver/cuda_api.h"
 #include "driver/library.h"
 #include "gate/gate.h"
@@ -450,8 +451,8 @@ NVS_FORK_CODE void nvs_agent_after_fork(void)
     /* One thread: nothing here may take a lock, which another thread of the parent may hold. */
     nvs_mailbox_after_fork();
     nvs_transport_abandon();
-    nvs_moves_after_fork();
-    nvs_budget_after_fork();
+    nvs_movers_after_fork();
+    nvs_state_after_fork();
     atomic_store_explicit(&gil, IDLE, memory_order_relaxed); /* one thread */
 }
 

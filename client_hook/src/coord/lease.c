@@ -16,9 +16,10 @@
 #include "base/process.h"
 #include "base/system.h"
 #include "coord/mailbox.h"
-#include "coord/moves.h"
+#include "coord/mover.h"
 #include "coord/protocol/link.h"
 #include "coord/protocol/wire.gen.h"
+#include "coord/state.h"
 #include "gate/gate.h"
 #include "gate/host_functions.h"
 #include "inflight/pacing.h"
@@ -197,12 +198,16 @@ static void release(uint32_t gpu, bool drained)
                   .opened_at_ns = mine->lease.grant.opened_at_ns, .submissions = nvs_gate_calls(gpu) - mine->counted.calls);
 }
 
-static void completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error)
+/* The mover has done what it could for the gate to open. */
+static void restored(uint32_t gpu)
 {
-    if (error != 0 || moved_bytes == 0)
-        nvs_agent_gpus[gpu].opening.tries = UINT32_MAX / 2; /* no immediate try */
-    if (error == CUDA_ERROR_NOT_READY && nvs_lease_open(&nvs_agent_gpus[gpu].lease)) /* else it was ended early */
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    const nvs_mover_state *its = nvs_mover_state_of(gpu);
+    if (its->error != 0 || its->in_bytes == mine->opening.in_bytes)
+        mine->opening.tries = UINT32_MAX / 2; /* no immediate try */
+    if (its->error == CUDA_ERROR_NOT_READY)
         nvs_swap_unite_refuse(gpu, CUDA_ERROR_NOT_READY); /* the program's work does not end, and may wait for the gate */
+    mine->opening.aimed = false;
 }
 
 /* Whether the gates of the GPUs linked with this one may open as far as their leases and moves go. */
@@ -219,7 +224,7 @@ static bool others_may_open(uint32_t gpu)
 static void opened(uint32_t gpu, uint64_t since_ns)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-    mine->opening.pending = mine->opening.restoring = mine->opening.incomplete = false;
+    mine->opening.pending = mine->opening.restoring = mine->opening.incomplete = mine->opening.aimed = false;
     mine->opening.patience_ns = 0;
     if (mine->lease.state == NVS_LEASE_HELD)
         nvs_duty_opened(&mine->duty, since_ns);
@@ -239,14 +244,16 @@ static void open_gate(uint32_t gpu)
     mine->opening.incomplete = false;
     mine->opening.since_ns = nvs_now_ns();
     if (nvs_moves_busy(gpu)) {
-        nvs_moves_hurry(gpu);
+        nvs_mover_hurry(gpu);
     } else if (nvs_memory_open_gates(gpu, gpus, paced, &missing)) {
         EACH_LINKED(each, gpu)
             opened(each, mine->opening.since_ns);
     } else if (missing == 0) {
         mine->opening.incomplete = true;
     } else if (mine->opening.tries++ < TRIES) {
-        nvs_moves_begin(&(nvs_move_order){.gpu = gpu, .bytes = missing, .credit_bytes = UINT64_MAX, .done = completed});
+        mine->opening.aimed = true;
+        mine->opening.in_bytes = nvs_mover_state_of(gpu)->in_bytes;
+        nvs_mover_aim(gpu, &(nvs_goal){.bytes = nvs_memory_resident(gpu) + missing});
     } else {
         mine->opening.restoring = false;
     }
@@ -300,25 +307,32 @@ bool nvs_agent_wanted(uint32_t gpu)
     return any;
 }
 
+/* Ends a lease as if the coordinator had revoked it.  False: there is none, or nobody to take it. */
+static bool give_back(uint32_t gpu)
+{
+    const nvs_lease *its = &nvs_agent_gpus[gpu].lease;
+    if (its->state != NVS_LEASE_HELD || !its->link.connected)
+        return false;
+    nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = its->grant.id, .number = NVS_LEASE_DRAIN_NS});
+    return true;
+}
+
 void nvs_agent_tick(uint32_t gpu)
 {
     bool in_use = false;
     EACH_LINKED(each, gpu)
         in_use = in_use || nvs_gate_in_use(each) || nvs_moves_busy(each);
     nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_TICK, .number = calls_of(gpu), .flag = in_use});
-    const nvs_lease *its = &nvs_agent_gpus[gpu].lease;
-    if (nvs_gate_dead(gpu) && its->state == NVS_LEASE_HELD && its->link.connected && nvs_gate_linked_with(gpu) == UINT32_C(1) << gpu)
-        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = its->grant.id, .number = NVS_LEASE_DRAIN_NS}); /* calls need none */
+    if (nvs_gate_dead(gpu) && nvs_gate_linked_with(gpu) == UINT32_C(1) << gpu)
+        (void)give_back(gpu); /* calls need none */
 }
 
 /* The lease has been given back: so are those of linked GPUs, whose gates are closed. */
 static void end_linked(uint32_t gpu)
 {
-    EACH_LINKED(each, gpu) {
-        const nvs_lease *its = &nvs_agent_gpus[each].lease;
-        if (each != gpu && its->state == NVS_LEASE_HELD && its->link.connected)
-            nvs_agent_event(each, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = its->grant.id, .number = NVS_LEASE_DRAIN_NS});
-    }
+    EACH_LINKED(each, gpu)
+        if (each != gpu)
+            (void)give_back(each);
 }
 
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
@@ -450,10 +464,12 @@ void nvs_agent_continue_end(uint32_t gpu)
         end = mine->closing.began_ns + HOST_FUNCTION_NS;
     uint64_t slice = end < now + SLICE_NS ? end : now + SLICE_NS;
     bool overdue;
-    if (nvs_moves_busy(gpu)) { /* the lease was granted while memory moved: the gate is still closed */
-        nvs_moves_abandon_own(gpu);
+    if (nvs_moves_busy(gpu)) { /* the gate is still closed: the lease was granted while an order was open, or memory is restored for it */
+        if (mine->opening.aimed)
+            nvs_mover_hold(gpu);
         return;
     }
+    mine->opening.aimed = false;
     if (!mine->closing.closed) {
         mine->closing.closed = nvs_gate_close(gpu, slice) == NVS_OK;
         if (mine->closing.closed && mine->lease.state == NVS_LEASE_ENDING && !mine->lease.end.revoked &&
@@ -501,8 +517,11 @@ void nvs_agent_continue_open(uint32_t gpu, uint64_t now)
     if (mine->opening.incomplete && !others_may_open(gpu))
         return;
     if (mine->opening.restoring) {
-        if (!nvs_moves_busy(gpu))
-            open_gate(gpu);
+        if (nvs_moves_busy(gpu))
+            return;
+        if (mine->opening.aimed)
+            restored(gpu);
+        open_gate(gpu);
         return;
     }
     if (now < mine->opening.since_ns + mine->opening.patience_ns)
@@ -515,11 +534,8 @@ void nvs_agent_continue_open(uint32_t gpu, uint64_t now)
         mine->opening.patience_ns = FIRST_NS;
     else
         mine->opening.patience_ns = mine->opening.patience_ns < LONGEST_NS / 2 ? 2 * mine->opening.patience_ns : LONGEST_NS;
-    if (mine->lease.state == NVS_LEASE_HELD && mine->lease.link.connected) {
+    if (give_back(gpu))
         mine->opening.pending = false;
-        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = mine->lease.grant.id,
-                                                 .number = NVS_LEASE_DRAIN_NS});
-        return;
-    }
-    open_again(gpu);
+    else
+        open_again(gpu);
 }

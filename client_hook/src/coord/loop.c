@@ -5,7 +5,7 @@
  * mailboxes, so several pokes may cause one round.
  *
  * A drain is done in slices, so that the other GPUs of the process, the connection and exit() are served meanwhile.  Memory is
- * moved by other threads (moves.h).
+ * moved by other threads (mover.h).
  *
  * A wait that lasts has one line on standard error, and one at its end: after 5 s the agent asks the coordinator what the program waits for, and prints
  * the answer.  A program that often waits long gets such lines at most once a minute.
@@ -19,10 +19,11 @@
 #include "base/system.h"
 #include "coord/lease.h"
 #include "coord/mailbox.h"
-#include "coord/moves.h"
+#include "coord/mover.h"
 #include "coord/parking.h"
 #include "coord/protocol/link.h"
 #include "coord/protocol/wire.gen.h"
+#include "coord/state.h"
 #include "gate/gate.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
@@ -112,15 +113,15 @@ static void notice_lost(void)
 /* On standby: the agent naps, so that a processor is awake for the grant. */
 static uint64_t awake_until_ns;
 
-static void move_memory(const nvs_move_order *order)
+static void move_memory(uint8_t gpu, uint64_t order_id, bool out, uint64_t bytes, uint64_t credit_bytes)
 {
-    const nvs_agent_gpu *mine = &nvs_agent_gpus[order->gpu];
+    const nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     if (!nvs_lease_open(&mine->lease) && !nvs_agent_ending(mine)) {
-        nvs_moves_begin(order);
+        nvs_order_begin(gpu, order_id, out, bytes, credit_bytes);
         return;
     }
-    nvs_report_memory(order->gpu, nvs_now_ns()); /* memory moves only while the program has no lease */
-    NVS_LINK_SEND(move_progress, (uint8_t)order->gpu, order->order_id, 0, 0, true, CUDA_ERROR_NOT_PERMITTED);
+    nvs_report_memory(gpu, nvs_now_ns()); /* memory moves only while the program has no lease */
+    NVS_LINK_SEND(move_progress, gpu, order_id, 0, 0, true, CUDA_ERROR_NOT_PERMITTED);
 }
 
 static void settle(uint32_t gpu)
@@ -136,7 +137,7 @@ static void on_lost(void)
     reconnects = true;
     atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed); /* a hint */
     nvs_agent_unanswered_count = 0;
-    nvs_moves_abandon();
+    nvs_orders_lost();
     nvs_budget_lost();
     notice_lost();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
@@ -251,16 +252,12 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_PINS_RESERVED: on_pins(&in.pins_reserved); return;
     case NVS_TYPE_EVICT:
         (void)atomic_fetch_add_explicit(&nvs_pressure_times, 1, memory_order_relaxed); /* see its declaration */
-        move_memory(&(nvs_move_order){.gpu = in.evict.gpu, .out = true, .order_id = in.evict.order_id, .bytes = in.evict.bytes,
-                                      .credit_bytes = UINT64_MAX});
+        move_memory(in.evict.gpu, in.evict.order_id, true, in.evict.bytes, in.evict.bytes);
         return;
     case NVS_TYPE_RESTORE:
-        move_memory(&(nvs_move_order){.gpu = in.restore.gpu, .order_id = in.restore.order_id, .bytes = in.restore.bytes,
-                                      .credit_bytes = in.restore.credit_bytes});
+        move_memory(in.restore.gpu, in.restore.order_id, false, in.restore.bytes, in.restore.credit_bytes);
         return;
-    case NVS_TYPE_MOVE_CREDIT:
-        nvs_moves_credit(in.move_credit.gpu, in.move_credit.order_id, in.move_credit.credit_bytes);
-        return;
+    case NVS_TYPE_MOVE_CREDIT: nvs_order_credit(&in.move_credit); return;
     case NVS_TYPE_HOST_RESERVED: nvs_budget_answer(&in.host_reserved); return;
     case NVS_TYPE_GRANT:
         event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
@@ -506,7 +503,7 @@ static void sleep_until(uint64_t due)
 /* After exit() was called: gives the leases back within its 50 ms if that is possible.  No calls follow. */
 static void depart(void)
 {
-    bool clean = nvs_moves_stop(10000000u);
+    bool clean = nvs_movers_stop(10000000u);
     uint64_t until = nvs_now_ns() + 20000000u;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_lease_state state = nvs_agent_gpus[gpu].lease.state;
@@ -544,7 +541,7 @@ void *nvs_agent_main(void *nothing)
     /* acquire: pairs with the release in at_exit (agent.c) */
     while (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire)) {
         nvs_link_serve(&message_handlers);
-        nvs_moves_serve();
+        nvs_orders_serve();
         uint64_t due = earlier(serve_gpus(), nvs_budget_serve(nvs_now_ns()));
         due = earlier(due, nvs_parking_serve(nvs_now_ns()));
         due = earlier(due, give_back());

@@ -77,13 +77,6 @@ static void wake_closer(nvs_gate *gate)
     errno = saved;
 }
 
-static void wake_closers(void)
-{
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED)
-            wake_closer(&nvs_gates[gpu]);
-}
-
 /* Destructor: the thread ends, perhaps inside a call. */
 static void slot_abandon(void *argument)
 {
@@ -92,8 +85,7 @@ static void slot_abandon(void *argument)
     nvs_gate_wait_end(0); /* the slot names the gate */
     nvs_self = NULL;
     atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
-    atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
-    wake_closers();
+    nvs_gate_leave_nowait(slot);
     /* Pairs with the acquire in slot_reuse: the next owner finds the slot clean. */
     atomic_store_explicit(&slot->owned, 0, memory_order_release);
     errno = saved;

@@ -9,7 +9,7 @@
 #include "contexts/context.h"
 #include "contexts/gpu.h"
 #include "coord/agent.h"
-#include "coord/moves.h"
+#include "coord/mover.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "hooks/graph.h"
@@ -103,7 +103,7 @@ static bool withdraw(CUcontext context, uint32_t gpu)
 {
     nvs_pacing_context_gone(context);
     const bool known = nvs_context_leaving(context, nvs_self);
-    nvs_moves_hurry(gpu); /* a move that waits for room visits the context */
+    nvs_mover_hurry(gpu); /* a pass that waits for its goal visits the context */
     nvs_context_await_visitors(context);
     nvs_swap_lanes_context_leaving(context);
     return known;

@@ -418,9 +418,10 @@ static void report(uint32_t gpus)
 static void grow_ahead(void)
 {
     uint64_t began = nvs_now_ns();
-    const uint32_t gpu = near_gpu, hurry = awaited;
+    const uint32_t gpu = near_gpu;
+    grow(target(), awaited != 0 ? NVS_SLAB_GRAINS : AHEAD_GRAINS, awaited == 0);
+    const uint32_t hurry = awaited; /* perhaps only since the piece was begun */
     if (hurry != 0) {
-        grow(target(), NVS_SLAB_GRAINS, false);
         if (grow_failed || target() <= grown_grains) {
             pthread_mutex_unlock(&lock);
             report(hurry);
@@ -428,7 +429,6 @@ static void grow_ahead(void)
         }
         return;
     }
-    grow(target(), AHEAD_GRAINS, true);
     uint64_t end = nvs_now_ns() + REST_FACTOR * (nvs_now_ns() - began);
     for (uint64_t now = began; program_may_run(gpu) && (now = nvs_now_ns()) < end && demand() <= grown_grains;)
         (void)wait_for(end - now);

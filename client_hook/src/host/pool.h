@@ -15,7 +15,7 @@
  *
  * Helper threads block all signals.  The lock is never held during a driver call.
  *
- * Non-goals: the use of the memory; messages (coord/moves.c).
+ * Non-goals: the use of the memory; messages (coord/state.c).
  */
 #ifndef NVS_POOL_H
 #define NVS_POOL_H

@@ -103,7 +103,7 @@ typedef struct piece {
 typedef struct mover {
     uint32_t gpu;
     bool out;
-    uint64_t wanted, submitted, moved; /* bytes */
+    uint64_t submitted, moved; /* bytes */
     const nvs_watch *watch;
     struct {               /* the pushed context: enter_context, leave_context */
         CUcontext context; /* NULL: none */
@@ -115,7 +115,7 @@ typedef struct mover {
         unsigned first, count;
         bool lost;         /* a wait failed: no later piece is known to have moved */
     } flight;
-    bool ended;       /* the order ends early */
+    bool ended;       /* the goal is reached */
     CUresult failure; /* the last error, unless the allocation had been freed */
 } mover;
 
@@ -142,8 +142,7 @@ static void wait_for_oldest(mover *m)
         return;
     nvs_memory_set_evicted(m->gpu, oldest->of, oldest->evicted);
     m->moved += oldest->bytes;
-    if (m->watch != NULL)
-        m->watch->moved(m->watch->argument, m->moved);
+    m->watch->moved(m->watch->argument, m->moved);
 }
 
 static void leave_context(mover *m)
@@ -185,34 +184,23 @@ static bool enter_context(mover *m, CUcontext context)
     return false;
 }
 
-/* The part of a piece that has room now; 0: the order ends.  Before a wait for room all pieces in flight complete and are reported. */
-static uint64_t bytes_with_room(mover *m, uint64_t bytes)
+/* The size of the next piece; `most` is left of its extent.  Out, in whole pages beyond the goal; in, up to it.  0: the pass ends.  Before a wait for the
+ * goal all pieces in flight complete and are reported. */
+static uint64_t next_piece(mover *m, uint64_t most)
 {
     const nvs_watch *watch = m->watch;
-    uint64_t fits = bytes;
-    if (watch == NULL)
-        return bytes;
-    for (;;) {
-        while (fits > PAGE_BYTES && !watch->room(watch->argument, m->submitted + fits, false))
-            fits = fits / 2 > PAGE_BYTES ? fits / 2 / PAGE_BYTES * PAGE_BYTES : PAGE_BYTES;
-        if (watch->room(watch->argument, m->submitted + fits, false))
-            return fits;
+    uint64_t bytes = most < PIECE_BYTES ? most : PIECE_BYTES, left = watch->left(watch->argument, m->submitted, 0);
+    const uint64_t least = bytes < PAGE_BYTES ? bytes : PAGE_BYTES;
+    if (m->out)
+        left = left < bytes ? (left + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES : left;
+    else if (left < least) {
         while (m->flight.count != 0)
             wait_for_oldest(m);
-        if (!watch->room(watch->argument, m->submitted + fits, true)) {
-            m->ended = true;
-            return 0;
-        }
-        fits = bytes; /* there may be room for more by now */
+        left = watch->left(watch->argument, m->submitted, least);
     }
-}
-
-/* The size of an extent's next piece: out, at least what is wanted, in whole pages; in, at most that. */
-static uint64_t next_piece(const mover *m, uint64_t left)
-{
-    const uint64_t want = m->wanted - m->submitted, most = left < PIECE_BYTES ? left : PIECE_BYTES;
-    const uint64_t rounded = m->out ? (want + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES : want;
-    return want < most && rounded < most ? rounded : most;
+    if (!m->out && left < bytes && left > PAGE_BYTES)
+        left -= left % PAGE_BYTES;
+    return left < bytes ? left : bytes;
 }
 
 /* Moves one piece of an allocation; `evicted` is the size of its evicted part, before and after. */
@@ -220,8 +208,9 @@ static CUresult move_piece(mover *m, const nvs_extent *extent, uint64_t *evicted
 {
     if (m->flight.count == IN_FLIGHT)
         wait_for_oldest(m);
-    const uint64_t bytes = bytes_with_room(m, next_piece(m, m->out ? extent->charged_bytes - *evicted : *evicted));
-    if (bytes == 0)
+    const uint64_t bytes = next_piece(m, m->out ? extent->charged_bytes - *evicted : *evicted);
+    m->ended = bytes == 0;
+    if (m->ended)
         return CUDA_SUCCESS;
     const uint64_t from = m->out ? *evicted : *evicted - bytes;
     const uint64_t to = from + bytes < extent->length ? from + bytes : extent->length;
@@ -245,8 +234,7 @@ static void move_extent(mover *m, const nvs_extent *extent)
     CUresult result = CUDA_SUCCESS;
     if (!enter_context(m, extent->context))
         return;
-    while (result == CUDA_SUCCESS && !m->ended && !nvs_context_ends(m->in.context) && m->submitted < m->wanted &&
-           evicted != (m->out ? extent->charged_bytes : 0))
+    while (result == CUDA_SUCCESS && !m->ended && !nvs_context_ends(m->in.context) && evicted != (m->out ? extent->charged_bytes : 0))
         result = move_piece(m, extent, &evicted);
     nvs_allocation now;
     if (result != CUDA_SUCCESS && nvs_allocation_find(NVS_SPACE_ADDRESS, extent->key, &now) == NVS_FOUND &&
@@ -265,12 +253,11 @@ static int larger_first(const void *a, const void *b)
     return left->serial < right->serial ? -1 : left->serial > right->serial;
 }
 
-static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+static nvs_status move(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    mover m = {.gpu = gpu, .out = out, .wanted = bytes, .watch = watch};
-    *moved_bytes = 0;
+    mover m = {.gpu = gpu, .out = out, .submitted = *moved_bytes, .moved = *moved_bytes, .watch = watch};
     size_t room = nvs_allocation_extents(gpu, out, NULL, 0);
-    if (room == 0 || bytes == 0 || nvs_gate_dead(gpu))
+    if (room == 0 || nvs_gate_dead(gpu))
         return NVS_OK;
     nvs_extent *extents = malloc(room * sizeof *extents);
     if (extents == NULL)
@@ -282,7 +269,7 @@ static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *
 
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the application's captures are not disturbed */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    for (size_t i = 0; i < count && m.submitted < m.wanted && !m.ended && m.failure == CUDA_SUCCESS; i++)
+    for (size_t i = 0; i < count && !m.ended && m.failure == CUDA_SUCCESS; i++)
         move_extent(&m, &extents[i]);
     leave_context(&m);
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
@@ -317,10 +304,9 @@ static CUresult device_release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, 
     return NVS_REAL(cuMemFree_v2)(pointer);
 }
 
-static nvs_status move_nothing(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+static nvs_status move_nothing(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    *moved_bytes = 0; /* all of it is pinned, as the coordinator knows from the reports */
-    return NVS_OK;
+    return NVS_OK; /* all of it is pinned, as the coordinator knows from the reports */
 }
 
 const nvs_backend nvs_backend_device = {

@@ -8,11 +8,11 @@
 #include "base/base.h"
 #include "memory/registry.h"
 
-/* Callbacks of a move to its order, on threads of the mover. */
+/* Callbacks of a pass to its goal (coord/mover.h), on threads of the mover. */
 typedef struct nvs_watch {
     void (*moved)(void *argument, uint64_t moved_bytes); /* progress: bytes in all */
-    /* Whether there is room for so many bytes in all.  `wait`: returns when there is (true), or when the order must end early (false). */
-    bool (*room)(void *argument, uint64_t bytes, bool wait);
+    /* How far the goal is after so many bytes in all; 0: the pass ends.  Coming in, it may wait for a moment until it is `least_bytes`. */
+    uint64_t (*left)(void *argument, uint64_t moved_bytes, uint64_t least_bytes);
     void *argument;
     bool promised; /* the coordinator has promised room: a lack of it ends soon */
     bool asks;     /* no room is promised: a restoration requests it first, as an allocation does */
@@ -33,8 +33,9 @@ typedef struct nvs_backend {
     /* The caller has set the current context.  `kept` is the backend's data of an allocation. */
     CUresult (*allocate)(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept);
     CUresult (*release)(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept);
-    /* The GPU's mover thread, gate closed and drained.  Moves at least `bytes` (or all) out, or up to `bytes` in.  `watch` may be NULL. */
-    nvs_status (*move)(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
+    /* The GPU's mover thread, gate closed and drained.  Moves out until the goal is reached or passed, or in as long as it is not passed.  Adds to
+     * `moved_bytes` of this pass. */
+    nvs_status (*move)(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t *moved_bytes);
     void (*context_gone)(CUcontext context); /* forgets what it keeps for the context; not of mode `device` */
     /* The following only if `chunked`. */
     bool (*works)(uint32_t gpu); /* on this GPU */

@@ -584,42 +584,28 @@ void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total
     nvs_quota_virtual_info(gpu, nvs_memory_backend(gpu)->movable, free_bytes, total_bytes);
 }
 
-static uint64_t resident_bytes(uint32_t gpu)
+uint64_t nvs_memory_resident(uint32_t gpu)
 {
     nvs_usage usage;
     nvs_memory_usage(gpu, &usage);
     return usage.resident_bytes;
 }
 
-/* Moves the rest of an order in managed memory that the application allocated, which is in no chunk. */
-static nvs_status move_managed(uint32_t gpu, bool out, uint64_t bytes, uint64_t *moved_bytes)
+nvs_status nvs_memory_move(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    uint64_t more = 0;
-    if (!nvs_memory_backend(gpu)->chunked || *moved_bytes >= bytes || nvs_allocation_extents(gpu, out, NULL, 0) == 0)
-        return NVS_OK;
-    const nvs_status status = nvs_backend_managed.move(gpu, out, bytes - *moved_bytes, NULL, &more);
-    *moved_bytes += more;
-    return status;
-}
-
-nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
-{
-    uint64_t before = resident_bytes(gpu);
-    nvs_memory_reap(gpu, false); /* freed memory makes room without a transfer */
-    (void)graph_memory_trim(gpu);
-    uint64_t now = resident_bytes(gpu), freed = now < before ? before - now : 0;
-    nvs_status status = NVS_OK;
+    const nvs_backend *backend = nvs_memory_backend(gpu);
     *moved_bytes = 0;
-    if (freed < bytes)
-        status = nvs_memory_backend(gpu)->move(gpu, true, bytes - freed, watch, moved_bytes);
-    *moved_bytes += freed;
-    return status == NVS_OK ? move_managed(gpu, true, bytes, moved_bytes) : status;
-}
-
-nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
-{
-    const nvs_status status = nvs_memory_backend(gpu)->move(gpu, false, bytes, watch, moved_bytes);
-    return status == NVS_OK ? move_managed(gpu, false, bytes, moved_bytes) : status;
+    if (out) { /* freed memory makes room without a transfer */
+        const uint64_t before = nvs_memory_resident(gpu);
+        nvs_memory_reap(gpu, false);
+        (void)graph_memory_trim(gpu);
+        const uint64_t now = nvs_memory_resident(gpu);
+        *moved_bytes = now < before ? before - now : 0;
+    }
+    const nvs_status status = backend->move(gpu, out, watch, moved_bytes);
+    if (status != NVS_OK || !backend->chunked || nvs_allocation_extents(gpu, out, NULL, 0) == 0)
+        return status;
+    return nvs_backend_managed.move(gpu, out, watch, moved_bytes); /* that the application allocated, and is in no chunk */
 }
 
 bool nvs_memory_open_gates(uint32_t gpu, uint32_t gpus, uint32_t paced, uint64_t *missing_bytes)

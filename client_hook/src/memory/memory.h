@@ -141,10 +141,11 @@ typedef struct nvs_usage {
 } nvs_usage;
 
 void nvs_memory_usage(uint32_t gpu, nvs_usage *out);
+uint64_t nvs_memory_resident(uint32_t gpu); /* of these figures */
 /* The virtual card: in, the real figures; out, those for cuMemGetInfo. */
 void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total_bytes);
-nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
-nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
+/* The mover: one pass towards the goal of `watch`. */
+nvs_status nvs_memory_move(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t *moved_bytes);
 
 /* Agent thread: opens the gates of these GPUs, a bit each, `paced` or not, if no memory is missing on them.  `missing_bytes`: on `gpu`, which may be
  * none of them. */

@@ -1,4 +1,4 @@
-/* Memory mode `swap` as a backend (memory/backend.h): allocations, orders of the coordinator, the gate, figures.
+/* Memory mode `swap` as a backend (memory/backend.h): allocations, moves, the gate, figures.
  *
  * While the gate is closed an allocation succeeds without physical memory; the Restore before the next Grant maps it.  While the gate is open
  * the allocation is backed at once, after the coordinator has granted the room; without room the call returns out-of-memory.
@@ -312,27 +312,7 @@ static CUresult swap_release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, vo
     return CUDA_SUCCESS;
 }
 
-/* --- orders, the gate, figures --- */
-
-static nvs_status evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
-{
-    uint64_t freed = swap_drop_empty(gpu);
-    nvs_status status = NVS_OK;
-    *moved_bytes = 0;
-    if (freed < bytes)
-        status = nvs_swap_move(gpu, true, bytes - freed, watch, moved_bytes);
-    *moved_bytes += freed;
-    return status;
-}
-
-/* A restoration at a grant that no order asked for: other programs may have the room. */
-static bool may_grow(uint32_t gpu, uint64_t bytes)
-{
-    nvs_swap_lock();
-    uint64_t resident = nvs_swap_gpus[gpu].resident;
-    nvs_swap_unlock();
-    return bytes == 0 || nvs_memory_may_grow(gpu, resident + bytes);
-}
+/* --- moves, the gate, figures --- */
 
 /* Locked: bytes that are not on the GPU. */
 static uint64_t missing_bytes(uint32_t gpu)
@@ -341,23 +321,25 @@ static uint64_t missing_bytes(uint32_t gpu)
     return of->committed > of->resident ? of->committed - of->resident : 0;
 }
 
-static nvs_status restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+/* What is restored at a grant was not promised: other programs may have the room. */
+static bool may_restore(uint32_t gpu, uint64_t most)
 {
-    *moved_bytes = 0;
     nvs_swap_lock();
-    const uint64_t missing = missing_bytes(gpu);
+    const uint64_t resident = nvs_swap_gpus[gpu].resident, missing = missing_bytes(gpu), bytes = missing < most ? missing : most;
     nvs_swap_unlock();
-    if (watch != NULL && watch->asks && !may_grow(gpu, bytes < missing ? bytes : missing))
-        return NVS_NO_MEMORY;
-    const nvs_status status = nvs_swap_move(gpu, false, bytes, watch, moved_bytes);
-    if (status == NVS_OK)
-        nvs_swap_unite_wanted(gpu);
-    return status;
+    return bytes == 0 || nvs_memory_may_grow(gpu, resident + bytes);
 }
 
-static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+static nvs_status move(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    return out ? evict(gpu, bytes, watch, moved_bytes) : restore(gpu, bytes, watch, moved_bytes);
+    if (out)
+        *moved_bytes += swap_drop_empty(gpu);
+    else if (watch->asks && !may_restore(gpu, watch->left(watch->argument, 0, 0)))
+        return NVS_NO_MEMORY;
+    const nvs_status status = nvs_swap_move(gpu, out, watch, moved_bytes);
+    if (status == NVS_OK && !out)
+        nvs_swap_unite_wanted(gpu);
+    return status;
 }
 
 /* Under one lock for all GPUs, so that no allocation comes between. */

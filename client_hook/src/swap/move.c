@@ -1,6 +1,6 @@
 /* One move of a GPU's memory: chooses the chunks, evicts or restores them, and discards contents that cannot be moved.
  *
- * Runs on the GPU's mover thread (coord/moves.h).
+ * Runs on the GPU's mover thread (coord/mover.h).
  *
  * Non-goals: when a move is made; how chunks are copied (pipeline.c).
  */
@@ -110,12 +110,13 @@ static void keep_wanted(nvs_transfer *m)
     m->count = kept;
 }
 
-/* Keeps chunks of `bytes` in all: out, at least that, with the smallest surplus; in, at most that. */
+/* Out: keeps chunks of at least `bytes` in all, with a small surplus.  In, all are tried one after the other, and those move that fit below the goal
+ * (pipeline.c). */
 static void choose(nvs_transfer *m, uint64_t bytes)
 {
     size_t kept = 0, best = SIZE_MAX;
     uint64_t left = bytes;
-    qsort(m->places, m->count, sizeof *m->places, m->out ? by_age : largest_first);
+    qsort(m->places, m->count, sizeof *m->places, by_age);
     for (size_t i = 0; i < m->count; i++) {
         nvs_place here = m->places[i];
         if (here.bytes > left)
@@ -124,7 +125,7 @@ static void choose(nvs_transfer *m, uint64_t bytes)
         m->places[i] = m->places[kept];
         m->places[kept++] = here;
     }
-    for (size_t i = kept; m->out && left != 0 && i < m->count; i++)
+    for (size_t i = kept; left != 0 && i < m->count; i++)
         if (best == SIZE_MAX || m->places[i].bytes < m->places[best].bytes)
             best = i;
     if (best != SIZE_MAX) {
@@ -158,16 +159,19 @@ static bool run_in(CUcontext context, void *argument)
     return go_on && m->count != 0;
 }
 
-static nvs_status move(nvs_transfer *m, uint64_t bytes)
+static nvs_status move(nvs_transfer *m)
 {
+    const uint64_t bytes = m->out ? nvs_transfer_left(m, m->moved_bytes, 0) : UINT64_MAX;
+    if (bytes == 0)
+        return NVS_OK;
     if (!gather(m))
         return NVS_NO_MEMORY;
-    if (m->count != 0)
+    if (m->out && m->count != 0)
         choose(m, bytes);
     if (m->count == 0)
         goto out;
+    qsort(m->places, m->count, sizeof *m->places, largest_first);
     if (m->out) {
-        qsort(m->places, m->count, sizeof *m->places, largest_first);
         uint64_t grains = 0;
         for (size_t i = 0; i < m->count; i++)
             grains += m->places[i].bytes / NVS_HOST_GRAIN;
@@ -191,7 +195,7 @@ out:
 nvs_status nvs_swap_move_segment(nvs_segment *segment, bool out, CUresult *failure)
 {
     nvs_transfer m = {.gpu = segment->gpu, .out = out, .only = segment};
-    m.status = move(&m, segment->bytes);
+    m.status = move(&m);
     *failure = m.failure;
     return m.status;
 }
@@ -279,14 +283,11 @@ static void log_failure(const nvs_transfer *m)
         NVS_LOG_ONCE(NVS_LOG_WARNING, format, "to", mib, (int)m->failure);
 }
 
-nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+nvs_status nvs_swap_move(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    nvs_transfer m = {.gpu = gpu, .out = out, .watch = watch};
-    *moved_bytes = 0;
-    if (bytes == 0)
-        return NVS_OK;
+    nvs_transfer m = {.gpu = gpu, .out = out, .watch = watch, .moved_bytes = *moved_bytes};
     if (!nvs_gate_dead(gpu))
-        m.status = move(&m, bytes);
+        m.status = move(&m);
     const bool given_up = !nvs_gate_dead(gpu) && (out ? is_lost(&m) : gives_up(&m));
     if (given_up && nvs_is_lasting(m.failure))
         nvs_gpu_set_dead(gpu, m.failure);

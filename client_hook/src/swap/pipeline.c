@@ -3,7 +3,7 @@
  *
  *            prepare                          copy              finish
  *   out      takes host memory                device to host    unmaps, counts
- *   in       waits for room; maps             host to device    frees host memory
+ *   in       may wait for the goal; maps      host to device    frees host memory
  *
  * The copying stage runs on the caller's thread.  If threads cannot be started, all stages run there, one chunk after the other.
  *
@@ -243,10 +243,9 @@ static bool is_dead(const nvs_place *of)
     return dead;
 }
 
-static bool has_room(const pipeline *p, uint64_t bytes, bool wait)
+uint64_t nvs_transfer_left(const nvs_transfer *job, uint64_t moved_bytes, uint64_t least_bytes)
 {
-    const nvs_watch *watch = p->job->watch;
-    return watch == NULL || watch->room(watch->argument, bytes, wait);
+    return job->watch == NULL ? UINT64_MAX : job->watch->left(job->watch->argument, moved_bytes, least_bytes);
 }
 
 /* --- first stage --- */
@@ -278,14 +277,15 @@ static size_t map_some(pipeline *p, const nvs_place *places, size_t count)
             account(&places[i], -(int64_t)places[i].bytes);
         /* A process that has just ended may still have the memory that the coordinator counts as free. */
         bool retry = result == CUDA_ERROR_OUT_OF_MEMORY && p->job->watch != NULL && p->job->watch->promised;
-        if (count == 1 && !(retry && has_room(p, 0, false) && nvs_swap_pause(&waited_ns)))
+        if (count == 1 && !(retry && nvs_transfer_left(p->job, 0, 0) != 0 && nvs_swap_pause(&waited_ns)))
             break;
     }
     fail(p, result == CUDA_ERROR_OUT_OF_MEMORY ? NVS_NO_MEMORY : NVS_CUDA_FAILED, result);
     return 0;
 }
 
-/* Prepares at most `most` places from place n on; returns how many, 0: the stage ends.  `begun` counts the bytes so far. */
+/* Prepares at most `most` places from place n on; returns how many, 0: the stage ends.  `begun` counts the bytes so far.  A chunk that does not fit
+ * below the goal is passed over: a smaller one may. */
 static size_t prepare_in(pipeline *p, size_t n, size_t most, uint64_t *begun)
 {
     const nvs_place *places = p->job->places + n;
@@ -293,12 +293,15 @@ static size_t prepare_in(pipeline *p, size_t n, size_t most, uint64_t *begun)
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; i++)
         bytes += places[i].bytes;
-    if (count > 1 && !has_room(p, *begun + bytes, false)) { /* then one by one */
+    if (count > 1 && nvs_transfer_left(p->job, *begun, 0) < bytes) { /* then one by one */
         count = 1;
         bytes = places[0].bytes;
     }
-    if (!has_room(p, *begun + bytes, true))
-        return 0;
+    const uint64_t left = nvs_transfer_left(p->job, *begun, bytes);
+    if (left < bytes) {
+        p->flights[n % RING] = (flight){.skipped = true};
+        return left != 0;
+    }
     count = map_some(p, places, count);
     for (size_t i = 0; i < count; i++) {
         const nvs_chunk *chunk = &places[i].segment->chunks[places[i].chunk];
@@ -315,7 +318,7 @@ static size_t prepare_out(pipeline *p, size_t n, uint64_t *begun)
 {
     const nvs_place *of = &p->job->places[n];
     flight *f = &p->flights[n % RING];
-    if (!has_room(p, *begun + of->bytes, true))
+    if (nvs_transfer_left(p->job, *begun, 0) == 0)
         return 0;
     *f = (flight){.copied = true};
     *begun += of->bytes;

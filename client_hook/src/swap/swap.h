@@ -223,9 +223,9 @@ int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk);
 CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned int on);
 bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment);
 
-/* --- move.c: the thread that moves this GPU's memory (coord/moves.h) --- */
+/* --- move.c: the thread that moves this GPU's memory (coord/mover.h) --- */
 /* Discards memory of dead contexts, and memory that cannot be restored after many attempts; then no chunk is missing. */
-nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
+nvs_status nvs_swap_move(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t *moved_bytes);
 
 /* The same for all chunks of one segment, without a watch. */
 nvs_status nvs_swap_move_segment(nvs_segment *segment, bool out, CUresult *failure);
@@ -237,7 +237,7 @@ void nvs_swap_unite_wanted(uint32_t gpu); /* the mover, with all memory on the G
 void nvs_swap_unite_refuse(uint32_t gpu, CUresult why); /* ends the wait of those threads */
 
 /* --- pipeline.c: the same thread, and two of its own while it runs --- */
-typedef struct nvs_transfer { /* one move; move.c chooses the chunks */
+typedef struct nvs_transfer { /* one move; move.c chooses the chunks, and the goal decides how many of them move */
     uint32_t gpu;
     bool out;
     bool discard; /* move.c: contents are discarded, of all chunks if `out`, else of the missing ones */
@@ -245,11 +245,13 @@ typedef struct nvs_transfer { /* one move; move.c chooses the chunks */
     bool ran;     /* move.c: in a context that was not dead */
     nvs_place *places;
     size_t count;
-    const nvs_watch *watch; /* or NULL */
-    uint64_t moved_bytes; /* by all contexts */
+    const nvs_watch *watch; /* NULL: all chunks */
+    uint64_t moved_bytes; /* by all contexts, and before them */
     nvs_status status;
     CUresult failure;
 } nvs_transfer;
+/* How far the goal is after so many bytes; see nvs_watch. */
+uint64_t nvs_transfer_left(const nvs_transfer *job, uint64_t moved_bytes, uint64_t least_bytes);
 /* The context is current.  On return no copy is under way.  A failure (`status`) and the end of the context (nvs_context_ends) stop it early. */
 void nvs_swap_transfer(nvs_transfer *job, CUcontext context);
 /* Copies evicted chunks to a segment's addresses, and waits.  The context is current.  The host keeps the contents. */

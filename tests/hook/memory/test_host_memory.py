@@ -16,7 +16,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("host") / "check"
-    sources = [SOURCE / f"{name}.c" for name in ("coord/mailbox", "coord/moves", "host/pool")]
+    sources = [SOURCE / f"{name}.c" for name in ("coord/mailbox", "coord/state", "host/pool")]
     return compile_c(out, PROGRAMS / "host_check.c", *sources, *GATE, flags=("-fsanitize=address,undefined",))
 
 

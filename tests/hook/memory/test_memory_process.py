@@ -158,7 +158,8 @@ def partial_move(coordinator: ScriptedCoordinator, kind: Order, number: int, wan
     moved, error = order(coordinator, kind, number, wanted)
     after = last_report(coordinator)
     assert error == 0
-    assert after.allocated_bytes == before.allocated_bytes
+    arena = 2 * MIB if kind is messages.Evict else 0  # an eviction may free one that is empty
+    assert 0 <= before.allocated_bytes - after.allocated_bytes <= arena
     if kind is messages.Evict:
         assert moved >= min(wanted, before.resident_bytes - before.pinned_bytes)
         assert after.resident_bytes == before.resident_bytes - moved

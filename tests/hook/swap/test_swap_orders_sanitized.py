@@ -17,8 +17,10 @@ from tests.hook.swap.test_swap_orders import (  # noqa: F401 - the tests
     test_a_lost_device_ends_every_order,
     test_another_order_ends_the_waiting,
     test_credit_lets_it_go_on_to_the_end,
+    test_credit_that_comes_late,
     test_host_memory_is_asked_for_in_steps,
     test_memory_may_be_freed_meanwhile,
+    test_orders_that_cross,
 )
 
 pytestmark = pytest.mark.sanitizer

@@ -11,7 +11,7 @@
 #include "contexts/context.h"
 #include "contexts/gpu.h"
 #include "coord/agent.h"
-#include "coord/moves.h"
+#include "coord/mover.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "hooks/graph.h"
@@ -51,7 +51,7 @@ uint64_t nvs_now_ns(void) { return 1; }
 void nvs_log(int level, const char *format, ...) { (void)level, (void)format; }
 static unsigned expected; /* contexts that the agent was told of before they were made */
 static uint32_t expected_gpu;
-void nvs_moves_hurry(uint32_t gpu) {}
+void nvs_mover_hurry(uint32_t gpu) {}
 void nvs_gate_set_dead(uint32_t gpu, bool dead) {}
 void nvs_agent_expect(uint32_t gpu) { expected++, expected_gpu = gpu; }
 nvs_slot *nvs_gate_enter_nowait(uint32_t gpu) { return NULL; }
