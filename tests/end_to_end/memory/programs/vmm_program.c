@@ -1,7 +1,7 @@
-/* A program that manages virtual memory itself, at random: vmm_program SEED ROUNDS MIB
+/* A program that manages virtual memory itself, at random: vmm_program SEED CHECKS MIB
  *
  * It creates, maps (several times), unmaps, retains, releases, exports, writes and reads physical memory by handles, up to MIB in all,
- * and checks what it reads against what it wrote last, through whichever mapping.  At the end everything is given back.
+ * and checks CHECKS times what it reads against what it wrote last, through whichever mapping.  At the end everything is given back.
  * One line of JSON says what happened; anything that the driver refuses is a failure, but for an export that others leave no room for.
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
@@ -206,7 +206,7 @@ int main(int count, char **words)
     if (buffer == NULL || failed("cuInit", cuInit(0)) || failed("retain", cuDevicePrimaryCtxRetain(&context, 0)) ||
         failed("current", cuCtxSetCurrent(context)))
         return 1;
-    for (unsigned long left = strtoul(words[2], NULL, 10); left != 0 && failures == 0; left--)
+    for (const unsigned long wanted = strtoul(words[2], NULL, 10); checks < wanted && failures == 0;)
         step();
     for (owned *one = all; one < all + HANDLES; one++) {
         check(one);
