@@ -12,7 +12,7 @@ A client in `device` mode asks for room before it allocates, one in `swap` mode 
 and the answer waits for them.  Room that a client in `device` mode asks for counts as immovable from then on, so
 members of the running set that do not fit beside it give their leases back.
 - Managed memory takes no other client's room: what was not evicted as ordered, the driver pages out.
-- Growth goes before prefetch: nothing more is brought in meanwhile, and what has come is evicted if nothing is farther.
+- A question goes first: no target rises meanwhile, and the next client's falls if nobody farther has enough.
 - Contexts may have room that the figures leave a client.  Then it asks again, and waits while others are evicted and
   parked (engine/parking/parking.py).
 - Every question is answered: when there is room, when no client is left that could make some, at the deadline, or
@@ -87,10 +87,14 @@ def _reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
     why = refusal(node, seat, total_bytes)
     if why is not None:
         refuse(node, seat, sequence, total_bytes, why)
-        return
+    else:
+        _grant(node, seat, sequence, total_bytes)
+        room.update(seat)
+
+
+def _grant(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
     seat.memory.reserved_bytes = total_bytes
     claims.claim(seat)
-    room.update(seat)
     send_reservation(node, seat, sequence)
 
 
@@ -161,36 +165,35 @@ def _card_lacks(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
 
 
 def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> None:
-    swaps = seat.client.memory_mode is MemoryMode.SWAP
-    at_once = seat.phase in WITH_LEASE or not swaps
-    most_bytes = max(room.room_bytes(seat), seat.memory.allocated_bytes)
-    if not at_once and growth.total_bytes > most_bytes:
-        seat.memory.growth = None
-        refuse(node, seat, growth.sequence, growth.total_bytes, "pins")
-        return
-    if at_once and _card_lacks(node, gpu, seat, growth, now_ns):
+    memory, swaps, why = seat.memory, seat.client.memory_mode is MemoryMode.SWAP, ""
+    if swaps and seat.phase not in WITH_LEASE:
+        why = "pins" if growth.total_bytes > max(room.room_bytes(seat), memory.allocated_bytes) else ""
+    elif _card_lacks(node, gpu, seat, growth, now_ns):
+        why = "card"
         if now_ns < growth.deadline_ns:
             return
-        seat.memory.growth = None
-        seat.memory.reserved_bytes = 0
+        memory.reserved_bytes = 0
+    elif not _has_room(node, gpu, seat, growth, now_ns):
+        why = "capacity"
+        if now_ns < growth.deadline_ns and (moves.any_moving(gpu) or _leases_are_ending(gpu)):
+            return
+        memory.reserved_bytes = min(memory.reserved_bytes, memory.resident_bytes) if swaps else memory.reserved_bytes
+    memory.growth = None
+    if why:
         claims.claim(seat)
-        refuse(node, seat, growth.sequence, growth.total_bytes, "card")
-        return
-    paged = _paged_bytes(gpu, leased=not swaps)
+        refuse(node, seat, growth.sequence, growth.total_bytes, why)
+    else:
+        _grant(node, seat, growth.sequence, growth.total_bytes)
+
+
+def _has_room(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> bool:
+    """Whether all of it is free; else others are lowered, if they have enough."""
+    paged = _paged_bytes(gpu, leased=seat.client.memory_mode is not MemoryMode.SWAP)
     lacking = growth.total_bytes - seat.memory.claimed_bytes - claims.free_bytes(gpu) - paged
-    if not at_once or lacking <= 0:
-        seat.memory.growth = None
-        seat.memory.reserved_bytes = growth.total_bytes
-        claims.claim(seat)
-        send_reservation(node, seat, growth.sequence)
-        return
+    if lacking <= 0:
+        return True
     lacking -= claims.leaving_bytes(gpu)
     givers = residency.sources(node, gpu, lacking, seat)
     if sum(give for _, give in givers) >= lacking:
         residency.lower(node, givers, now_ns)
-    if now_ns >= growth.deadline_ns or not (moves.any_moving(gpu) or _leases_are_ending(gpu)):
-        seat.memory.growth = None
-        if swaps:
-            seat.memory.reserved_bytes = min(seat.memory.reserved_bytes, seat.memory.resident_bytes)
-            claims.claim(seat)
-        refuse(node, seat, growth.sequence, growth.total_bytes, "capacity")
+    return False

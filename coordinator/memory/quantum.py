@@ -4,7 +4,7 @@ With a share s of the time for switching and a cost c per switch, c / (c + q) = 
 
 Rules:
 - The cost is measured: drain, hand-over, and the average wait for memory over the last switches.
-- A quantum is at least twice what moves during it, so that there is time for prefetch.
+- A quantum is at least twice what moves during it, so that there is time for what comes ahead of a turn.
 - The result is within the bounds of the settings.  Before anything is measured it is `INITIAL_NS`.
 """
 

@@ -220,12 +220,18 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         return  # the latter began when its turn was far away
     if move is None and (missing == 0 or is_at_rest(seat, wanted)):
         switch.done = True
-    elif not gpu.memory.growing:
+    elif not _is_asked(gpu):
         if missing:
             lacking = wanted - seat.memory.claimed_bytes - free_bytes(gpu) + crowded_bytes(gpu) - leaving_bytes(gpu)
             lower(node, sources(node, gpu, lacking, seat), now_ns)
             aim(node, seat, wanted, now_ns, goal=wanted)
         switch.done = not moves.any_moving(gpu)  # it may wait for room that nobody makes
+
+
+def _is_asked(gpu: Gpu) -> bool:
+    """A question waits for room that others make by moving; parking takes longer, and no turn waits for that."""
+    growths = (seat.memory.growth for seat in gpu.memory.growing.values())
+    return any(growth is not None and not growth.waits for growth in growths)
 
 
 def cancel(gpu: Gpu, now_ns: int) -> None:

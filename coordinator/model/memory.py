@@ -123,7 +123,10 @@ class Rest:
 
 @dataclass(slots=True)
 class Ending:
-    """Memory of a client that is gone, while its process has not ended.  Changed by memory/claims.py."""
+    """Memory of a client that is gone, while its process has not ended or others may map it.
+
+    Changed by memory/claims.py and memory/checks.py.
+    """
 
     bytes: int
     until_ns: int
