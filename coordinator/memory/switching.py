@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from nvshare.coordinator.memory import orders, room, switch_credit
+from nvshare.coordinator.memory import checks, orders, room, switch_credit
 from nvshare.coordinator.memory.planner import Candidate, Room, plan_switch
 from nvshare.coordinator.memory.quantum import idle_release_ns
 from nvshare.coordinator.model.commands import Log, Notify
@@ -124,6 +124,7 @@ def _make_room(node: Node, gpu: Gpu, seat: Seat, missing: int, now_ns: int) -> N
 def client_left(node: Node, seat: Seat, now_ns: int) -> None:
     """The seat's client is gone, its memory with it."""
     gpu = seat.gpu
+    checks.left(seat)
     seat.memory.reserved_bytes = 0
     orders.set_usage(seat, allocated=0, resident=0, pinned=0, host=0)
     room.remove_seat(seat)
