@@ -158,7 +158,7 @@ def _add_seat(
     seat.memory.reserved_bytes = seat.memory.allocated_bytes
     claims.claim(seat)
     room.update(seat)
-    checks.reported(node, seat, message.resident_bytes)
+    checks.attached(node, seat, message.resident_bytes)
     send_settings(node, seat)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,

@@ -12,6 +12,8 @@ Rules:
 - From then on its reports raise nothing before a check.
 - What an ended process exported counts as before until a check that was asked for after its end: from then on as much
   as others hold counts, because the card uses it and no client has it.
+- Nor does the memory with which a client attaches, once a client of its user has left before its own was checked:
+  else a program that connects again and again is never checked.
 - Clients in mode `managed` are not checked: the driver moves their memory, so no other client lacks room by it
   (memory/admission.py).
 
@@ -47,6 +49,19 @@ def reported(node: Node, seat: Seat, resident_bytes: int) -> None:
     seat.memory.check.reported_bytes = resident_bytes
     if _is_due(seat):
         ask(node, seat.gpu)
+
+
+def attached(node: Node, seat: Seat, resident_bytes: int) -> None:
+    """A client has come, perhaps with memory: it has connected again."""
+    reported(node, seat, resident_bytes)
+    if seat.client.identity.user_id in seat.gpu.memory.unproven and _is_due(seat):
+        _count(seat, 0)
+
+
+def left(seat: Seat) -> None:
+    """The client goes."""
+    if _is_due(seat):
+        seat.gpu.memory.unproven.add(seat.client.identity.user_id)
 
 
 def _claim(seat: Seat) -> int:
@@ -106,6 +121,8 @@ def checked(node: Node, event: MemoryChecked) -> Iterable[Gpu]:
 
 def _compare(node: Node, seat: Seat, has_bytes: int) -> None:
     memory, check, claim = seat.memory, seat.memory.check, min(_claim(seat), seat.memory.check.asked_bytes)
+    if check.most_bytes == 0 and not claim:
+        return  # it claimed nothing when the figures were asked for
     check.confirmed_bytes = max(check.confirmed_bytes, min(claim, has_bytes))
     if check.most_bytes is None:
         moving = seat.moves.move is not None and seat.moves.move.moving
@@ -117,12 +134,22 @@ def _compare(node: Node, seat: Seat, has_bytes: int) -> None:
         text = f"{seat.gpu.uuid}: {seat.client.identity} {text}, by the driver's figures"
         if not seat.client.parking.closed:  # else it has said what it will have again
             node.out.append(Log(logging.WARNING, text))
-    check.most_bytes = max(check.confirmed_bytes, has_bytes) + max(0, check.reported_bytes - check.asked_bytes)
-    memory.reserved_bytes = min(memory.reserved_bytes, check.most_bytes)
+    proven = check.most_bytes == 0 and claim <= has_bytes  # nothing of it counted before
+    most_bytes = max(check.confirmed_bytes, has_bytes) + max(0, check.reported_bytes - check.asked_bytes)
+    _count(seat, most_bytes)
+    if proven:
+        check.most_bytes = None
+
+
+def _count(seat: Seat, most_bytes: int) -> None:
+    """Of its reports no more than this counts until the next check."""
+    memory = seat.memory
+    memory.check.most_bytes = most_bytes
+    memory.reserved_bytes = min(memory.reserved_bytes, most_bytes)
     claims.set_usage(
         seat,
         allocated=memory.allocated_bytes,
-        resident=check.reported_bytes,
+        resident=memory.check.reported_bytes,
         pinned=memory.pinned_bytes,
         host=memory.host_bytes,
     )

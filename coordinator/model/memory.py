@@ -223,6 +223,8 @@ class GpuMemory:
     immovable: Immovable = field(default_factory=Immovable)
     checking: bool = False
     """The driver's figures are asked for.  Changed by memory/checks.py."""
+    unproven: set[int] = field(default_factory=set)
+    """Users of whom a client has left before its memory was checked.  Changed by memory/checks.py."""
     other_bytes: int = 0
     """Used memory of the card that no client reports, by these figures: contexts, the driver's own, other programs."""
     short: bool = False

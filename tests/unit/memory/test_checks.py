@@ -108,6 +108,23 @@ def test_a_later_report_of_a_liar_counts_once_it_is_checked() -> None:
     assert client.seat().memory.resident_bytes == 1000
 
 
+def test_a_program_that_connects_again_and_again_takes_no_room() -> None:
+    """Broken: a claim is never checked, because its connection ends before; or an honest one counts with nothing."""
+    harness = make_harness()
+    harness.client("liar", mode=MemoryMode.DEVICE, memory=1000).die()
+    liar = harness.client("liar", mode=MemoryMode.DEVICE, memory=1000)
+    assert liar.seat().memory.resident_bytes == 0
+    other = harness.client(mode=MemoryMode.DEVICE)
+    assert other.reserve(500) == 500
+    modes = (MemoryMode.SWAP, MemoryMode.DEVICE)
+    first, second = true = [harness.client(mode=mode, memory=200) for mode in modes]
+    answer(harness, {first: 210, second: 210})
+    assert [each.seat().memory.resident_bytes for each in (liar, *true)] == [0, 200, 200]
+    for each in true:
+        each.report(allocated=220, resident=220)
+    assert [each.seat().memory.resident_bytes for each in true] == [220, 220], "they are believed from their check on"
+
+
 def test_managed_memory_that_does_not_move_takes_no_room() -> None:
     """Broken: a program in mode `managed` that ignores orders keeps one in mode `swap` from running."""
     harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
