@@ -60,7 +60,9 @@ VARIANTS: Final[dict[str, tuple[str, dict[str, str]]]] = {
 
 NEEDS: Final = {"transformer": "transformers", "vllm": "vllm"}
 ALONE: Final = frozenset({"fork", "vllm"})
-"""Jobs without a ballast and a neighbour: their GPU memory belongs to a child."""
+"""Jobs without a pattern and a neighbour: their GPU memory belongs to a child."""
+GREEDY: Final = "allocator-segments"
+"""Has no neighbour either: an allocation beyond the card takes all of it, piece by piece, before it fails."""
 
 
 def interpreter(options: argparse.Namespace) -> Path:
@@ -146,7 +148,7 @@ def row(python: Path, name: str, options: argparse.Namespace, scratch: Path) -> 
     if missing := absent(python, runs.job):
         return found | {"result": "skipped", "reason": missing}
     ways = [("plain", 1), *((mode, 1) for mode in options.modes)]
-    if runs.job not in ALONE:
+    if runs.job not in ALONE and name != GREEDY:
         ways += [(mode, 2) for mode in options.modes]
     for mode, count in ways:
         way = mode if count == 1 else f"{mode}, two"
