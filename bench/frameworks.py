@@ -1,11 +1,11 @@
-"""PyTorch and vLLM, as they are, on the simulated GPU: `python -m nvshare.bench.frameworks --json`.
+"""PyTorch and transformers, as they are, on the simulated GPU: `python -m nvshare.bench.frameworks --json`.
 
 Method: each job (workloads/framework_jobs.py) runs without the hook, then alone under it in the modes `device` and
 `swap`, then two at a time: in `device` both fit, in `swap` each keeps 0.6 of the capacity, so that one of them has left
 the card whenever the other runs.  Each process is new, keeps a pattern in GPU memory and compares it after the job.
 
-The Python is `--python`, else this one if it has them, else one of an environment in `--cache` into which PyTorch
-for CUDA 13 and transformers (`--vllm`: and vLLM) are installed.
+The Python is `--python`, else this one if it has PyTorch, else one of an environment in `--cache` into which PyTorch
+for CUDA 13 and transformers are installed.
 
 Non-goals: what a card computes (bench.compatibility), speed.
 """
@@ -29,7 +29,6 @@ from nvshare.bench.workloads import framework_jobs
 
 PROGRAM: Final = Path(framework_jobs.__file__)
 WHEELS: Final = ("torch==2.11.0", "numpy", "transformers>=4.57,<6")
-VLLM: Final = "vllm==0.24.0"
 CARD: Final = "1x2560MiB"
 CARD_MIB: Final = 2048
 """The capacity: as on a card, the driver has the rest for itself."""
@@ -38,29 +37,17 @@ READY_S: Final = 240.0
 
 EVERYWHERE: Final = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TOKENIZERS_PARALLELISM": "false"}
 """The check of PyTorch before a fork asks NVML."""
-VLLM_ENVIRONMENT: Final = {
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-"""The newer runner reads a count that no kernel has written here; FlashInfer's sampler is compiled with curand.h."""
 
 VARIANTS: Final[dict[str, tuple[str, dict[str, str]]]] = {
-    **{name: (name, {}) for name in framework_jobs.JOBS if name != "vllm"},
+    **{name: (name, {}) for name in framework_jobs.JOBS},
     "allocator-async": ("allocator", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
     "allocator-segments": ("allocator", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
-    "vllm-spawn": ("vllm", {**VLLM_ENVIRONMENT, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}),
-    "vllm-fork": ("vllm", {**VLLM_ENVIRONMENT, "VLLM_WORKER_MULTIPROC_METHOD": "fork"}),
-    "vllm-graphs": (
-        "vllm",
-        {**VLLM_ENVIRONMENT, "VLLM_WORKER_MULTIPROC_METHOD": "spawn", "FRAMEWORKS_EAGER": "0"},
-    ),
 }
 """Row -> its job, its environment."""
 
-NEEDS: Final = {"transformer": "transformers", "vllm": "vllm"}
-ALONE: Final = frozenset({"fork", "vllm"})
-"""Jobs without a pattern and a neighbour: their GPU memory belongs to a child."""
+NEEDS: Final = {"transformer": "transformers"}
+ALONE: Final = "fork"
+"""A job without a pattern and a neighbour: its GPU memory belongs to a child."""
 GREEDY: Final = "allocator-segments"
 """Has no neighbour either: an allocation beyond the card takes all of it, piece by piece, before it fails."""
 
@@ -69,19 +56,17 @@ def interpreter(options: argparse.Namespace) -> Path:
     """The Python that has the frameworks.  Raises BenchError."""
     if options.python:
         return Path(options.python)
-    needed = ("torch", "vllm") if options.vllm else ("torch",)
-    if all(importlib.util.find_spec(name) is not None for name in needed):
+    if importlib.util.find_spec("torch") is not None:
         return Path(sys.executable)
     python = Path(options.cache) / "bin" / "python"
     if not python.exists():
         venv.create(options.cache, with_pip=True)
-    wheels = [*WHEELS, *([VLLM] if options.vllm else [])]
-    step(f"installing {', '.join(wheels)} into {options.cache}")
+    step(f"installing {', '.join(WHEELS)} into {options.cache}")
     done = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", *wheels], capture_output=True, text=True, check=False
+        [python, "-m", "pip", "install", "--quiet", *WHEELS], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise BenchError(f"{', '.join(wheels)} cannot be installed into {options.cache}:\n{done.stderr[-600:]}")
+        raise BenchError(f"{', '.join(WHEELS)} cannot be installed into {options.cache}:\n{done.stderr[-600:]}")
     return python
 
 
@@ -109,7 +94,7 @@ class Runs:
         self._environment = {**EVERYWHERE, **caches, "HOME": str(scratch), **environment}
 
     def _member(self, stand: Fixture, name: str, mode: str, mib: int) -> Member:
-        command = [str(self._python), str(PROGRAM), self.job, "--mib", str(0 if self.job in ALONE else mib)]
+        command = [str(self._python), str(PROGRAM), self.job, "--mib", str(0 if self.job == ALONE else mib)]
         options = [f"--memory={mode}"] if mode != "plain" else []
         return Member(
             stand, command, hooked=mode != "plain", name=name, options=options, extra=self._environment, own_group=True
@@ -148,7 +133,7 @@ def row(python: Path, name: str, options: argparse.Namespace, scratch: Path) -> 
     if missing := absent(python, runs.job):
         return found | {"result": "skipped", "reason": missing}
     ways = [("plain", 1), *((mode, 1) for mode in options.modes)]
-    if runs.job not in ALONE and name != GREEDY:
+    if runs.job != ALONE and name != GREEDY:
         ways += [(mode, 2) for mode in options.modes]
     for mode, count in ways:
         way = mode if count == 1 else f"{mode}, two"
@@ -162,7 +147,7 @@ def row(python: Path, name: str, options: argparse.Namespace, scratch: Path) -> 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All rows."""
-    chosen = names_of(options.only) or [name for name in VARIANTS if options.vllm or VARIANTS[name][0] != "vllm"]
+    chosen = names_of(options.only) or list(VARIANTS)
     if unknown := [name for name in chosen if name not in VARIANTS]:
         raise BenchError(f"no row {', '.join(unknown)}; there are: {'; '.join(VARIANTS)}")
     options.modes = names_of(options.modes) or ["device", "swap"]
@@ -190,13 +175,12 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> int:
     """Entry point."""
-    parser = parser_for("frameworks", "PyTorch and vLLM, as they are, on the simulated GPU", simulate=False)
-    parser.add_argument("--python", help="the Python that has the frameworks (default: this one, if it has them)")
+    parser = parser_for("frameworks", "PyTorch and transformers, as they are, on the simulated GPU", simulate=False)
+    parser.add_argument("--python", help="the Python that has the frameworks (default: this one, if it has PyTorch)")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nvshare-frameworks")
     parser.add_argument(
         "--cache", type=Path, default=cache, help="else this environment, made here (default %(default)s)"
     )
-    parser.add_argument("--vllm", action="store_true", help="also vLLM, from that environment or --python")
     parser.add_argument("--only", default="all", help="rows, separated by commas")
     parser.add_argument("--modes", default="all", help="device, swap (default: both)")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds of one program alone (default 240)")

@@ -241,29 +241,8 @@ def transformer() -> None:
             told = model(input_ids=tokens[:, :1], past_key_values=told.past_key_values, use_cache=True)
 
 
-def vllm() -> None:
-    """vLLM's engine in a process of its own: dummy weights of a small Llama, eight requests."""
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
-
-    shape = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
-        "max_position_embeddings": 512, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(shape), encoding="utf-8")
-        engine = LLM(
-            folder, skip_tokenizer_init=True, load_format="dummy", max_model_len=256, gpu_memory_utilization=0.5,
-            enforce_eager=os.environ.get("FRAMEWORKS_EAGER", "1") == "1", max_num_seqs=8,
-        )  # fmt: skip
-        wanted = SamplingParams(max_tokens=8, ignore_eos=True, detokenize=False)
-        told = engine.generate([{"prompt_token_ids": [1, 2, 3, 4]}] * 8, wanted)
-        assert [len(each.outputs[0].token_ids) for each in told] == [8] * 8
-
-
 ALL = (
     products, training, attention, graph, compiled, kernels, libraries, allocator, collective, fork, transformer,
-    vllm,
 )  # fmt: skip
 JOBS: dict[str, Callable[[], None]] = {each.__name__: each for each in ALL}
 
@@ -284,7 +263,7 @@ def main() -> None:
     # A row is 16 MiB, so that the pattern itself takes little memory.
     pattern = torch.arange(1 << 21)
     ballast = [pattern.to("cuda") for _ in range(options.mib // 16)]
-    names = ("torch", "triton", "transformers", "vllm")
+    names = ("torch", "triton", "transformers")
     versions = {name: importlib.metadata.version(name) for name in names if _installed(name)}
     say(ready=True, versions=versions)
     sys.stdin.readline()
