@@ -53,7 +53,7 @@ def refusal(node: Node, seat: Seat, total_bytes: int) -> str | None:
     had = 0 if device else max(memory.allocated_bytes, memory.attached_bytes)
     if total_bytes <= max(memory.reserved_bytes, had):
         return None  # nothing grows: memory that it has comes back to the GPU
-    if memory.limit_bytes and total_bytes + room.group_bytes(seat) > memory.limit_bytes:
+    if memory.limit_bytes and total_bytes + room.group_bytes(seat, asked=True) > memory.limit_bytes:
         return "limit"
     if not device:
         return None if _host_has_room(node, seat, total_bytes) else "host"

@@ -65,13 +65,15 @@ def remove_seat(seat: Seat) -> None:
     whole.stale = True
 
 
-def group_bytes(seat: Seat) -> int:
-    """Memory of the other clients of its group on this GPU, or that they ask for."""
+def group_bytes(seat: Seat, *, asked: bool = False) -> int:
+    """Memory of the other clients of its group on this GPU; `asked`: also what they wait for."""
     owner = seat.client.owner
     if not seat.client.identity.group:
         return 0
     others = (other.memory for other in seat.gpu.seats.values() if other is not seat and other.client.owner == owner)
-    return sum(max(m.reserved_bytes, m.allocated_bytes, m.growth.total_bytes if m.growth else 0) for m in others)
+    return sum(
+        max(m.reserved_bytes, m.allocated_bytes, m.growth.total_bytes if asked and m.growth else 0) for m in others
+    )
 
 
 def raise_highest_limit(seat: Seat) -> None:
