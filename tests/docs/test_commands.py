@@ -47,7 +47,7 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "install -D -m 755 -t /etc/slurm": "changes the machine; tests/kubernetes/slots/test_slurm.py uses the files",
     "sbatch": "needs Slurm; tests/kubernetes/slots/test_slurm.py runs jobs",
     "/opt/nvshare/bin/pip install": "changes the machine; tests/daemon/test_death_and_recovery.py has a restart",
-    "(umask 077; openssl": "changes the machine; tests/daemon/test_scrape.py reads metrics with a token",
+    "systemctl restart nvshare": "changes the machine; tests/daemon/test_scrape.py reads metrics",
     "pytest": "the tests themselves",
     "nvshare-ctl slot add": "needs root; tests/kubernetes/slots/test_slot_command.py and tests/jupyter/test_hub.py",
 }
