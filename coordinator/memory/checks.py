@@ -60,7 +60,7 @@ def attached(node: Node, seat: Seat, resident_bytes: int) -> None:
 
 def left(seat: Seat) -> None:
     """The client goes."""
-    if _is_due(seat):
+    if seat.gpu.memory.answered and _is_due(seat):
         seat.gpu.memory.unproven.add(seat.client.identity.user_id)
 
 
@@ -101,7 +101,7 @@ def checked(node: Node, event: MemoryChecked) -> Iterable[Gpu]:
     """The driver's figures have come."""
     gpu = node.gpus[event.uuid]
     ending = gpu.memory.immovable.ending
-    gpu.memory.checking = False
+    gpu.memory.checking, gpu.memory.answered = False, True
     for process_id in [process_id for process_id, each in ending.items() if each.asked]:
         del ending[process_id]
     again = any(each.ended for each in ending.values())

@@ -223,6 +223,8 @@ class GpuMemory:
     immovable: Immovable = field(default_factory=Immovable)
     checking: bool = False
     """The driver's figures are asked for.  Changed by memory/checks.py."""
+    answered: bool = False
+    """They have come once."""
     unproven: set[int] = field(default_factory=set)
     """Users of whom a client has left before its memory was checked.  Changed by memory/checks.py."""
     other_bytes: int = 0

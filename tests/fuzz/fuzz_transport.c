@@ -9,6 +9,12 @@
 
 nvs_settings nvs_config;
 
+bool nvs_config_remote_peer(char *out, size_t size)
+{
+    (void)out, (void)size;
+    return false;
+}
+
 uint64_t nvs_now_ns(void)
 {
     return 0;

@@ -215,7 +215,7 @@ def test_a_setting_is_one_declaration(
     monkeypatch.setattr(ctl_call, "call", call)
     ctl_settings.register(ctl)
     ctl(["set", "nap", "8s"], standalone_mode=False)
-    assert f"nap is 8s on {GPU}" in capsys.readouterr().out
+    assert "nap is 8s on GPU 0" in capsys.readouterr().out
     assert scheduler.settings.nap_ns == 8_000_000_000  # type: ignore[attr-defined]
     assert LiveSettings(tmp_path / "live").node() == {("nap", GPU): 8_000_000_000}
     ctl(["unset", "nap"], standalone_mode=False)
