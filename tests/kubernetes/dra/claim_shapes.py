@@ -1,0 +1,34 @@
+"""Claims as the scheduler of Kubernetes 1.36 leaves them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DRIVER = "gpu.nvshare.com"
+
+
+def result(device: str, memory: str = "4Gi", compute: str = "30", request: str = "gpu", share: str = "a1") -> Any:
+    """One allocated device."""
+    return {
+        "request": request,
+        "driver": DRIVER,
+        "pool": "node-1",
+        "device": device,
+        "shareID": share,
+        "consumedCapacity": {"memory": memory, "compute": compute},
+    }
+
+
+def parameters(requests: tuple[str, ...] = (), **given: Any) -> Any:
+    """Opaque parameters of a claim."""
+    value = {"apiVersion": "nvshare.com/v1alpha1", "kind": "Share", **given}
+    return {"source": "FromClaim", "requests": list(requests), "opaque": {"driver": DRIVER, "parameters": value}}
+
+
+def claim(*results: Any, uid: str = "uid-1", name: str = "work", config: tuple[Any, ...] = ()) -> Any:
+    """An allocated claim."""
+    devices = {"results": list(results), "config": list(config)}
+    return {
+        "metadata": {"namespace": "default", "name": name, "uid": uid},
+        "status": {"allocation": {"devices": devices}},
+    }
