@@ -63,13 +63,18 @@ class Options:
         name = self.resource
         if name.count("/") != 1 or not all(name.split("/")) or len(name) > 253:
             raise OptionError(f"--resource: {name!r} is no resource name; write DOMAIN/NAME, such as nvshare.com/gpu")
-        if self.cdi_kind and not re.fullmatch(r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}", self.cdi_kind):
-            raise OptionError(f"--cdi-kind: {self.cdi_kind!r} is no kind; write VENDOR/CLASS, such as nvidia.com/gpu")
+        check_cdi_kind(self.cdi_kind)
         check_hook(self.memory, self.on_loss)
         path = self.paths.plugin_dir / socket_name(self.resource)
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
             text = f"{path} is longer than a socket path may be ({MAX_SOCKET_PATH_BYTES} bytes)"
             raise OptionError(f"--plugin-dir: {text}")
+
+
+def check_cdi_kind(kind: str) -> None:
+    """Checks a kind of CDI devices; "": none.  Raises OptionError."""
+    if kind and not re.fullmatch(r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}", kind):
+        raise OptionError(f"--cdi-kind: {kind!r} is no kind; write VENDOR/CLASS, such as nvidia.com/gpu")
 
 
 def check_hook(memory: str, on_loss: str) -> None:

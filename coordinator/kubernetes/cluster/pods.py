@@ -17,76 +17,25 @@ from __future__ import annotations
 import http.client
 import json
 import logging
-import os
 import random
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules, findings, namespace_of, pod_asks_for, settings_of
+from nvshare.coordinator.kubernetes.cluster.api import ApiAccess, ApiError, NotInClusterError, check
 
 log = logging.getLogger("nvshare.pods")
 
-SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_LINE_BYTES: Final = 4 << 20
 """etcd stores at most 1.5 MiB for one object."""
 MAX_LIST_BYTES: Final = 256 << 20
 MAX_PODS: Final = 4096
-CONNECT_S: Final = 10.0
 LIST_S: Final = 60.0
-
-
-class NotInClusterError(Exception):
-    """This process does not run in a cluster; the text names what is missing."""
-
-
-class ApiError(Exception):
-    """The API server refused.  `code` is the HTTP status, `retry_after_s` the delay that it asks for."""
-
-    def __init__(self, code: int, text: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(text)
-        self.code = code
-        self.retry_after_s = retry_after_s
-
-
-@dataclass(frozen=True, slots=True)
-class ApiAccess:
-    """Address and credentials of the API server.  Each request reads the token file again: tokens are renewed."""
-
-    host: str
-    port: int
-    token_file: Path
-    ca_file: Path
-
-    @classmethod
-    def from_cluster(cls, environ: Mapping[str, str] | None = None) -> ApiAccess:
-        """From a pod's environment and service account.  NVSHARE_SERVICE_ACCOUNT_DIR: overrides the directory.
-
-        Raises NotInClusterError.
-        """
-        env = os.environ if environ is None else environ
-        account = Path(env.get("NVSHARE_SERVICE_ACCOUNT_DIR") or SERVICE_ACCOUNT)
-        host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
-        if not host or not port.isdecimal():
-            raise NotInClusterError(
-                "KUBERNETES_SERVICE_HOST is not set: pods can be watched from within a cluster only"
-            )
-        access = cls(host, int(port), account / "token", account / "ca.crt")
-        for file in (access.token_file, access.ca_file):
-            if not file.is_file():
-                raise NotInClusterError(f"{file} is missing: the pod needs automountServiceAccountToken: true")
-        return access
-
-    def connect(self) -> http.client.HTTPSConnection:
-        """A connection that verifies the server's certificate.  Raises OSError."""
-        context = ssl.create_default_context(cafile=str(self.ca_file))
-        return http.client.HTTPSConnection(self.host, self.port, timeout=CONNECT_S, context=context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +247,7 @@ class PodWatch:
     def _get(self, query: Mapping[str, str], read_s: float) -> _Answer:
         """A GET of this node's pods.  Raises ApiError, OSError, HTTPException."""
         assert self._api is not None
-        token = self._api.token_file.read_text(encoding="ascii").strip()
+        headers = self._api.headers()
         connection = self._api.connect()
         try:
             connection.connect()
@@ -307,12 +256,11 @@ class PodWatch:
             with self._lock:
                 self._socket = connection.sock
             path = "/api/v1/pods?" + urlencode({"fieldSelector": f"spec.nodeName={self._node}", **query})
-            headers = {"Authorization": f"Bearer {token}", "Accept": "application/json", "User-Agent": "nvshare"}
             connection.request("GET", path, headers=headers)
             if self._stopping.is_set():
                 _cut(connection.sock)  # `stop` ran before this socket was registered
             response = connection.getresponse()
-            _check(response)
+            check(response)
         except BaseException:
             connection.close()
             raise
@@ -330,20 +278,6 @@ class _Answer:
     def __exit__(self, *error: object) -> None:
         self.response.close()
         self.connection.close()
-
-
-def _check(response: http.client.HTTPResponse) -> None:
-    if response.status == http.client.OK:
-        return
-    text = response.read(65_536).decode("utf-8", "replace")
-    try:
-        message = str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        message = response.reason
-    if response.status == http.client.FORBIDDEN:
-        message += " (the service account needs list and watch for pods)"
-    after = response.getheader("Retry-After", "")
-    raise ApiError(response.status, f"{response.status}: {message[:500]}", float(after) if after.isdecimal() else 0.0)
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:

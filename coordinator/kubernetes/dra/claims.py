@@ -74,6 +74,13 @@ def shares(claim: Mapping[str, Any]) -> list[Share]:
         raise ClaimError("the claim has no allocation that this driver can read") from None
 
 
+def pod(claim: Mapping[str, Any]) -> str:
+    """The pod for which the claim is reserved; "": several, or none."""
+    status = claim.get("status") or {}
+    names = [str(each["name"]) for each in status.get("reservedFor") or [] if each.get("resource") == "pods"]
+    return names[0] if len(names) == 1 else ""
+
+
 def _share(request: str, results: list[Mapping[str, Any]], configs: list[Mapping[str, Any]]) -> Share:
     consumed = {(_amount(each, "memory"), _amount(each, "compute")) for each in results}
     if len(consumed) != 1:

@@ -4,7 +4,7 @@ Slots and CDI file are the only record: a slot's allocation names its claim, so 
 made.  The kubelet prepares claims again after a restart of the node, which removes both.
 
 A slot has all devices of its request, because a container has one socket.  A container that uses two requests has the
-slot of the last one alone.
+slot of the last one alone.  A claim names its pod, but not the container: the slot has the request's name instead.
 
 Invariants: Prepare and Unprepare may be repeated and interrupted at any point.  A CDI file names complete slots.  A
 failure is the answer for its claim alone.
@@ -33,8 +33,9 @@ from nvshare.coordinator.kubernetes.node.allocation import (
     hook_environment,
     hook_mounts,
 )
+from nvshare.coordinator.kubernetes.slots import boundary
 from nvshare.coordinator.kubernetes.slots import slot as slots
-from nvshare.coordinator.kubernetes.slots.slot import MAX_NAME_BYTES, Slot, SlotError
+from nvshare.coordinator.kubernetes.slots.slot import MAX_NAME_BYTES, PodRef, Slot, SlotError
 
 log: Final = logging.getLogger("nvshare.dra")
 
@@ -55,6 +56,9 @@ class Options:
     loss_timeout_ns: int | None = 300_000_000_000
     cdi_kind: str = ""
     """Also name CDI devices of this kind, by UUID."""
+    memory_boundary: boundary.Mode = "off"
+    processes: int = 1
+    """Processes that a container is expected to have on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Driver:
         if metadata.get("uid") != uid:
             raise ClaimError("another claim has this name by now")
         with self._lock:
-            made = [(share, self._slot(uid, str(metadata["name"]), share)) for share in claims.shares(claim)]
+            made = [(share, self._slot(uid, metadata, claims.pod(claim), share)) for share in claims.shares(claim)]
             for _, slot in made:
                 slots.write(self._options.slots_dir, slot)
             devices = [self._cdi_device(share, slot) for share, slot in made]
@@ -109,12 +113,13 @@ class Driver:
                 if slot.allocation == _OURS + uid:
                     slots.remove(self._options.slots_dir, name)
 
-    def _slot(self, uid: str, claim_name: str, share: Share) -> Slot:
+    def _slot(self, uid: str, metadata: Mapping[str, Any], pod: str, share: Share) -> Slot:
         known = self._uuids()
         missing = [device.name for device in share.devices if device.name not in known]
         if missing:
             raise ClaimError(f"request {share.request}: the node has no device {', '.join(missing)}")
         digest = hashlib.sha256(f"{uid}/{share.request}".encode()).hexdigest()[:16]
+        claim_name = str(metadata["name"])
         name = f"{claim_name[: MAX_NAME_BYTES - len(digest) - 1]}-{digest}"
         try:
             earlier = slots.read(self._options.slots_dir / name)
@@ -135,6 +140,7 @@ class Driver:
                 "memory_limit": str(share.memory_bytes),
                 **{word: text for word, text in share.words.items() if word != "memory"},
             },
+            pod=PodRef(namespace=str(metadata["namespace"]), name=pod, container=share.request) if pod else None,
         )
 
     def _cdi_device(self, share: Share, slot: Slot) -> dict[str, Any]:
@@ -142,6 +148,7 @@ class Driver:
         mode = share.words.get("memory", options.memory)
         variables = hook_environment(mode, options.on_loss, options.loss_timeout_ns)
         variables["NVIDIA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
+        variables |= boundary.environment(share.memory_bytes, options.memory_boundary, options.processes)
         place = MountSpec(options.slots_dir / slot.slot, SLOT_IN_CONTAINER)
         mounts = [
             {

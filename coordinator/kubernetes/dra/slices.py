@@ -29,16 +29,17 @@ def uuids(state: State) -> dict[str, str]:
     return {device_name(device.uuid): device.uuid for device in state.devices}
 
 
-def spec(node: str, state: State, generation: int) -> dict[str, Any]:
-    """The slice's `spec`; unhealthy devices have a taint."""
+def spec(node: str, state: State, generation: int, slots_per_gpu: int = 1) -> dict[str, Any]:
+    """The slice's `spec`; unhealthy devices have a taint.  A claim that names no memory gets one of `slots_per_gpu`."""
     health = state.health()
-    devices = [_device(each, healthy=health[each.uuid]) for each in state.devices]
+    devices = [_device(each, slots_per_gpu, healthy=health[each.uuid]) for each in state.devices]
     pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
     return {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": devices}
 
 
-def _device(device: Device, *, healthy: bool) -> dict[str, Any]:
+def _device(device: Device, slots_per_gpu: int, *, healthy: bool) -> dict[str, Any]:
     most = str(device.total_bytes // STEP_BYTES * STEP_BYTES)
+    default = str(max(device.total_bytes // STEP_BYTES // slots_per_gpu, 1) * STEP_BYTES)
     steps = {"min": str(STEP_BYTES), "max": most, "step": str(STEP_BYTES)}
     percent = {"min": "0", "max": "100", "step": "1"}
     made: dict[str, Any] = {
@@ -50,7 +51,7 @@ def _device(device: Device, *, healthy: bool) -> dict[str, Any]:
             "mig": {"bool": device.is_mig},
         },
         "capacity": {
-            "memory": {"value": most, "requestPolicy": {"default": most, "validRange": steps}},
+            "memory": {"value": most, "requestPolicy": {"default": default, "validRange": steps}},
             "compute": {"value": "100", "requestPolicy": {"default": "0", "validRange": percent}},
         },
     }

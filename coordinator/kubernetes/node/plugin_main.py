@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nvshare.coordinator.kubernetes.cluster.api import NotInClusterError
 from nvshare.coordinator.kubernetes.cluster.options import (
     OptionError,
     Options,
@@ -27,7 +28,6 @@ from nvshare.coordinator.kubernetes.cluster.options import (
     preference,
     read_rules,
 )
-from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.boundary import Mode
 from nvshare.coordinator.system.extras import install_command

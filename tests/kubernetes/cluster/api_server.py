@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import trustme
 
-from nvshare.coordinator.kubernetes.cluster.pods import ApiAccess
+from nvshare.coordinator.kubernetes.cluster.api import ApiAccess
 
 Json = dict[str, Any]
 _END: Final = object()
@@ -68,22 +68,35 @@ class _Quiet(ThreadingHTTPServer):
         """Nothing."""
 
 
-class ApiServer:
-    """Serves until `close`."""
+class TlsServer:
+    """Serves until `close`; `folder` is like a service account's."""
 
-    def __init__(self, folder: Path) -> None:
-        self.state = State()
+    def __init__(self, folder: Path, handler: type[BaseHTTPRequestHandler]) -> None:
         authority = trustme.CA()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert("127.0.0.1").configure_cert(context)
         authority.cert_pem.write_to_path(str(folder / "ca.crt"))
         (folder / "token").write_text(TOKEN + "\n", encoding="ascii")
-        self._server = _Quiet(("127.0.0.1", 0), _handler(self.state))
+        self._server = _Quiet(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         self.access = ApiAccess("127.0.0.1", self._server.server_address[1], folder / "token", folder / "ca.crt")
+
+    def close(self) -> None:
+        """Ends it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class ApiServer(TlsServer):
+    """The server of pods."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = State()
+        super().__init__(folder, _handler(self.state))
 
     def event(self, kind: str, item: Json) -> None:
         """Sends an event to whoever watches."""
@@ -104,9 +117,7 @@ class ApiServer:
     def close(self) -> None:
         """Ends it."""
         self.end_watch()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().close()
 
 
 def _handler(state: State) -> type[BaseHTTPRequestHandler]:

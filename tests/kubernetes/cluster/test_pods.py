@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import trustme
 
-from nvshare.coordinator.kubernetes.cluster.pods import ApiAccess, NotInClusterError, PodWatch, Timing
+from nvshare.coordinator.kubernetes.cluster.api import ApiAccess, NotInClusterError
+from nvshare.coordinator.kubernetes.cluster.pods import PodWatch, Timing
 from tests.kubernetes.cluster.api_server import TOKEN, ApiServer, Reply
 from tests.kubernetes.cluster.pod_shapes import RULES, Json, container, pod
 from tests.waiting import eventually
@@ -126,7 +127,7 @@ def test_forbidden_is_said_once_and_tried_again(
     said = [record.getMessage() for record in caplog.records if "interrupted" in record.getMessage()]
     assert len(said) == 1
     assert "pods is forbidden" in said[0]
-    assert "needs list and watch for pods" in said[0]
+    assert "rbac.create" in said[0]
     assert watching.watch.counts().failures == 3
 
 

@@ -1,0 +1,141 @@
+"""A double of a cluster for the driver: an API server with slices and claims, and a kubelet's side of the driver's sockets.
+
+The API server keeps objects by path, gives each write a resourceVersion, refuses a stale one, and completes or drops
+fields as the real one does.
+
+Invariants: nothing of the product but the definitions of messages.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import grpc
+
+from nvshare.coordinator.kubernetes.dra import messages as m
+from nvshare.coordinator.kubernetes.node.messages import CHANNEL_OPTIONS
+from tests.kubernetes.cluster.api_server import TlsServer
+
+SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
+SLICE: Final = f"{SLICES}/node-1-gpu.nvshare.com"
+CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+ADDED: Final = "2026-11-28T00:00:00Z"
+
+
+class Api(TlsServer):
+    """An API server of one node, `node-1`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.minor = "36"
+        self.gates = {"DRAConsumableCapacity", "DRADeviceTaints"}
+        self.away = False
+        self.objects: dict[str, Any] = {"/api/v1/nodes/node-1": {"metadata": {"name": "node-1", "uid": "uid-node"}}}
+        self.writes: list[Any] = []
+        """Slices as they were stored."""
+        self.reads = 0
+        self.lock = threading.Lock()
+        super().__init__(folder, _handler(self))
+
+    def add(self, claim: Any) -> None:
+        """A claim that the scheduler has allocated."""
+        self.objects[f"{CLAIMS}/{claim['metadata']['name']}"] = claim
+
+    def answer(self, method: str, path: str, query: str, body: Any) -> tuple[int, Any]:
+        if self.away:
+            return 503, {"message": "the server is shutting down"}
+        if path == "/version":
+            return 200, {"major": "1", "minor": self.minor}
+        found = self.objects.get(path)
+        if method == "GET":
+            self.reads += path.startswith(SLICES)
+            return (200, found) if found else (404, {"message": f"{path} not found"})
+        name = f"{SLICES}/{body['metadata']['name']}"
+        found = self.objects.get(name)
+        if method == "POST" and found:
+            return 409, {"message": "already exists"}
+        if method == "PUT" and (not found or path != name):
+            return 404, {"message": "not found"}
+        if method == "PUT" and body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            return 409, {"message": "the object has been modified"}
+        stored = self._completed(body)
+        if query != "dryRun=All":
+            stored["metadata"]["resourceVersion"] = str(len(self.writes) + 1)
+            self.objects[name] = stored
+            self.writes.append(stored)
+        return (201 if method == "POST" else 200), stored
+
+    def _completed(self, body: Any) -> Any:
+        stored = copy.deepcopy(body)
+        for device in stored["spec"]["devices"]:
+            if "DRAConsumableCapacity" not in self.gates:
+                device.pop("allowMultipleAllocations", None)
+            if "DRADeviceTaints" not in self.gates:
+                device.pop("taints", None)
+            for taint in device.get("taints", []):
+                taint.setdefault("timeAdded", ADDED)
+        return stored
+
+
+def _handler(api: Api) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_any(self) -> None:
+            parts = urlsplit(self.path)
+            length = int(self.headers.get("Content-Length", 0))
+            body = json.loads(self.rfile.read(length)) if length else None
+            with api.lock:
+                status, answer = api.answer(self.command, parts.path, parts.query, body)
+                content = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PUT = handle_any
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - so named in the base class
+            """Nothing."""
+
+    return Handler
+
+
+def _bytes(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+class Kubelet:
+    """Its calls to the driver below its directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.registry = folder / "plugins_registry" / "gpu.nvshare.com-reg.sock"
+
+    def info(self) -> Any:
+        """What the driver says of itself."""
+        return self._call(self.registry, "/pluginregistration.Registration/GetInfo", m.InfoRequest(), m.PluginInfo)
+
+    def accept(self) -> Path:
+        """Registers the driver; returns its socket."""
+        endpoint = Path(self.info().endpoint)
+        status = m.RegistrationStatus(plugin_registered=True)
+        path = "/pluginregistration.Registration/NotifyRegistrationStatus"
+        self._call(self.registry, path, status, m.RegistrationStatusResponse)
+        return endpoint
+
+    def call(self, method: str, *claims: Any, version: str = "v1") -> Any:
+        """NodePrepareResources or NodeUnprepareResources of claims; answers by UID."""
+        asked = [m.Claim(**{key: claim["metadata"][key] for key in ("namespace", "uid", "name")}) for claim in claims]
+        path = f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{method}"
+        endpoint = Path(self.info().endpoint)
+        return self._call(endpoint, path, m.ClaimsRequest(claims=asked), getattr(m, method + "Response")).claims
+
+    def _call(self, socket: Path, path: str, request: Any, response: Any) -> Any:
+        with grpc.insecure_channel(f"unix://{socket}", options=CHANNEL_OPTIONS) as channel:
+            unary: Any = channel.unary_unary(path, request_serializer=_bytes, response_deserializer=response.FromString)
+            return unary(request, timeout=20)
