@@ -66,7 +66,13 @@ def test_it_has_every_program_of_the_chart() -> None:
         for pod in pods(render(values))
         for container in (*pod.get("initContainers", []), *pod["containers"])
     }
-    assert commands == {"nvshare-coordinator", "nvshare-device-plugin", "nvshare-install-library", "nvshare-nri"}
+    assert commands == {
+        "nvshare-coordinator",
+        "nvshare-device-plugin",
+        "nvshare-install-library",
+        "nvshare-nri",
+        "nvshare-dra",
+    }
     assert commands <= set(project["scripts"])
     (named,) = re.findall(r"\[([\w,]+)\]\"", TEXT)
     extras = set(named.split(","))

@@ -23,6 +23,12 @@ MATRIX: dict[str, dict[str, Any]] = {
     "defaults": {},
     "external": {"advertise": {"mode": "external"}},
     "nri": {"advertise": {"mode": "external"}, "nri": {"enabled": True}, "extraEnv": [{"name": "ON", "value": "true"}]},
+    "dra": {
+        "advertise": {"mode": "dra"},
+        "clients": {"memoryBoundary": "auto"},
+        "cdi": {"kind": "nvidia.com/gpu"},
+        "health": {"ignoredXids": [94]},
+    },
     "image": {
         "image": {
             "registry": "registry.example.com:5000/team/",
@@ -145,7 +151,8 @@ def test_every_version_accepts_it(name: str) -> None:
     assert [m for m in report["messages"] if m["severity"] > 1] == []
     rendered = render(MATRIX[name])
     assert rendered.documents
-    for version, document in itertools.product(versions(), rendered.documents):
+    tested = [version for version in versions() if name != "dra" or int(version.split(".")[1]) >= 36]
+    for version, document in itertools.product(tested, rendered.documents):
         found = mistakes(document, version)
         assert found is not None, f"{document['kind']} {document['apiVersion']} is unknown to {version}"
         assert found == [], f"Kubernetes {version}: {found}"
@@ -162,10 +169,16 @@ def test_its_pods_need_no_privileges(name: str) -> None:
     watches = MATRIX[name].get("podAnnotations", {}).get("watch", False)
     roles = rendered.all("ClusterRole") + rendered.all("Role")
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
-    assert [role["rules"] for role in roles] == ([rules] if watches else [])
+    if name == "dra":
+        rules = [
+            {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+            {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["get", "create", "update"]},
+            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+        ]
+    assert [role["rules"] for role in roles] == ([rules] if watches or name == "dra" else [])
     for pod in pods(rendered):
         assert {"hostNetwork", "hostPID", "hostIPC"} & set(pod) == ({"hostPID"} if name == "parking" else set())
-        assert pod["automountServiceAccountToken"] is watches
+        assert pod["automountServiceAccountToken"] is (watches or name == "dra")
     for container in containers(rendered):
         context = container["securityContext"]
         # The API server refuses SYS_ADMIN together with allowPrivilegeEscalation: false.

@@ -102,6 +102,38 @@ def test_the_nri_plugin_shares_the_coordinators_slots() -> None:
     assert 'gpu-fraction: "0.3"' in rendered.notes
 
 
+def test_the_dra_driver_shares_the_coordinators_slots() -> None:
+    """A slot that the coordinator does not find, or a path that the host does not have, leaves pods unscheduled."""
+    paths = {"socketDirectory": "/run/o", "libraryDirectory": "/srv/n", "kubeletDirectory": "/k", "cdiDirectory": "/c"}
+    rendered = render(MATRIX["dra"] | {"hostPaths": paths, "resource": {"name": "example.com/part"}})
+    pod = rendered.one("DaemonSet")["spec"]["template"]["spec"]
+    assert [container["name"] for container in pod["containers"]] == ["coordinator", "dra"]
+    hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    assert set(hosts.values()) == {"/run/o", "/srv/n", "/k/plugins/gpu.nvshare.com", "/k/plugins_registry", "/c"}
+    driver = rendered.container("dra")
+    mounted = {mount["name"]: mount["mountPath"] for mount in driver["volumeMounts"]}
+    assert hosts.items() <= mounted.items()
+    assert {"--kubelet-dir=/k", "--cdi-dir=/c", "--slots-dir=/run/o/slots"} <= set(driver["args"])
+    assert {"--memory-boundary=auto", "--cdi-kind=nvidia.com/gpu", "--ignored-xid=94"} <= set(driver["args"])
+    assert "--slots-dir=/run/o/slots" in rendered.container("coordinator")["args"]
+    assert rendered.one("DeviceClass")["spec"]["extendedResourceName"] == "example.com/part"
+    assert 'compute: "30"' in rendered.notes
+    assert "example.com/part: 1 gets one of 4" in rendered.notes
+
+
+def test_a_node_may_write_its_own_slices_alone() -> None:
+    """A node that was broken into could offer GPUs of all others."""
+    rendered = render(MATRIX["dra"] | {"serviceAccount": {"create": False, "name": "theirs"}})
+    policy, binding = rendered.one("ValidatingAdmissionPolicy"), rendered.one("ValidatingAdmissionPolicyBinding")
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    (condition,) = policy["spec"]["matchConditions"]
+    assert condition["expression"] == 'request.userInfo.username == "system:serviceaccount:nvshare:theirs"'
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (["resourceslices"], ["CREATE", "UPDATE", "DELETE"])
+    assert "variables.slice.?nodeName.orValue('') == variables.node" in policy["spec"]["validations"][0]["expression"]
+
+
 def test_notes_name_what_pods_ask_for() -> None:
     """After the installation the first question is what to write into a pod."""
     notes = render({"resource": {"name": "example.com/slice"}, "slots": {"perGpu": 7}}).notes

@@ -70,6 +70,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "resourceQuotas[1].namespace",
     ),
     "class": ({"priorityClasses": {"a": {"class": "urgent"}}}, "/priorityClasses/a"),
+    "nobody who may write slices": (
+        {"advertise": {"mode": "dra"}, "rbac": {"create": False}},
+        "serviceAccount.name",
+    ),
     "range": ({"podAnnotations": {"priorityRange": {"min": 5, "max": 1}}}, "podAnnotations.priorityRange.min"),
     "useless strategy": (
         {"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxUnavailable": 2}}},

@@ -133,6 +133,11 @@ imagePullSecrets:
 {{- printf "%s/lib" .Values.hostPaths.libraryDirectory }}
 {{- end }}
 
+{{/* Name of objects that no namespace holds. */}}
+{{- define "nvshare.clusterName" -}}
+{{- printf "%s-%s" (include "nvshare.namespace" .) (include "nvshare.fullname" .) | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
 {{/* Whether the device plugin may watch the pods of its node. */}}
 {{- define "nvshare.watchesPods" -}}
 {{- if and .Values.podAnnotations.watch (eq .Values.advertise.mode "plugin") }}true{{ end }}
@@ -242,6 +247,9 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- fail (printf "nodeGroups[%d].name: %s has an entry already" $index $group.name) }}
 {{- end }}
 {{- $groups = append $groups $group.name }}
+{{- end }}
+{{- if and (not $values.rbac.create) (eq $values.advertise.mode "dra") (not $values.serviceAccount.name) }}
+{{- fail "serviceAccount.name: with rbac.create: false and advertise.mode: dra, name an account that may read nodes and claims and write resource slices" }}
 {{- end }}
 {{- if and (not $values.rbac.create) $values.podAnnotations.watch (not $values.serviceAccount.name) }}
 {{- fail "serviceAccount.name: with rbac.create: false and podAnnotations.watch: true, name an account that may list and watch pods" }}

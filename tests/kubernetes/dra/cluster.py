@@ -1,4 +1,4 @@
-"""A double of a cluster for the driver: an API server with slices and claims, and a kubelet's side of the driver's sockets.
+"""A double of a cluster for the driver: an API server with slices and claims, and a kubelet's calls.
 
 The API server keeps objects by path, gives each write a resourceVersion, refuses a stale one, and completes or drops
 fields as the real one does.
@@ -61,7 +61,7 @@ class Api(TlsServer):
             return 409, {"message": "already exists"}
         if method == "PUT" and (not found or path != name):
             return 404, {"message": "not found"}
-        if method == "PUT" and body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+        if found and body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
             return 409, {"message": "the object has been modified"}
         stored = self._completed(body)
         if query != "dryRun=All":
@@ -86,7 +86,7 @@ def _handler(api: Api) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def handle_any(self) -> None:
+        def do_GET(self) -> None:
             parts = urlsplit(self.path)
             length = int(self.headers.get("Content-Length", 0))
             body = json.loads(self.rfile.read(length)) if length else None
@@ -98,7 +98,7 @@ def _handler(api: Api) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_POST = do_PUT = handle_any
+        do_POST = do_PUT = do_GET  # noqa: N815 - so named in the base class
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - so named in the base class
             """Nothing."""

@@ -1,4 +1,4 @@
-"""`nvshare-device-plugin` and `nvshare-nri` as commands, where gRPC and protobuf are not installed."""
+"""`nvshare-device-plugin`, `nvshare-nri` and `nvshare-dra` as commands, where gRPC and protobuf are not installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ sys.modules["grpc"] = sys.modules["google.protobuf"] = None
 from nvshare.coordinator.kubernetes.{}.plugin_main import main
 main(sys.argv[1:])
 """
-PLUGINS = pytest.mark.parametrize(("plugin", "option"), [("node", "--slots-per-gpu"), ("nri", "--nri-socket")])
+PLUGINS = pytest.mark.parametrize(
+    ("plugin", "option"), [("node", "--slots-per-gpu"), ("nri", "--nri-socket"), ("dra", "--kubelet-dir")]
+)
 
 
 def without_grpc(plugin: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +38,7 @@ def test_help_needs_no_grpc(plugin: str, option: str) -> None:
 def test_what_is_missing_is_named(plugin: str, option: str, tmp_path: Path) -> None:
     """Broken if serving without gRPC ended in a traceback."""
     del option
-    done = without_grpc(plugin, "--slots-dir", str(tmp_path / "slots"))
+    done = without_grpc(plugin, "--slots-dir", str(tmp_path / "slots"), *["--node-name=n"] * (plugin == "dra"))
     assert done.returncode == 2
     assert f"is not installed; install it: {install_command('kubernetes')}\n" in done.stderr
     assert done.stderr.count("\n") == 1
