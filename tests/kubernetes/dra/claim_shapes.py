@@ -25,10 +25,15 @@ def parameters(requests: tuple[str, ...] = (), **given: Any) -> Any:
     return {"source": "FromClaim", "requests": list(requests), "opaque": {"driver": DRIVER, "parameters": value}}
 
 
-def claim(*results: Any, uid: str = "uid-1", name: str = "work", config: tuple[Any, ...] = ()) -> Any:
-    """An allocated claim."""
+def claim(
+    *results: Any, uid: str = "uid-1", name: str = "work", config: tuple[Any, ...] = (), pods: tuple[str, ...] = ()
+) -> Any:
+    """An allocated claim, reserved for pods."""
     devices = {"results": list(results), "config": list(config)}
     return {
         "metadata": {"namespace": "default", "name": name, "uid": uid},
-        "status": {"allocation": {"devices": devices}},
+        "status": {
+            "allocation": {"devices": devices},
+            "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods],
+        },
     }

@@ -75,13 +75,20 @@ class Worker(end_to_end.Node):
 
     def start(self, pod: Pod, command: Sequence[str], name: str = "main", **variables: str) -> str:
         """A container with KAI's variables, by default 0.3 of the first GPU, and more or other ones."""
-        given = {"NVIDIA_VISIBLE_DEVICES": self.uuids()[0], "GPU_PORTION": "0.3"} | variables
+        return self.contain(
+            pod, command, name, {"NVIDIA_VISIBLE_DEVICES": self.uuids()[0], "GPU_PORTION": "0.3"} | variables
+        )
+
+    def contain(
+        self, pod: Pod, command: Sequence[str], name: str, variables: dict[str, str], cdi: Sequence[str] = ()
+    ) -> str:
+        """A container with these variables and CDI devices."""
         driver = {"LD_LIBRARY_PATH": "/opt/driver", "NVSHARE_SIM_STATE": "/run/gpus"}
         mounts = [(str(library_directory()), "/opt/driver"), (str(self.state), "/run/gpus")]
         if command[0].startswith("/tmp/"):  # a program of the test's
             mounts.append((command[0], "/program"))
             command = ["/program", *command[1:]]
-        return self.containerd.run(pod, name, command, given | driver, mounts=mounts)
+        return self.containerd.run(pod, name, command, variables | driver, mounts=mounts, cdi=cdi)
 
     def slots(self) -> dict[str, dict[str, Any]]:
         """The coordinator's slots, by `pod/container`."""

@@ -1,0 +1,79 @@
+"""Pods with claims, in containers of a real containerd with runc; `nvshare-dra` is a real process."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+from tests.kubernetes.dra.claim_shapes import parameters
+from tests.kubernetes.dra.cluster import SLICE
+from tests.kubernetes.dra.test_claims import INTERACTIVE
+from tests.kubernetes.dra.worker import Worker
+from tests.kubernetes.nri.worker import FOREVER
+from tests.waiting import eventually
+
+BUSY = ("1000", "10000000", "4")
+"""Seconds, duration of a kernel in ns, kernels in flight."""
+
+
+def test_two_pods_share_a_card_by_their_claims(worker: Worker, saturate: Path) -> None:
+    """Broken: what the scheduler promised is not held: each pod's time, its memory limit, or its name in `slots`."""
+    interactive = (parameters((), **INTERACTIVE),)
+    for name, percent, memory, config in (("small", "30", "2Gi", interactive), ("large", "70", "5000Mi", ())):
+        cdi = worker.prepare(worker.scheduled(name, {"memory": memory, "compute": percent}, config=config))
+        container = worker.contain(worker.pod(name), [str(saturate), *BUSY], "main", {}, cdi)
+        where = f"{name}/gpu-0"
+        eventually(lambda where=where: worker.slots()[where]["registered"], worker.containerd.output(container))  # type: ignore[misc]
+    slots = worker.slots()
+    assert {name: slot["limit_bytes"] for name, slot in slots.items()} == {
+        "small/gpu-0": 2 << 30,
+        "large/gpu-0": 5120 << 20,
+    }
+    assert {name: slot["share_request"] for name, slot in slots.items()} == {"small/gpu-0": 0.3, "large/gpu-0": 0.7}
+    assert {tuple(slot["gpus"]) for slot in slots.values()} == {(worker.uuids()[0],)}
+    assert slots["small/gpu-0"]["class"] == "interactive"
+    began = len(worker.trace())
+
+    def small_share() -> float:
+        worked: Counter[int] = Counter()
+        for busy in worker.trace()[began:]:
+            worked[busy.process_id] += busy.work_ns
+        return min(worked.values()) / sum(worked.values()) if len(worked) == 2 and worked.total() > 3e9 else 0.0
+
+    eventually(lambda: 0.28 <= small_share() <= 0.32, "30 and 70 %")
+
+
+def test_a_claim_lives_over_restarts(worker: Worker) -> None:
+    """Broken: a restarted driver forgets claims: slots or files stay, or a container starts without the hook."""
+    claim = worker.scheduled("one", {"memory": "1Gi"})
+    cdi = worker.prepare(claim)
+    slots = worker.slot_files()
+    worker.stop_plugin(signal.SIGKILL)
+    del worker.api.objects[SLICE]  # as the kubelet does meanwhile
+    worker.start_driver("--memory-boundary=on", "--processes=2")
+    assert worker.prepare(claim) == cdi
+    assert worker.slot_files() == slots
+    command = ["/bin/sh", "-c", "echo $NVSHARE_SOCKET $NVIDIA_GPU_MEMORY_LIMIT; cat /etc/ld.so.preload"]
+    made = worker.contain(worker.pod("one"), command, "main", {"NVIDIA_GPU_MEMORY_LIMIT": "99999"}, cdi)
+    assert worker.containerd.finish(made) == (
+        0,
+        "/run/nvshare/hooks.sock 2048\n/opt/nvshare/lib/libnvshare_hook.so\n",
+    )
+    assert not worker.kubelet.call("NodeUnprepareResources", claim)[claim["metadata"]["uid"]].error
+    assert not worker.slot_files()
+    assert not list(worker.containerd.cdi_dir.iterdir())
+    worker.contain(worker.pod("two"), FOREVER, "main", {}, worker.prepare(worker.scheduled("two", {"memory": "1Gi"})))
+    assert worker.stop_plugin(signal.SIGTERM) == 0
+    assert not worker.kubelet.registry.exists()
+    assert SLICE in worker.api.objects
+    assert len(worker.slot_files()) == 1
+
+
+def test_an_old_cluster_ends_the_command_with_a_sentence(worker: Worker) -> None:
+    """Broken: an operator sees a traceback, or a pod that runs and does nothing."""
+    worker.stop_plugin(signal.SIGTERM)
+    worker.api.minor = "35"
+    assert worker.driver().wait(60) == 1
+    last = worker.log("dra").splitlines()[-1]
+    assert last.startswith("nvshare-dra: the API server is Kubernetes 1.35, and the DRA driver needs 1.36 or newer")
