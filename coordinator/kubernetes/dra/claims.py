@@ -75,10 +75,12 @@ def shares(claim: Mapping[str, Any]) -> list[Share]:
 
 
 def pod(claim: Mapping[str, Any]) -> str:
-    """The pod for which the claim is reserved; "": several, or none."""
-    status = claim.get("status") or {}
-    names = [str(each["name"]) for each in status.get("reservedFor") or [] if each.get("resource") == "pods"]
-    return names[0] if len(names) == 1 else ""
+    """The pod that owns the claim, which a template has made for it; "": pods may share the claim."""
+    owners = {each.get("uid") for each in claim["metadata"].get("ownerReferences") or []}
+    for each in (claim.get("status") or {}).get("reservedFor") or []:
+        if each.get("resource") == "pods" and each.get("uid") in owners:
+            return str(each["name"])
+    return ""
 
 
 def _share(request: str, results: list[Mapping[str, Any]], configs: list[Mapping[str, Any]]) -> Share:

@@ -4,7 +4,7 @@ Slots and CDI file are the only record: a slot's allocation names its claim, so 
 made.  The kubelet prepares claims again after a restart of the node, which removes both.
 
 A slot has all devices of its request, because a container has one socket.  A container that uses two requests has the
-slot of the last one alone.  A claim names its pod, but not the container: the slot has the request's name instead.
+slot of the last one alone.  A claim of a template names its pod, but no container: the slot has the request's name.
 
 Invariants: Prepare and Unprepare may be repeated and interrupted at any point.  A CDI file names complete slots.  A
 failure is the answer for its claim alone.

@@ -26,12 +26,23 @@ def parameters(requests: tuple[str, ...] = (), **given: Any) -> Any:
 
 
 def claim(
-    *results: Any, uid: str = "uid-1", name: str = "work", config: tuple[Any, ...] = (), pods: tuple[str, ...] = ()
+    *results: Any,
+    uid: str = "uid-1",
+    name: str = "work",
+    config: tuple[Any, ...] = (),
+    pods: tuple[str, ...] = (),
+    owner: str = "",
 ) -> Any:
-    """An allocated claim, reserved for pods."""
+    """An allocated claim, reserved for pods; `owner`: of a template, for this pod."""
     devices = {"results": list(results), "config": list(config)}
     return {
-        "metadata": {"namespace": "default", "name": name, "uid": uid},
+        "metadata": {
+            "namespace": "default",
+            "name": name,
+            "uid": uid,
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": owner, "uid": f"uid-{owner}"}]
+            * bool(owner),
+        },
         "status": {
             "allocation": {"devices": devices},
             "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nvshare.coordinator.kubernetes.dra.claims import ClaimError, shares
+from nvshare.coordinator.kubernetes.dra.claims import ClaimError, pod, shares
 from tests.kubernetes.dra.claim_shapes import claim, parameters, result
 
 INTERACTIVE: dict[str, Any] = {"class": "interactive"}
@@ -35,6 +35,13 @@ def test_parameters_of_the_claim_follow_those_of_its_class() -> None:
     )
     (share,) = shares(claim(result("gpu-a", request="main/small", compute="0"), config=config))
     assert share.words == {"class": "interactive", "weight": "2", "memory": "swap", "park_after": "10m"}
+
+
+def test_only_a_claim_of_one_pod_names_it() -> None:
+    """A slot that pods share would be shown as the first one's."""
+    assert pod(claim(result("gpu-a"), pods=("one",), owner="one")) == "one"
+    assert pod(claim(result("gpu-a"), pods=("one",))) == ""
+    assert pod(claim(result("gpu-a"), owner="one")) == ""
 
 
 @pytest.mark.parametrize(

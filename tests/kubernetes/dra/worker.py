@@ -57,7 +57,7 @@ class Worker(nri.Worker):
             self._allocator = Allocator(self.api.objects[SLICE]["spec"])
         results = self._allocator.allocate(*requests)
         assert results is not None
-        made = claim(*results, uid=f"uid-{pod}-gpu", name=f"{pod}-gpu", config=config, pods=(pod,))
+        made = claim(*results, uid=f"uid-{pod}-gpu", name=f"{pod}-gpu", config=config, pods=(pod,), owner=pod)
         self.api.add(made)
         return made
 
