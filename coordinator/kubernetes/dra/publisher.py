@@ -86,31 +86,26 @@ class Publisher:
 
     def reconcile(self) -> None:
         """Writes the slice if it is missing or differs.  Raises the API's errors."""
-        wanted = slices.spec(self._node, self._state(), 0, self._slots_per_gpu)["devices"]
+        spec = slices.spec(self._node, self._state(), 1, self._slots_per_gpu)
+        wanted, made = spec["devices"], self._slice(spec)
+        before = self._stored[1] if self._stored is not None else None
         try:
             found = self._api.call("GET", f"{_SLICES}/{self._name}")
         except ApiError as error:
             if error.code != NOT_FOUND:
                 raise
             found = None
-        spec = found["spec"] if found is not None else None
-        generation = 1
-        if spec is not None:
-            if self._stored == (wanted, spec) or (self._stored is None and spec["devices"] == wanted):
-                self._stored = (wanted, spec)
-                return
-            generation = int(spec["pool"]["generation"]) + 1
-        elif self._stored is not None:
-            generation = int(self._stored[1]["pool"]["generation"]) + 1
-        made = self._slice(slices.spec(self._node, self._state(), generation, self._slots_per_gpu))
-        made["spec"]["devices"] = wanted
-        if found is None:
-            answer = self._api.call("POST", _SLICES, made)
         else:
+            if self._stored == (wanted, found["spec"]) or (before is None and found["spec"]["devices"] == wanted):
+                self._stored = (wanted, found["spec"])
+                return
+            before = found["spec"]
             made["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
-            answer = self._api.call("PUT", f"{_SLICES}/{self._name}", made)
-        self._stored = (wanted, answer["spec"])
-        log.info("published %d GPUs, generation %d", len(wanted), generation)
+        if before is not None:
+            spec["pool"]["generation"] = int(before["pool"]["generation"]) + 1
+        method, path = ("POST", _SLICES) if found is None else ("PUT", f"{_SLICES}/{self._name}")
+        self._stored = (wanted, self._api.call(method, path, made)["spec"])
+        log.info("published %d GPUs, generation %d", len(wanted), spec["pool"]["generation"])
 
     def run(self, step: Callable[[], None], *, once: bool = False) -> None:
         """Takes a step every few seconds until `stop`; `once`: until the first that succeeds.  Raises ClusterError."""
