@@ -99,3 +99,6 @@ def test_a_collective_of_one_process_ends_its_turn(built: Built, saturate: Path,
         assert (process.returncode, output) == (0, "good\n"), errors
         assert "did not end within" not in errors
         assert [rival.poll() for rival in rivals] == [None, None]
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
