@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -50,6 +50,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 MAX_SECONDS = 120.0
 """Traces are ring buffers: a longer run could overwrite its beginning."""
 _POLL_MS = 100
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _GRACE_S = 60.0
 """Extra time for the start and end of the programs."""
 
@@ -97,6 +98,20 @@ def start(setup: Setup, name: str, seconds: float) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
 
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """SIGTERM and Ctrl-C wait for the end of the block, so that no program starts of which nobody knows."""
+    came: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in _SIGNALS}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    for number in came:
+        signal.raise_signal(number)
+
+
 def run_programs(setup: Setup, seconds: float) -> tuple[Recording, dict[str, str]]:
     """Runs the programs to their end.  Returns what happened, and the reason of each failed program."""
     events: list[dict[str, Any]] = []
@@ -104,7 +119,8 @@ def run_programs(setup: Setup, seconds: float) -> tuple[Recording, dict[str, str
     running: dict[str, subprocess.Popen[bytes]] = {}
     end = time.monotonic() + seconds + _GRACE_S
     try:
-        running.update({name: start(setup, name, seconds) for name in PROGRAMS})
+        with _signals_later():
+            running.update({name: start(setup, name, seconds) for name in PROGRAMS})
         while any(process.poll() is None for process in running.values()) and time.monotonic() < end:
             for frame in reader.frames(_POLL_MS):
                 events.append(decode_event(frame))
