@@ -35,7 +35,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     plan = Plan(
         simulate, options.seconds or (SECONDS if real else SMALL_SECONDS), options.drain,
         CAPACITY_MIB if real else SMALL_CAPACITY_MIB, SIZES_MIB if real else SMALL_MIB, begin + options.budget,
-        step, options.seed, options.load,
+        step, options.seed, options.load, options.cold,
     )  # fmt: skip
     ways = ways_of(plan.capacity_mib)
     if unknown := [name for name in options.ways if name not in ways]:
@@ -43,6 +43,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     before = alone(plan)
     result: dict[str, Any] = {
         "simulated": not real, "machine": machine(), "seconds": plan.seconds, "seed": plan.seed, "load": plan.load,
+        "cold": plan.cold,
         "capacity_mib": plan.capacity_mib, "sizes_mib": plan.sizes_mib, "link_gib_s": options.link,
         "demand_gib": round(sum(plan.sizes_mib.values()) / 1024, 1), "classes": CLASSES,
         "server": before["server"]["program"], "alone": before, "ways": {}, "bars": {},
@@ -88,6 +89,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=500.0, help="seconds; no way begins later (default 500)")
     parser.add_argument("--link", type=float, default=50.0, help="GiB/s to the card, for the bar (default 50)")
     parser.add_argument("--seed", type=int, default=1, help="of the times at which work comes (default 1)")
+    parser.add_argument("--cold", action="store_true", help="the day begins with the first eviction of each program")
     parser.add_argument("--load", type=float, default=1.0, help="work that comes, over the usual (default 1)")
     return run_benchmark(parser, _measure, _show)
 

@@ -4,7 +4,7 @@ Each program has a thread here that hands it its work at its time, and waits.  U
 ends the resident program and starts the one that is wanted.  Its programs keep nothing from life to life, and
 the training saves nothing: that favours it.
 
-The window begins after each program has worked once beside the others.
+The window begins after each program has worked once beside the others; a cold day begins as soon as they are there.
 
 Invariants: work comes at the same times under all ways; a wait has a limit; a program that dies costs its own work
 only.
@@ -52,6 +52,8 @@ class Plan:
     seed: int = 1
     load: float = 1.0
     """Work that comes, over that of `GAPS_S`."""
+    cold: bool = False
+    """No program has been evicted yet."""
 
     def command(self, name: str) -> list[str]:
         """A program of the day, or the ballast."""
@@ -184,7 +186,7 @@ def day(there: Place) -> tuple[dict[str, Record], float, int | None]:
                 records[name].missed = [whole_s - moment for moment in there.plan.arrivals(name)]
         check_clients(there.programs)
         for name, member in members.items():  # the first eviction of each makes its pinned host memory
-            if not records[name].failed:
+            if not there.plan.cold and not records[name].failed:
                 _ready(member, records[name], "unit 0")
         before, begin = there.moved_bytes(), time.monotonic()
         threads = [

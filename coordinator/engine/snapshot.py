@@ -67,6 +67,9 @@ class SeatMemorySnapshot:
     unschedulable: bool
     """It is unschedulable for lack of room."""
     prepare_bytes: int
+    """What will probably be evicted at a time."""
+    prepared_bytes: int
+    """Host memory that an eviction finds ready."""
 
 
 @dataclass(frozen=True, slots=True)

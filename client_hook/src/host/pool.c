@@ -1,4 +1,4 @@
-/* The pool (pool.h) keeps slabs of pinned memory and the grains of them that are in use.
+/* The pool (pool.h) keeps slabs of host memory and the grains of them that are in use.  Only grains of pinned slabs can be taken.
  *
  * Functions on the table of slabs (slabs_*) run under the pool's lock.  Functions on one slab call the driver and the system, and run unlocked.
  */
@@ -24,6 +24,7 @@ enum { NVS_SLAB_GRAINS = 128 };
 typedef struct nvs_slab { /* its memory does not move while a grain is in use */
     nvs_host_mapping mapping;
     uint32_t grains, free_grains; /* `grains` 0: an empty entry of the table */
+    bool pinned;          /* else no grain can be taken yet */
     CUcontext registered; /* the context of the registration; NULL: none, and copies are slower */
     uint64_t used[NVS_SLAB_GRAINS / 64];
 } nvs_slab;
@@ -69,13 +70,16 @@ static bool unregister_in(CUcontext context, void *argument)
 
 static bool slab_make(nvs_slab *out, uint32_t grains, uint32_t gpu, bool gently)
 {
-    nvs_host_mapping mapping;
-    if (!nvs_host_map(gpu, grains * NVS_HOST_GRAIN, NVS_HOST_GRAIN, gently, &mapping))
-        return false;
-    registration r = {mapping.memory, grains * NVS_HOST_GRAIN, NULL};
+    *out = (nvs_slab){.grains = grains, .free_grains = grains};
+    return nvs_host_map(gpu, grains * NVS_HOST_GRAIN, NVS_HOST_GRAIN, gently, &out->mapping);
+}
+
+static void slab_pin(nvs_slab *slab, uint32_t gpu)
+{
+    registration r = {slab->mapping.memory, slab->grains * NVS_HOST_GRAIN, NULL};
     nvs_each_context(gpu, register_in, &r);
-    *out = (nvs_slab){.mapping = mapping, .grains = grains, .free_grains = grains, .registered = r.in};
-    return true;
+    slab->registered = r.in;
+    slab->pinned = true;
 }
 
 static void slab_end(const nvs_slab *slab, uint32_t gpu)
@@ -102,10 +106,10 @@ static bool slabs_add(const nvs_slab *made)
 }
 
 /* Takes one slab without a grain in use, of at most `most` grains, out of the table. */
-static bool slabs_remove_unused(uint64_t most, nvs_slab *out)
+static bool slabs_remove_unused(bool pinned, uint64_t most, nvs_slab *out)
 {
     for (uint32_t i = 0; i < slab_count; i++) {
-        if (slabs[i].grains == 0 || slabs[i].free_grains != slabs[i].grains || slabs[i].grains > most)
+        if (slabs[i].grains == 0 || slabs[i].pinned != pinned || slabs[i].free_grains != slabs[i].grains || slabs[i].grains > most)
             continue;
         *out = slabs[i];
         slabs[i] = (nvs_slab){0};
@@ -135,15 +139,15 @@ static uint32_t take_from(nvs_slab *slab, uint32_t grains, void **out, bool adja
     return got;
 }
 
-/* As many grains must be free.  Neighbours, if one slab has enough of them. */
+/* As many pinned grains must be free.  Neighbours, if one slab has enough of them. */
 static void slabs_take(uint32_t grains, void **out)
 {
     uint32_t got = 0;
     for (uint32_t i = 0; i < slab_count; i++)
-        if (slabs[i].free_grains >= grains && take_from(&slabs[i], grains, out, true) == grains)
+        if (slabs[i].pinned && slabs[i].free_grains >= grains && take_from(&slabs[i], grains, out, true) == grains)
             return;
     for (uint32_t i = 0; i < slab_count && got < grains; i++)
-        got += take_from(&slabs[i], grains - got, out + got, false);
+        got += !slabs[i].pinned ? 0 : take_from(&slabs[i], grains - got, out + got, false);
 }
 
 static nvs_slab *slab_of(const char *grain, uint64_t *index)
@@ -186,16 +190,17 @@ static NVS_FORK_CODE void slabs_after_fork(void)
     slab_count = 0;
 }
 
-enum { FIRST_GRAINS = 32, AHEAD_GRAINS = 8, HELPERS = 2 };
-enum { REST_FACTOR = 9 };      /* rest per work: a tenth of one thread's time, while the program may run */
+enum { FIRST_GRAINS = 32, AHEAD_GRAINS = 32, HELPERS = 2 };
+enum { TOUCH_REST = 1, PIN_REST = 99 }; /* rest per work, while the program runs: it needs processors, and waits for each registration */
 #define IDLE_NS 10000000000u   /* unused memory is freed after this time */
 #define LOOK_AGAIN_NS 50000000 /* maximum age of the figure of available memory */
 
 /* All under the lock; "host pool" in the lock order of base/base.h, the innermost. */
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-NVS_FORK_STATE static uint64_t reserved_bytes, grown_grains, taken_grains;
-NVS_FORK_STATE static uint64_t growing_grains; /* being made */
+NVS_FORK_STATE static uint64_t reserved_bytes, taken_grains;
+NVS_FORK_STATE static uint64_t touched_grains, grown_grains; /* there, and to be pinned; pinned */
+NVS_FORK_STATE static uint64_t growing_grains; /* on the way to be pinned */
 NVS_FORK_STATE static uint64_t announced_grains; /* still needed by a running eviction */
 static uint32_t near_gpu;
 NVS_FORK_STATE static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* of probable evictions */
@@ -228,8 +233,8 @@ static bool system_has(uint64_t bytes)
 /* Locked. */
 static bool fits_here(uint64_t bytes)
 {
-    uint64_t sum = reserved_bytes + bytes, grown = grown_grains * NVS_HOST_GRAIN;
-    return sum >= bytes && (nvs_config.host_limit == 0 || sum <= nvs_config.host_limit) && (sum <= grown || system_has(sum - grown));
+    uint64_t sum = reserved_bytes + bytes, made = (touched_grains + grown_grains) * NVS_HOST_GRAIN;
+    return sum >= bytes && (nvs_config.host_limit == 0 || sum <= nvs_config.host_limit) && (sum <= made || system_has(sum - made));
 }
 
 static uint64_t with_step(uint64_t bytes)
@@ -333,50 +338,73 @@ static uint64_t target(void)
     return ahead > demand() ? ahead : demand();
 }
 
-/* Locked; unlocks meanwhile.  Makes one slab of at most `most` grains, towards `wanted` grains in all. */
-static void grow(uint64_t wanted, uint32_t most, bool gently)
+/* Locked; unlocks meanwhile.  Puts a slab into the table, pinned or to be pinned. */
+static void add(nvs_slab *slab, bool made, uint64_t *count)
 {
-    const uint64_t missing = wanted - grown_grains - growing_grains;
-    const uint32_t grains = (uint32_t)(missing < most ? missing : most), gpu = near_gpu;
-    nvs_slab made;
-    growing_grains += grains;
-    pthread_mutex_unlock(&lock);
-    const bool done = slab_make(&made, grains, gpu, gently);
-    pthread_mutex_lock(&lock);
-    const bool added = done && slabs_add(&made);
-    if (done && !added) {
+    const bool added = made && slabs_add(slab);
+    const uint32_t gpu = near_gpu;
+    if (made && !added) {
         pthread_mutex_unlock(&lock);
-        slab_end(&made, gpu);
+        slab_end(slab, gpu);
         pthread_mutex_lock(&lock);
     }
-    growing_grains -= grains;
     grow_failed = !added;
     if (added) {
-        grown_grains += grains;
+        *count += slab->grains;
         looked_ns = 0; /* the system has less now */
     }
     pthread_cond_broadcast(&changed);
 }
 
-static void grow_for_demand(void)
+/* Locked; unlocks meanwhile.  Makes one slab of at most `most` of the missing grains, which is not pinned. */
+static void touch(uint64_t missing, uint32_t most)
 {
-    /* The first slabs are small, so that the first grains come soon. */
-    grow(demand(), grown_grains + growing_grains < NVS_SLAB_GRAINS ? FIRST_GRAINS : NVS_SLAB_GRAINS, false);
+    const uint32_t gpu = near_gpu;
+    nvs_slab slab;
+    pthread_mutex_unlock(&lock);
+    const bool made = slab_make(&slab, (uint32_t)(missing < most ? missing : most), gpu, true);
+    pthread_mutex_lock(&lock);
+    add(&slab, made, &touched_grains);
+}
+
+/* Locked; unlocks meanwhile.  Pins one slab: one that is there, else a new one of at most `most` of the missing grains. */
+static void grow(uint64_t missing, uint32_t most)
+{
+    const uint32_t gpu = near_gpu;
+    nvs_slab slab;
+    const bool there = slabs_remove_unused(false, UINT32_MAX, &slab);
+    const uint32_t grains = there ? slab.grains : (uint32_t)(missing < most ? missing : most);
+    touched_grains -= there ? grains : 0;
+    growing_grains += grains;
+    pthread_mutex_unlock(&lock);
+    const bool made = there || slab_make(&slab, grains, gpu, false);
+    if (made)
+        slab_pin(&slab, gpu);
+    pthread_mutex_lock(&lock);
+    growing_grains -= grains;
+    add(&slab, made, &grown_grains);
 }
 
 /* Locked; unlocks meanwhile.  Frees one unused slab beyond the target; false: none. */
 static bool shrink(void)
 {
-    const uint64_t wanted = target();
+    const uint64_t made = touched_grains + grown_grains, wanted = target();
     const uint32_t gpu = near_gpu;
     nvs_slab unused;
-    if (grown_grains <= wanted || !slabs_remove_unused(grown_grains - wanted, &unused))
+    if (made <= wanted || (!slabs_remove_unused(false, made - wanted, &unused) && !slabs_remove_unused(true, made - wanted, &unused)))
         return false;
-    grown_grains -= unused.grains;
+    *(unused.pinned ? &grown_grains : &touched_grains) -= unused.grains;
     pthread_mutex_unlock(&lock);
     slab_end(&unused, gpu);
     pthread_mutex_lock(&lock);
     return true;
+}
+
+static void grow_for_demand(void)
+{
+    /* The first slabs are small, so that the first grains come soon. */
+    const uint64_t there = grown_grains + growing_grains;
+    grow(demand() - there, there < NVS_SLAB_GRAINS ? FIRST_GRAINS : NVS_SLAB_GRAINS);
 }
 
 /* Thread: makes memory for running evictions. */
@@ -401,10 +429,11 @@ static bool wait_for(uint64_t length_ns)
     return nvs_cond_wait(&changed, &lock, &until) == ETIMEDOUT;
 }
 
-static bool program_may_run(uint32_t gpu)
+/* Whether the program may submit work, and has since `calls`. */
+static bool program_runs(uint32_t gpu, uint64_t calls)
 {
     /* Relaxed: it affects only the rests of keep(). */
-    return (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED) == 0;
+    return (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED) == 0 && nvs_gate_calls(gpu) != calls;
 }
 
 static void report(uint32_t gpus)
@@ -414,12 +443,16 @@ static void report(uint32_t gpus)
             nvs_coordinator.memory_changed(gpu);
 }
 
-/* Locked; unlocks meanwhile.  Makes one piece for probable evictions, and rests. */
+/* Locked; unlocks meanwhile.  Makes one piece for probable evictions, and rests.  All is touched first: only pinning takes driver locks. */
 static void grow_ahead(void)
 {
-    uint64_t began = nvs_now_ns();
     const uint32_t gpu = near_gpu;
-    grow(target(), awaited != 0 ? NVS_SLAB_GRAINS : AHEAD_GRAINS, awaited == 0);
+    const uint64_t began = nvs_now_ns(), calls = nvs_gate_calls(gpu), made = touched_grains + grown_grains + growing_grains;
+    const bool touches = awaited == 0 && target() > made;
+    if (touches)
+        touch(target() - made, AHEAD_GRAINS);
+    else
+        grow(target() - grown_grains - growing_grains, awaited != 0 ? NVS_SLAB_GRAINS : AHEAD_GRAINS);
     const uint32_t hurry = awaited; /* perhaps only since the piece was begun */
     if (hurry != 0) {
         if (grow_failed || target() <= grown_grains) {
@@ -429,8 +462,8 @@ static void grow_ahead(void)
         }
         return;
     }
-    uint64_t end = nvs_now_ns() + REST_FACTOR * (nvs_now_ns() - began);
-    for (uint64_t now = began; program_may_run(gpu) && (now = nvs_now_ns()) < end && demand() <= grown_grains;)
+    const uint64_t end = nvs_now_ns() + (touches ? TOUCH_REST : PIN_REST) * (nvs_now_ns() - began);
+    for (uint64_t now = began; program_runs(gpu, calls) && (now = nvs_now_ns()) < end && demand() <= grown_grains && awaited == 0;)
         (void)wait_for(end - now);
 }
 
@@ -446,9 +479,9 @@ static void *keep(void *nothing)
         if (demand() <= grown_grains && wanted > grown_grains + growing_grains && !grow_failed) {
             grow_ahead();
             idle = false;
-        } else if (grown_grains > wanted && !idle) {
+        } else if (touched_grains + grown_grains > wanted && !idle) {
             idle = wait_for(IDLE_NS) && before == taken_grains && wanted == target();
-        } else if (grown_grains <= wanted || !shrink()) {
+        } else if (touched_grains + grown_grains <= wanted || !shrink()) {
             nvs_cond_wait(&changed, &lock, NULL);
             idle = false;
         }
@@ -502,7 +535,7 @@ void nvs_host_ahead(uint32_t gpu, uint64_t bytes, bool now)
 uint64_t nvs_host_ready_bytes(void)
 {
     pthread_mutex_lock(&lock);
-    const uint64_t grains = grown_grains - taken_grains;
+    const uint64_t grains = touched_grains + grown_grains - taken_grains;
     pthread_mutex_unlock(&lock);
     return grains * NVS_HOST_GRAIN;
 }
@@ -546,7 +579,7 @@ void nvs_host_give(uint32_t grains, void *const *taken)
 {
     pthread_mutex_lock(&lock);
     taken_grains -= slabs_give(grains, taken);
-    if (grown_grains > target())
+    if (touched_grains + grown_grains > target())
         pthread_cond_broadcast(&changed); /* starts the idle time of unused memory */
     pthread_mutex_unlock(&lock);
 }
@@ -565,7 +598,7 @@ NVS_FORK_CODE void nvs_host_after_fork(void)
     pthread_mutex_init(&asking, NULL);
     pthread_cond_init(&changed, NULL);
     slabs_after_fork();
-    reserved_bytes = grown_grains = taken_grains = announced_grains = 0;
+    reserved_bytes = touched_grains = grown_grains = taken_grains = announced_grains = 0;
     growing_grains = 0;
     memset(ahead_bytes, 0, sizeof ahead_bytes);
     awaited = 0;

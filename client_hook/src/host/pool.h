@@ -9,9 +9,9 @@
  *  - reserved room can be taken, unless the system has no memory;
  *  - a forked child has none of it.
  *
- * One thread allocates for probable evictions, in pieces of 16 MiB, so that the program is not slowed.  While the program
- * may submit work, that thread rests nine times as long as a piece took, unless the program is about to move to another GPU.  Unused memory beyond
- * that is freed after ten seconds.
+ * One thread prepares for probable evictions.  It first touches all of the memory, in pieces of 64 MiB, and then pins it.  While the program submits
+ * work, that thread rests as long as it touched, and a hundred times as long as it pinned, since launches wait for that; unless the program is about to
+ * move to another GPU.  An eviction pins what was touched.  Unused memory beyond that is freed after ten seconds.
  *
  * Helper threads block all signals.  The lock is never held during a driver call.
  *
@@ -40,7 +40,7 @@ void nvs_host_give(uint32_t grains, void *const *taken);
 
 /* Prepares memory for a probable eviction of `bytes` from this GPU.  `now`: without rests, and reports the GPU's memory when it is there. */
 void nvs_host_ahead(uint32_t gpu, uint64_t bytes, bool now);
-uint64_t nvs_host_ready_bytes(void); /* that an eviction finds */
+uint64_t nvs_host_ready_bytes(void); /* that an eviction finds, pinned or touched */
 
 void nvs_host_context_gone(CUcontext context); /* its registrations have ended with it */
 void nvs_host_after_fork(void);

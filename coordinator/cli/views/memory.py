@@ -36,8 +36,11 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
         if client["host_share_bytes"]
     ]
     for client in status["clients"]:
+        who = f"c{client['client']} {program(client)}"
+        if expected := sum(seat.get("prepare_bytes", 0) for seat in client["seats"]):
+            ready = min(expected, sum(seat.get("prepared_bytes", 0) for seat in client["seats"]))
+            found.append(f"  {who}: {format_size(ready)} of host memory ready to evict {format_size(expected)}")
         if released := sum(seat.get("released_bytes", 0) for seat in client["seats"]):
-            who = f"c{client['client']} {program(client)}"
             found.append(f"  {who}: freed {format_size(released)} itself under pressure")
     return found
 

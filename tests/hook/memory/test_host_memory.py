@@ -25,12 +25,15 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         pytest.param("idle", id="unused-for-ten-seconds"),
         pytest.param("used-again", id="used-again"),
+        pytest.param("ahead", id="ahead-of-an-eviction"),
+        pytest.param("ahead-idle", id="ahead-while-nothing-runs"),
         pytest.param("silent", id="a-coordinator-silent-for-two-seconds"),
         pytest.param("answers", id="one-that-answers"),
     ],
 )
 def test_host_memory(check: Path, scenario: str) -> None:
-    """Broken: pinned memory that nobody uses is kept from the machine for ever, or goes back between two evictions; or
+    """Broken: a program waits while memory for its eviction is pinned, before all of it was touched, for which it does
+    not wait; pinned memory that nobody uses is kept from the machine for ever, or goes back between two evictions; or
     allocations wait for, or are refused by, a coordinator that does not answer."""
     done = subprocess.run([str(check), scenario], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "good\n"), done.stderr

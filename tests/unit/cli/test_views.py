@@ -115,6 +115,19 @@ def test_every_view_says_that_a_program_is_paused() -> None:
     assert "no program may run now" in explain.lines(explain.explanation(replies.status(harness)), 0)[0]
 
 
+def test_host_memory_that_is_ready_for_an_eviction_is_shown() -> None:
+    """Broken: nobody sees why the first eviction of a program is slow."""
+    gib = 1 << 30
+    harness = one_gpu(capacity=4 * gib)
+    for client in [harness.client(mode=MemoryMode.SWAP) for _ in range(2)]:
+        client.report(allocated=3 * gib, resident=2 * gib)
+        client.request()
+    reply = replies.status(harness)
+    reply["clients"][0]["seats"][0]["prepared_bytes"] += gib
+    shown = [line.partition(": ")[2] for line in memory.lines(reply) if "ready to evict" in line]
+    assert shown == ["1GiB of host memory ready to evict 2GiB", "0B of host memory ready to evict 2GiB"]
+
+
 def test_the_one_whose_memory_moves_does_not_run() -> None:
     """Broken: `explain` and `status` take the plan for what is."""
     harness = one_gpu(100, sharing=Sharing.EXCLUSIVE)

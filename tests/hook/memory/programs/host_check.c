@@ -39,8 +39,10 @@ enum { GRAINS = 8, BOUND_S = 60 };
 static struct {
     _Atomic uint64_t now_ns, mapped_bytes, unmapped_bytes, waited_ns;
     _Atomic bool elapses; /* timed waits end now */
+    _Atomic bool works;   /* the program submits work all the time */
     unsigned frames;
-    sem_t waits, mapped, unmapped; /* a timed wait has begun; memory was made; it has gone back */
+    char done[16];        /* m: memory was made, p: pinned */
+    sem_t waits, mapped, pinned, unmapped; /* a timed wait has begun; memory was made, pinned; it has gone back */
 } model = {.now_ns = 1000 * SECOND};
 
 static void until(sem_t *happened)
@@ -61,6 +63,7 @@ int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, co
     clock_gettime(CLOCK_REALTIME, &now);
     model.waited_ns = (uint64_t)(end->tv_sec - now.tv_sec) * SECOND + (uint64_t)end->tv_nsec - (uint64_t)now.tv_nsec;
     sem_post(&model.waits);
+    model.now_ns += model.elapses ? SECOND : 0;
     int result = model.elapses ? 0 : pthread_cond_wait(condition, mutex);
     return model.elapses ? ETIMEDOUT : result;
 }
@@ -87,7 +90,6 @@ const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease, .reserve_hos
 void nvs_link_send(const uint8_t *frame, size_t size) { model.frames++; }
 int nvs_log_level;
 void nvs_log(int level, const char *format, ...) {}
-bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument) { return true; }
 bool nvs_context_enter(CUcontext context) { return NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS; }
 CUresult nvs_context_error(void) { return CUDA_SUCCESS; }
 uint64_t nvs_host_system_left(void) { return UINT64_MAX; }
@@ -98,12 +100,28 @@ int nvs_thread_start(pthread_t *thread, void *(*role)(void *), void *argument)
     return pthread_create(&made, NULL, role, argument);
 }
 
+/* It takes a while, in which the program goes on. */
+static void done(char what, sem_t *happened)
+{
+    model.done[strlen(model.done)] = what;
+    model.now_ns += SECOND / 100;
+    if (model.works)
+        (void)nvs_gate_leave(nvs_gate_enter(0), 0);
+    sem_post(happened);
+}
+
+bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
+{
+    done('p', &model.pinned);
+    return true;
+}
+
 bool nvs_host_map(uint32_t gpu, size_t bytes, size_t alignment, bool gently, nvs_host_mapping *out)
 {
     *out = (nvs_host_mapping){.memory = aligned_alloc(alignment, bytes), .raw_bytes = bytes};
     out->raw = out->memory;
     model.mapped_bytes += bytes;
-    sem_post(&model.mapped);
+    done('m', &model.mapped);
     return out->memory != NULL;
 }
 
@@ -173,6 +191,37 @@ static void used_again(void)
     MUST(model.unmapped_bytes == 0 && model.mapped_bytes == GRAINS * NVS_HOST_GRAIN);
 }
 
+/* While the program works, all is made before a piece is pinned, with a rest after each; an eviction pins what is there. */
+static void ahead(void)
+{
+    enum { PIECE = 32 }; /* AHEAD_GRAINS of host/pool.c */
+    static void *grains[PIECE];
+    model.works = true;
+    MUST(nvs_host_reserve(4 * PIECE * NVS_HOST_GRAIN));
+    nvs_host_ahead(0, 3 * PIECE * NVS_HOST_GRAIN, false);
+    until(&model.waits);
+    MUST(strcmp(model.done, "m") == 0 && model.waited_ns <= SECOND / 100 && nvs_host_ready_bytes() == PIECE * NVS_HOST_GRAIN);
+    nvs_host_prepare(0, PIECE);
+    MUST(nvs_host_take(0, PIECE, grains));
+    MUST(strncmp(model.done, "mp", 2) == 0); /* and no more was made for it */
+    time_passes();
+    until(&model.pinned);
+    until(&model.pinned);
+    until(&model.pinned);
+    time_stands_still();
+    MUST(strncmp(model.done, "mpmmp", 5) == 0);
+}
+
+/* While it does not work, there are no rests. */
+static void ahead_of_an_idle_program(void)
+{
+    MUST(nvs_host_reserve(64 * NVS_HOST_GRAIN));
+    nvs_host_ahead(0, 64 * NVS_HOST_GRAIN, false);
+    until(&model.pinned);
+    until(&model.pinned);
+    MUST(strcmp(model.done, "mmpp") == 0 && sem_trywait(&model.waits) != 0);
+}
+
 /* A coordinator that says nothing for two seconds sets no bound, and what it says later is not heard. */
 static void silent(void)
 {
@@ -213,12 +262,17 @@ int main(int argc, char **argv)
     const char *what = argc == 2 ? argv[1] : "";
     sem_init(&model.waits, 0, 0);
     sem_init(&model.mapped, 0, 0);
+    sem_init(&model.pinned, 0, 0);
     sem_init(&model.unmapped, 0, 0);
     nvs_gate_init();
     if (strcmp(what, "idle") == 0)
         idle();
     else if (strcmp(what, "used-again") == 0)
         used_again();
+    else if (strcmp(what, "ahead") == 0)
+        ahead();
+    else if (strcmp(what, "ahead-idle") == 0)
+        ahead_of_an_idle_program();
     else if (strcmp(what, "silent") == 0)
         silent();
     else if (strcmp(what, "answers") == 0)
