@@ -180,6 +180,7 @@ class Coordinator:
                 self.scheduler.snapshot,
                 (lambda _: None) if book is None else book.slot,
                 lambda: self._rights.hide_other_users,
+                idle=lambda: not len(self.dispatcher),
             )
         except OSError as error:
             raise StartError(f"usage_dir: {directory}: {error.strerror}; choose another --usage-dir") from None
