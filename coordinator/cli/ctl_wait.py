@@ -20,7 +20,7 @@ PERIOD_S: Final = 0.5
 
 
 class Until(enum.StrEnum):
-    """What to wait for."""
+    """A state of a program."""
 
     RUNNING = "running"
     ROOM = "room"
@@ -32,7 +32,7 @@ _REACHED: Final[dict[Until, Callable[[Mapping[str, Any]], bool]]] = {
     Until.ROOM: lambda client: not any(seat["unschedulable"] for seat in client["seats"]),
     Until.DONE: lambda client: False,
 }
-"""Whether a program that is there has come so far."""
+"""Whether a program that has not ended is in the state."""
 
 
 def wait(

@@ -41,7 +41,7 @@ _NOW, _PAST, _OLD = "usage.now.jsonl", "usage.jsonl", "usage.old.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Whose use it is.  Text is empty outside of slots and pods; their names are bounded by slot.py."""
+    """The user of a GPU.  Text is empty outside of slots and pods; their names are bounded by slot.py."""
 
     user: int
     slot: str
@@ -56,7 +56,7 @@ OTHERS: Final = Key(-1, "", "", "", "", "")
 
 @dataclass(slots=True)
 class Sums:
-    """What it has used in one hour."""
+    """The use of one key in one hour."""
 
     used_ns: int = 0
     waited_ns: int = 0
@@ -103,7 +103,7 @@ class Usage:
         self._sums: dict[Key, Sums] = {}
         self._seen: dict[tuple[int, str], _Seen] = {}
         self._ran: dict[Key, int] = {}
-        """Time with a lease since the last look, to be divided where programs ran side by side."""
+        """Time with a lease since the last look, before its division among programs that ran side by side."""
         self._looked_ns = now_ns
         self._due_ns = now_ns + PERIOD_NS
         self._finished: list[str] = []
@@ -265,7 +265,7 @@ def _line(hour: int, key: Key, sums: Sums) -> str:
 
 _LINE: Final = [int, int, *[str] * 5, *[int] * 4]
 Row = tuple[int, Key, Sums]
-"""Hour (seconds since 1970), whose use, how much."""
+"""Hour (seconds since 1970), key, sums."""
 
 
 def read(directory: Path) -> Iterator[Row]:
