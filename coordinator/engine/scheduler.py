@@ -12,7 +12,7 @@ Rules:
 - There is one timer, for the earliest deadline of all GPUs.  It is set only while a deadline exists.
 
 Non-goals: plans (planning.py), leases (leases.py, reconcile.py), memory (memory/), commands of the operator
-(operator_commands.py).
+(operator_commands.py).  docs/explanation/architecture.md has a table of the mechanisms and their entrances.
 """
 
 from __future__ import annotations
