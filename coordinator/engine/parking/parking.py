@@ -20,8 +20,8 @@ Rules:
   no eviction frees.  Then the client that has been idle longest is parked, then the next one, until there is room.
 - A client is idle when it submits nothing and waits for nothing, also with a lease: parking takes the lease first.
 - A request for room is refused when no client is leaving and none can count as idle before long.
-- Each state has an end: a client that does not leave or close in time (`move_stall_ns`) stays.  Others are parked
-  meanwhile.
+- Each state has an end: a client that does not leave or close in time stays.  After `move_stall_ns` the next one is
+  parked meanwhile.
 - A refusal or failure leaves the client running, and holds until it has had another lease.
 - A client that is to come back on another GPU (migration.py) takes the same way, also while it wants the GPU: its
   request waits until it has moved.
