@@ -71,7 +71,7 @@ def interpreter(options: argparse.Namespace) -> Path:
 
 
 def absent(python: Path, job: str) -> str:
-    """What the job needs and that Python lacks; empty if it has all."""
+    """A sentence that names the package which the job needs and this Python lacks; empty if nothing is missing."""
     needed = NEEDS.get(job, "torch")
     look = f"import importlib.util as u, sys; sys.exit(u.find_spec({needed!r}) is None)"
     return "" if subprocess.run([python, "-c", look], check=False).returncode == 0 else f"{needed} is not installed"

@@ -25,7 +25,7 @@ from typing import Any, Final
 from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import BenchError, Fixture, coordinator, percentile, uncoordinated
 from nvshare.bench.harness.worker_group import Member, closing
-from nvshare.coordinator.cli.ctl_call import call, call_and_settle
+from nvshare.coordinator.cli.ctl_call import call, call_and_wait
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
@@ -37,7 +37,7 @@ WAIT_S: Final = 180.0
 def park(stand: Fixture, name: str) -> float:
     """Seconds until the program is parked.  Raises BenchError with the reason if it is not."""
     began = time.monotonic()
-    told = call_and_settle(RuntimeDir(stand.directory), api.ParkClient(client=name))
+    told = call_and_wait(RuntimeDir(stand.directory), api.ParkClient(client=name))
     if told["parking"] != "parked":
         raise BenchError(f"{name} is not parked: {told['why']}")
     return time.monotonic() - began
@@ -112,7 +112,7 @@ def moved(stand: Fixture, mib: int, moves: int, library: str) -> dict[str, Any]:
         for number in range(moves):
             began = time.monotonic()
             request = api.MigrateClient(client="moving", gpu=str((number + 1) % 2))
-            told = call_and_settle(RuntimeDir(stand.directory), request)
+            told = call_and_wait(RuntimeDir(stand.directory), request)
             if told["why"]:
                 raise BenchError(f"the program is not moved: {told['why']}")
             wrong += not member.ask("step", WAIT_S)["right"]

@@ -31,13 +31,16 @@ def read(name: str) -> list[str]:
 
 
 def start_server() -> int:
-    """A process that waits for its end."""
+    """A process that ends by SIGTERM, and with its daemon, which a test may kill."""
+    daemons_end, _ = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.dup2(daemons_end, 0)
         os.closerange(3, 256)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        while True:
-            signal.pause()
+        os.read(0, 1)
+        os._exit(0)
+    os.close(daemons_end)
     return pid
 
 

@@ -1,7 +1,7 @@
-"""What programs do with PyTorch, one job a process: `python framework_jobs.py JOB [--mib N] [--rounds N]`.
+"""Jobs of programs with PyTorch, one a process: `python framework_jobs.py JOB [--mib N] [--rounds N]`.
 
-It runs by the Python that has the frameworks, so it imports nothing of nvshare.  Protocol: a line when it is ready, a
-line of input, a line when the job is done.  `--mib` of GPU memory hold a pattern that is compared after the job.
+The Python that has the frameworks runs this file, so it imports nothing of nvshare.  Protocol: a line when the job is
+ready, a line of input, a line when the job is done.  `--mib` of GPU memory hold a pattern that is compared afterwards.
 
 Invariants: no job depends on a value that a kernel has written, because the simulated GPU computes nothing.
 """

@@ -27,7 +27,7 @@ from nvshare.coordinator.cli.ctl_call import (
     Json,
     Where,
     call,
-    call_and_settle,
+    call_and_wait,
     check_reachable,
     client_name,
     directory_of,
@@ -187,21 +187,21 @@ def migrate(
     where: Where = None,
 ) -> None:
     """Move a client to another GPU of the same model, where it goes on."""
-    result = _settled(context, api.MigrateClient, as_json, where, client=client, gpu=to)
+    result = _waited_for(context, api.MigrateClient, as_json, where, client=client, gpu=to)
     _report(result, result["gpu"] in result["gpus"] and not result["why"], f"on GPU {to}", as_json)
 
 
 def _park(context: typer.Context, client: str, parked: bool, as_json: bool, where: Path | None) -> None:
-    result = _settled(context, api.ParkClient, as_json, where, client=client, parked=parked)
+    result = _waited_for(context, api.ParkClient, as_json, where, client=client, parked=parked)
     state = "parked" if parked else "running"
     _report(result, result["parking"] == state, state, as_json)
 
 
-def _settled(
+def _waited_for(
     context: typer.Context, kind: type[api.Request], as_json: bool, where: Path | None, **values: Any
 ) -> dict[str, Any]:
     try:
-        return call_and_settle(directory_of(context, where), make_request(kind, **values))
+        return call_and_wait(directory_of(context, where), make_request(kind, **values))
     except (ControlError, NoCoordinatorError) as error:
         fail(error, as_json)
 

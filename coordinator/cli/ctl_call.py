@@ -25,7 +25,7 @@ LONGEST_PAUSE_S: Final = 0.25
 """Between looks at a program that parks or moves."""
 STOPPED_S: Final = 1.0
 """A program that is stopped for longer is not waited for."""
-SETTLE_S: Final = 300.0
+LONGEST_WAIT_S: Final = 300.0
 """More than the largest program takes to a slow host."""
 BUSY_S: Final = 10.0
 
@@ -93,14 +93,14 @@ def call(directory: RuntimeDir, request: api.Request) -> Any:
         caller.close()
 
 
-def call_and_settle(directory: RuntimeDir, request: api.Request) -> dict[str, Any]:
+def call_and_wait(directory: RuntimeDir, request: api.Request) -> dict[str, Any]:
     """`call` for parking and migration: waits until the client is parked or runs, and moves to no GPU.
 
-    It does not wait for a client that is stopped, nor longer than `SETTLE_S`; `why` then says so.
+    It does not wait for a client that is stopped, nor longer than `LONGEST_WAIT_S`; `why` then says so.
     """
     result: dict[str, Any] = call_patiently(directory, request)
     parks = isinstance(request, api.ParkClient) and request.parked
-    pause_s, stopped_s, end_s = FIRST_PAUSE_S, 0.0, time.monotonic() + SETTLE_S
+    pause_s, stopped_s, end_s = FIRST_PAUSE_S, 0.0, time.monotonic() + LONGEST_WAIT_S
     while result["parking"] not in ("parked", "running", "gone") or result["moves_to"]:
         stopped_s = stopped_s + pause_s if is_stopped(result["process_id"]) else 0.0
         if stopped_s >= STOPPED_S:

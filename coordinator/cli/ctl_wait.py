@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
@@ -21,7 +20,7 @@ PERIOD_S: Final = 0.5
 
 
 class Until(enum.StrEnum):
-    """What to wait for."""
+    """A state of a program."""
 
     RUNNING = "running"
     ROOM = "room"
@@ -33,7 +32,7 @@ _REACHED: Final[dict[Until, Callable[[Mapping[str, Any]], bool]]] = {
     Until.ROOM: lambda client: not any(seat["unschedulable"] for seat in client["seats"]),
     Until.DONE: lambda client: False,
 }
-"""Whether a program that is there has come so far."""
+"""Whether a program that has not ended is in the state."""
 
 
 def wait(
@@ -50,7 +49,9 @@ def wait(
     longest_s = float("inf") if timeout is None else parse_argument(parse_duration, timeout, "--timeout") / 1e9
     directory, end_s = directory_of(context, where), time.monotonic() + longest_s
     try:
-        found = named(client, call_patiently(directory, api.Status())["clients"])
+        clients = call_patiently(directory, api.Status())["clients"]
+        named = [each for each in clients if api.is_named(client, each["client"], each["process_id"], each["name"])]
+        found = api.the_only(client, named, lambda each: f"c{each['client']} (pid {each['process_id']})")
         known = {"client": found["client"], "name": found["name"]}
         present: Mapping[str, Any] | None = found
         while present is not None and not _REACHED[until](present) and time.monotonic() < end_s:
@@ -71,15 +72,3 @@ def wait(
     )
     if not reached:
         raise typer.Exit(1)
-
-
-def named(name: str, clients: list[dict[str, Any]]) -> dict[str, Any]:
-    """The client of this id (`c12`), process id or name.  Raises ControlError unless there is exactly one."""
-    key = "client" if re.fullmatch("c[0-9]+", name) else "process_id" if name.isdecimal() else "name"
-    found = [each for each in clients if str(each[key]) == (name[1:] if key == "client" else name)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise ControlError("client", f"no client {name!r}; see `nvshare-ctl clients`")
-    which = ", ".join(f"c{each['client']}" for each in found[:20])
-    raise ControlError("ambiguous", f"{name!r} matches {len(found)} clients; use the id of one: {which}")

@@ -117,7 +117,9 @@ class Coordinator:
             from nvshare.coordinator.daemon import metrics  # imports Prometheus' client
 
             self._observations = metrics.Observations()
-        self._notifications = Notifications(settings.notify_command, uuids, coordinator_environment(os.environ))
+        self._notifications: Notifications | None = None
+        if settings.notify_command is not None:
+            self._notifications = Notifications(settings.notify_command, uuids, coordinator_environment(os.environ))
         self._mps = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
         by_process = self._mps is None and (options.simulate is not None or in_initial_pid_namespace())
         self._card_memory = CardMemory(self._memory_checked, by_process=by_process)
@@ -180,6 +182,7 @@ class Coordinator:
                 self.scheduler.snapshot,
                 (lambda _: None) if book is None else book.slot,
                 lambda: self._rights.hide_other_users,
+                idle=lambda: not len(self.dispatcher),
             )
         except OSError as error:
             raise StartError(f"usage_dir: {directory}: {error.strerror}; choose another --usage-dir") from None
@@ -197,7 +200,8 @@ class Coordinator:
             self._web = self._start_web(self.settings.web_port)
         if self.options.slots_dir is not None and self.dispatcher.slots is not None:
             self.server.watch_slots(SlotWatch(self.options.slots_dir, self._sockets.hooks, self.dispatcher.slots))
-        self._notifications.start()
+        if self._notifications is not None:
+            self._notifications.start()
         if self._mps is not None:
             self._mps.start()
         if self._real:
@@ -369,7 +373,8 @@ class Coordinator:
         self._card_memory.close()
         self._sensors.close()
         self._helpers.close()
-        self._notifications.close()
+        if self._notifications is not None:
+            self._notifications.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._web is not None:

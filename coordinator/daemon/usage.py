@@ -1,15 +1,15 @@
-"""Who has used the GPUs: sums of each hour, kept over restarts, for `nvshare-ctl usage`.
+"""The use of the GPUs: sums of each hour, kept over restarts, for `nvshare-ctl usage`.
 
-Each minute, and when a client leaves, the growth of its counters is added to the present hour by `Key`.  GPU time is
-time with a lease; a minute in which programs ran side by side is divided among them, so a GPU has 60 minutes an hour.
-Memory counts as the larger of the amounts at both ends of a minute.
+Each minute with a client, and when a client leaves, the growth of its counters is added to the present hour by `Key`.
+GPU time is time with a lease; a minute in which programs ran side by side is divided among them, so a GPU has 60
+minutes an hour.  Memory counts as the larger of the amounts at both ends of a minute.
 
 A line of the files has an hour (seconds since 1970), a key and its sums; a line that is read twice counts once.
-`usage.now.jsonl` has the present hour and is replaced each minute.  A finished hour is appended to `usage.jsonl`, which
-becomes `usage.old.jsonl` when it is full.
+`usage.now.jsonl` has the present hour and is replaced after a minute that changed it.  A finished hour is appended to
+`usage.jsonl`, which becomes `usage.old.jsonl` when it is full.
 
-Invariants: an hour has some `MAX_KEYS` keys at most; what is beyond them is counted without slot and pod, then as
-`OTHERS`.  So the files have a week at least.  A thread writes, so a slow disk delays no grant.
+Invariants: an hour has some `MAX_KEYS` keys at most; use beyond them is counted without slot and pod, then as `OTHERS`.
+So the files have a week at least.  A thread writes, so a slow disk delays no grant.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NOW, _PAST, _OLD = "usage.now.jsonl", "usage.jsonl", "usage.old.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Whose use it is.  Text is empty outside of slots and pods; their names are bounded by slot.py."""
+    """The user of a GPU.  Text is empty outside of slots and pods; their names are bounded by slot.py."""
 
     user: int
     slot: str
@@ -56,7 +56,7 @@ OTHERS: Final = Key(-1, "", "", "", "", "")
 
 @dataclass(slots=True)
 class Sums:
-    """What it has used in one hour."""
+    """The use of one key in one hour."""
 
     used_ns: int = 0
     waited_ns: int = 0
@@ -90,20 +90,28 @@ class Usage:
         slot_of: Callable[[int], Slot | None] = lambda _: None,
         hidden: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.time,
+        idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`hidden`: only the coordinator's user may read the files.  Raises OSError for an unusable directory."""
+        """`hidden`: only the coordinator's user may read the files.  `idle`: no client is registered.
+
+        Raises OSError for an unusable directory.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
-        self._snapshot, self._slot_of, self._hidden, self._clock = snapshot, slot_of, hidden, clock
+        self._snapshot, self._slot_of, self._hidden, self._clock, self._idle = snapshot, slot_of, hidden, clock, idle
         self._hour = self._present_hour()
         self._sums: dict[Key, Sums] = {}
         self._seen: dict[tuple[int, str], _Seen] = {}
         self._ran: dict[Key, int] = {}
-        """Time with a lease since the last look, to be divided where programs ran side by side."""
+        """Time with a lease since the last look, before its division among programs that ran side by side."""
         self._looked_ns = now_ns
         self._due_ns = now_ns + PERIOD_NS
         self._finished: list[str] = []
         self._writer: threading.Thread | None = None
+        self._changed = False
+        """The sums, since the last write began."""
+        self._mode: int | None = None
+        """Of the files that were written last."""
         self.failure = ""
         for hour, key, sums in _lines_of(directory / _NOW):
             if hour == self._hour:
@@ -124,19 +132,21 @@ class Usage:
             self._seen.pop((client.client, seat.uuid), None)
 
     def next_deadline_ns(self) -> int | None:
-        """When `expire` is due."""
-        return self._due_ns
+        """When `expire` is due; None while no client is registered and the files are as they should be."""
+        return None if self._idle() and not self._is_unwritten() and not self._is_writing() else self._due_ns
 
     def expire(self, now_ns: int) -> None:
-        """Counts all clients and writes the files."""
+        """Counts all clients and writes the files if they should change."""
         self.look(now_ns)
         self._due_ns = now_ns + PERIOD_NS
-        if self._writer is None or not self._writer.is_alive():  # else the disk hangs
+        if self._is_unwritten() and not self._is_writing():  # else the disk hangs
             self._writer = threading.Thread(target=self._write, args=self._texts(), name="usage", daemon=True)
             self._writer.start()
 
     def look(self, now_ns: int) -> None:
         """Counts all clients.  The minute belongs to the hour in which it began."""
+        if not self._seen and not self._ran:  # maybe hours without a look
+            self._begin_hour()
         clients = self._snapshot(now_ns).clients
         for client in clients:
             self._count(client, now_ns)
@@ -148,9 +158,13 @@ class Usage:
         for key, used_ns in self._ran.items():
             self._sums[key].used_ns += used_ns * elapsed_ns // max(1, elapsed_ns, ran_ns[key.gpu])
         self._ran, self._looked_ns = {}, now_ns
+        self._begin_hour()
+
+    def _begin_hour(self) -> None:
         if (hour := self._present_hour()) > self._hour:
             if sum(map(len, self._finished)) < MAX_FILE_BYTES:
                 self._finished += self._present_lines()
+                self._changed = True
             self._hour, self._sums = hour, {}
 
     def _count(self, client: ClientSnapshot, now_ns: int) -> None:
@@ -166,6 +180,7 @@ class Usage:
                 byte_seconds=max(has_bytes, before.allocated_bytes) * max(0, now_ns - before.at_ns) // 1_000_000_000,
             )
             if ran_ns or grown != Sums():
+                self._changed = True
                 key = self._bounded(self._key(client, seat))
                 self._ran[key] = self._ran.get(key, 0) + ran_ns
                 self._sums.setdefault(key, Sums()).add(grown)
@@ -192,7 +207,7 @@ class Usage:
             log.warning("the use of the last minute is lost", exc_info=True)  # the core is broken
         if self._writer is not None:
             self._writer.join(1.0)
-        if self._writer is None or not self._writer.is_alive():
+        if not self._is_writing():
             self._write(*self._texts())
 
     def problem(self) -> str | None:
@@ -202,10 +217,20 @@ class Usage:
     def _present_lines(self) -> list[str]:
         return [_line(self._hour, key, sums) for key, sums in self._sums.items()]
 
+    def _is_unwritten(self) -> bool:
+        return self._changed or self._mode != self._wanted_mode() or bool(self.failure)
+
+    def _is_writing(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
+
+    def _wanted_mode(self) -> int:
+        return 0o600 if self._hidden() else 0o644
+
     def _texts(self) -> tuple[str, str, int]:
-        """The present hour, what has finished since the last call, and the files' mode."""
+        """The present hour, the lines that have finished since the last call, and the files' mode."""
         finished, self._finished = "".join(self._finished), []
-        return "".join(self._present_lines()), finished, 0o600 if self._hidden() else 0o644
+        self._changed, self._mode = False, self._wanted_mode()
+        return "".join(self._present_lines()), finished, self._mode
 
     def _write(self, present: str, finished: str, mode: int) -> None:
         past, fresh = self.directory / _PAST, self.directory / f".{_NOW}.new"
@@ -240,7 +265,7 @@ def _line(hour: int, key: Key, sums: Sums) -> str:
 
 _LINE: Final = [int, int, *[str] * 5, *[int] * 4]
 Row = tuple[int, Key, Sums]
-"""Hour (seconds since 1970), whose use, how much."""
+"""Hour (seconds since 1970), key, sums."""
 
 
 def read(directory: Path) -> Iterator[Row]:

@@ -221,8 +221,8 @@ class Handles(Protocol):
         """See `Scheduler.handle`."""
         ...
 
-    def restore(self, state: bytes) -> None:
-        """See `Scheduler.restore`."""
+    def load(self, state: bytes) -> None:
+        """See `Scheduler.load`."""
         ...
 
 
@@ -234,7 +234,7 @@ def replay(scheduler: Handles, log: Iterable[tuple[int, events.Event | Beginning
     outcomes: list[list[Command] | Exception] = []
     for now_ns, event in log:
         if isinstance(event, Beginning):
-            scheduler.restore(event.state)
+            scheduler.load(event.state)
             continue
         try:
             outcomes.append(scheduler.handle(event, now_ns))

@@ -58,7 +58,7 @@ class PolicyGuard:
         if policy is not None:
             self.replace(self.name, policy)
 
-    def restored(self, factory: PolicyFactory) -> None:
+    def loaded(self, factory: PolicyFactory) -> None:
         """Completes the guard after `__setstate__`."""
         self._factory = factory
         if not hasattr(self, "policy"):

@@ -12,7 +12,7 @@ Rules:
 - There is one timer, for the earliest deadline of all GPUs.  It is set only while a deadline exists.
 
 Non-goals: plans (planning.py), leases (leases.py, reconcile.py), memory (memory/), commands of the operator
-(operator_commands.py).
+(operator_commands.py).  docs/explanation/architecture.md has a table of the mechanisms and their entrances.
 """
 
 from __future__ import annotations
@@ -141,14 +141,14 @@ class Scheduler:
         state = freeze((node, self._deadlines, self._timer_ns, self._now_ns, self._thorough))
         self._event_log.begin(self._now_ns, state, at_least=8 * len(node.clients))
 
-    def restore(self, state: bytes) -> None:
+    def load(self, state: bytes) -> None:
         """Takes over a state from an event log, settings included, for a replay.
 
         A policy of another package begins afresh.  Raises ValueError for what is no state.
         """
         self._node, self._deadlines, self._timer_ns, self._now_ns, self._thorough = thaw(state)
         for gpu in self._node.gpus.values():
-            gpu.policy_guard.restored(self._factory)
+            gpu.policy_guard.loaded(self._factory)
         self._event_log = EventLog(self._node.settings.event_log_length)
         self._begin_log_part()
 

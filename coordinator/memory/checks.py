@@ -10,10 +10,10 @@ Rules:
 - A client's claim is false if two checks in a row say so, because a report may be under way.  While the client waits
   for an answer (memory/admission.py), its hook counts what it has asked for already: then it takes `PATIENT_CHECKS`.
 - From then on its reports raise nothing before a check.
-- What an ended process exported counts as before until a check that was asked for after its end: from then on as much
-  as others hold counts, because the card uses it and no client has it.
 - Nor does the memory with which a client attaches, once a client of its user has left before its own was checked:
   else a program that connects again and again is never checked.
+- The exports of an ended process count as before until a check that was asked for after its end.  From then on the part
+  that other processes hold counts: the card uses it, and no client has it.
 - Clients in mode `managed` are not checked: the driver moves their memory, so no other client lacks room by it
   (memory/admission.py).
 

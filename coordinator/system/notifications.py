@@ -1,7 +1,7 @@
-"""`notify_command`: a shell command for what people want to hear of, so that "GPU 0 is free" reaches a chat.
+"""`notify_command`: a shell command for events that people want to hear of, so that "GPU 0 is free" reaches a chat.
 
 Invariants: one command runs at a time, in a thread, for at most `LONGEST_S`; events beyond `QUEUED` are lost, which the
-log says.  What programs say of themselves reaches the command in variables and as JSON, never as words of the shell.
+log says.  The words of programs reach the command in variables and as JSON, never as words of the shell.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ TEXTS: Final = {
 
 
 class Notifications:
-    """From `start` to `close`; nothing happens without a command."""
+    """Events become runs of the command, from `start` to `close`."""
 
-    def __init__(self, command: str | None, uuids: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: str, uuids: Sequence[str], environment: Mapping[str, str]) -> None:
         """`uuids`: the GPUs, by index."""
         self._command = command
         self._indices = {uuid: index for index, uuid in enumerate(uuids)}
@@ -48,13 +48,10 @@ class Notifications:
         self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
 
     def start(self) -> None:
-        if self._command is not None:
-            self._thread.start()
+        self._thread.start()
 
     def observe(self, kind: str, values: Mapping[str, Any]) -> None:
         """An event of the loop; returns at once."""
-        if self._command is None:
-            return
         client = values.get("client")
         if kind == "registered":
             self._names[values["client"]] = values["name"]
@@ -86,7 +83,7 @@ class Notifications:
     def _carry_out(self, variables: Mapping[str, str]) -> None:
         try:
             running = subprocess.Popen(
-                ["/bin/sh", "-c", self._command or ""],
+                ["/bin/sh", "-c", self._command],
                 env={**self._environment, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -71,7 +71,7 @@ def scrape(gpus: int, pods_per_gpu: int) -> str:
 
 def scrape_plugin() -> str:
     """One scrape of a device plugin with one resource that has registered, allocated and refused."""
-    counts = plugin_metrics.Counts()
+    counts = plugin_metrics.KubeletCounts()
     counts.registered("nvshare.com/gpu", "ok")
     for outcome in ("ok", "refused"):
         counts.allocated("nvshare.com/gpu", outcome)

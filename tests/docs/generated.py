@@ -20,7 +20,7 @@ from prometheus_client.core import Metric
 from nvshare.coordinator.daemon import metrics
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kinds import Setting
-from nvshare.coordinator.kubernetes.cluster.pods import Counts as WatchCounts
+from nvshare.coordinator.kubernetes.cluster.pods import WatchCounts
 from nvshare.coordinator.kubernetes.node import plugin_metrics
 from nvshare.coordinator.model.profile import PROFILE
 from nvshare.coordinator.model.settings import CONFIGURED, Settings
@@ -122,7 +122,7 @@ def coordinator_metrics() -> Iterator[Metric]:
 def plugin_families() -> Iterator[Metric]:
     """All families of the device plugin, without samples."""
     facts = plugin_metrics.Facts((), True, True, None, 0, 0, 0, WatchCounts(0, 0, 0, 0, 0))
-    return plugin_metrics.Collector(plugin_metrics.Counts(), lambda: facts).collect()
+    return plugin_metrics.Collector(plugin_metrics.KubeletCounts(), lambda: facts).collect()
 
 
 def _row(family: Metric, labels: Iterable[str], hidden: set[str]) -> str:

@@ -321,7 +321,7 @@ static uint64_t missing_bytes(uint32_t gpu)
     return of->committed > of->resident ? of->committed - of->resident : 0;
 }
 
-/* What is restored at a grant was not promised: other programs may have the room. */
+/* No promise covers the memory that a grant restores: other programs may have the room. */
 static bool may_restore(uint32_t gpu, uint64_t most)
 {
     nvs_swap_lock();

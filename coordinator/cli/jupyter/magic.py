@@ -15,7 +15,7 @@ from typing import Any, Final
 from nvshare.client_hook import api as hook
 from nvshare.client_hook import steps
 from nvshare.client_hook.api import Lease
-from nvshare.coordinator.cli.ctl_call import call, call_and_settle
+from nvshare.coordinator.cli.ctl_call import call, call_and_wait
 from nvshare.coordinator.cli.views import words
 from nvshare.coordinator.cli.views.explain import class_name
 from nvshare.coordinator.daemon.control import api
@@ -151,7 +151,7 @@ def release() -> str:
 
 def park() -> str:
     """Asks to be taken off the GPU, and waits for it.  Nothing here needs the GPU meanwhile."""
-    told = call_and_settle(client_directory(), api.ParkClient(client=str(os.getpid())))
+    told = call_and_wait(client_directory(), api.ParkClient(client=str(os.getpid())))
     return "this notebook is off the GPU" if told["parking"] == "parked" else f"it stays on the GPU: {told['why']}"
 
 

@@ -9,8 +9,9 @@ Invariants: both ends check the version first.  Unknown requests and fields are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import msgpack
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -38,6 +39,7 @@ GpuNames = Annotated[str, Field(max_length=3500)]
 Part = Annotated[float, Field(ge=0.0, le=1.0)]
 PositivePart = Annotated[float, Field(gt=0.0, le=1.0)]
 U64_MAX: Final = (1 << 64) - 1
+T = TypeVar("T")
 
 
 class ControlError(Exception):
@@ -47,6 +49,23 @@ class ControlError(Exception):
         super().__init__(text)
         self.code = code
         self.text = text
+
+
+def is_named(name: str, client: int, process_id: int, own_name: str) -> bool:
+    """Whether CLIENT of a command is this program's id (`c12`), its process id, or its name, if CLIENT is no id."""
+    if re.fullmatch("c[0-9]+", name):
+        return name == f"c{client}"
+    return name == (str(process_id) if re.fullmatch("[0-9]+", name) else own_name)
+
+
+def the_only(name: str, found: list[T], described: Callable[[T], str]) -> T:
+    """The program that CLIENT names.  Raises ControlError unless there is exactly one."""
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ControlError("client", f"no client {name!r}; see `nvshare-ctl clients`")
+    which = ", ".join(map(described, found[:20]))
+    raise ControlError("ambiguous", f"{name!r} matches {len(found)} clients; use the id of one: {which}")
 
 
 class _Request(BaseModel):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.api import Place
     from nvshare.coordinator.system.devices import Device
 
-SETTLING_NS: Final = 120_000_000_000
+STARTING_NS: Final = 120_000_000_000
 """For so long after its start a program that has not used the GPU counts as one that keeps it busy."""
 GIVES_WAY_NS: Final = 60_000_000_000
 """A placement keeps a GPU that it has not used for so long from programs of its own user only."""
@@ -79,17 +79,17 @@ def tenants(snapshot: Snapshot, may_name: Callable[[ClientSnapshot], bool], user
 
 def _tenant(client: ClientSnapshot, seat: SeatSnapshot, now_ns: int, user_id: int, *, shown: bool) -> Tenant:
     identity, memory = client.identity, seat.memory
-    settling = now_ns - client.registered_at_ns < SETTLING_NS
+    starting = now_ns - client.registered_at_ns < STARTING_NS
     waits, used_ns = seat.turn.waiting_since_ns is not None, max(client.registered_at_ns, seat.progress.measured_at_ns)
     stays = waits or identity.user_id == user_id or now_ns - used_ns < GIVES_WAY_NS
-    wants = waits or (settling and not seat.statistics.leases)
+    wants = waits or (starting and not seat.statistics.leases)
     busy = (1.0 if wants else seat.turn.recent_share) * (seat.progress.busy_alone or 1.0)
     return Tenant(
         seat.uuid,
         *named(identity.name, identity.process_id, identity.user_id, shown=shown),
         client.rank.job_class,
         0.0 if client.paused else min(1.0, max(busy, client.rank.share_request)),
-        max(memory.allocated_bytes, memory.limit_bytes if settling else 0),
+        max(memory.allocated_bytes, memory.limit_bytes if starting else 0),
         memory.immovable_bytes,
         client.placement if stays else NOT_PLACED,
     )

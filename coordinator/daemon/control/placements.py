@@ -1,7 +1,7 @@
 """Answers `nvshare-run --gpu`, and reserves what it has answered until the program uses the GPU.
 
 A reservation counts as a program that keeps its GPU busy.  It ends with its process, when a process of the program uses
-the GPU, and after `SETTLING_NS`; one that is `alone` lasts as long as its process, since the program may be a shell.
+the GPU, and after `STARTING_NS`; one that is `alone` lasts as long as its process, since the program may be a shell.
 It gives way to other users after `GIVES_WAY_NS`.
 From its first CUDA call on a program tells its placement itself, so that nothing here must survive a restart.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.gpu_choice import (
     GIVES_WAY_NS,
-    SETTLING_NS,
+    STARTING_NS,
     NoPlaceError,
     Tenant,
     choose,
@@ -85,7 +85,7 @@ class Placements:
             raise ControlError("no_place" if error.later else "gpu", text[:2000]) from None
         placement = Placement(outer.placement or secrets.token_hex(4), wish.alone, wish.apart, why)
         started_at = start_time(caller.process_id) if caller.process_id else None
-        self._reserved.append(_Reservation(caller, started_at, now_ns + SETTLING_NS, uuids, wish, placement))
+        self._reserved.append(_Reservation(caller, started_at, now_ns + STARTING_NS, uuids, wish, placement))
         return {"uuids": list(uuids), "why": why, "placement": placement.text()}
 
     def _among(self, request: api.Place, find: Callable[[str], str | None]) -> tuple[str, ...] | None:
@@ -122,7 +122,7 @@ class Placements:
         sees_all = not self._rights.hide_other_users or self._rights.is_operator(caller.user_id)
         for each in self._reserved:
             process_id, user_id = each.caller.process_id, each.caller.user_id
-            stays = user_id == caller.user_id or snapshot.now_ns < each.until_ns - SETTLING_NS + GIVES_WAY_NS
+            stays = user_id == caller.user_id or snapshot.now_ns < each.until_ns - STARTING_NS + GIVES_WAY_NS
             who = named(each.wish.name, process_id, user_id, shown=sees_all or user_id == caller.user_id)
             demand = float(snapshot.now_ns < each.until_ns)
             for uuid in each.uuids:

@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import operator
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -297,28 +296,22 @@ class Administration:
         raise api.ControlError("gpu", f"{name!r} {problem}; the GPUs are {known}"[:2000])
 
     def _client(self, request: OfProgram, call: Call) -> ClientSnapshot:
-        """The client that the request names by its id (`c12`), its process id (`4711`), or its name, if that is no id.
+        """The client that the request names.
 
         A user's own programs come before others of the same name.  Raises ControlError if the user may not change it.
         """
-        name, clients = request.client or "", self._snapshot(call.now_ns).clients
-        known = [client for client in clients if self._rights.may_name(call.user_id, client)]
-        if re.fullmatch("c[0-9]+", name):
-            found = [client for client in clients if name == f"c{client.client}"]
-        elif re.fullmatch("[0-9]+", name):
-            found = [client for client in known if name == str(client.identity.process_id)]
-        else:
-            found = [client for client in known if name == client.identity.name]
-            own = [client for client in found if self._rights.owns(call.user_id, client)]
-            found = found if call.by_operator else own or found
-        if len(found) == 1:
-            client = found[0].client
-            self._rights.check_change(call.user_id, request, found[0], lambda name: self._live.ceilings(client, name))
-            return found[0]
-        if not found:
-            raise api.ControlError("client", f"no client {name!r}; see `nvshare-ctl clients`")
-        which = ", ".join(f"c{c.client} (pid {c.identity.process_id}, {c.identity.name})" for c in found[:20])
-        raise api.ControlError("ambiguous", f"{name!r} matches {len(found)} clients; use the id of one: {which}")
+        name, rights, user_id = request.client or "", self._rights, call.user_id
+        found = [
+            each
+            for each in self._snapshot(call.now_ns).clients
+            if api.is_named(name, each.client, each.identity.process_id, each.identity.name)
+            and (name == f"c{each.client}" or rights.may_name(user_id, each))
+        ]
+        if not call.by_operator:
+            found = [each for each in found if rights.owns(user_id, each)] or found
+        only = api.the_only(name, found, lambda c: f"c{c.client} (pid {c.identity.process_id}, {c.identity.name})")
+        rights.check_change(user_id, request, only, lambda setting: self._live.ceilings(only.client, setting))
+        return only
 
 
 _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, Call], dict[str, Any]]]] = {

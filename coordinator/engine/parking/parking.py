@@ -14,13 +14,14 @@
 Rules:
 - A request for a lease ends LEAVING and CLOSING, and wakes a client in SAVING and PARKED.  No seat of the client is
   schedulable until it runs again.
-- What cannot be parked is found before anything moves, as far as it is known here.
+- A client that cannot be parked is refused before anything moves, as far as the cause is known here.
 - A client of an earlier coordinator that was told to close counts as parked: perhaps a checkpoint was made.
 - When a client that wants the GPU finds no room on the card although the figures leave it some, contexts have it, which
   no eviction frees.  Then the client that has been idle longest is parked, then the next one, until there is room.
-- Idle is who submits nothing and waits for nothing, whatever lease it holds: parking takes the lease first.
-- Who asks for room hears "no" when no client is on its way out and none can count as idle before long.
-- Each state has an end: who does not leave or close in time stays.  Others are parked meanwhile (`move_stall_ns`).
+- A client is idle when it submits nothing and waits for nothing, also with a lease: parking takes the lease first.
+- A request for room is refused when no client is leaving and none can count as idle before long.
+- Each state has an end: a client that does not leave or close in time stays.  After `move_stall_ns` the next one is
+  parked meanwhile.
 - A refusal or failure leaves the client running, and holds until it has had another lease.
 - A client that is to come back on another GPU (migration.py) takes the same way, also while it wants the GPU: its
   request waits until it has moved.

@@ -49,7 +49,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class WatchCounts:
     """Counters for metrics."""
 
     pods: int
@@ -111,10 +111,10 @@ class PodWatch:
             return None
         return settings_of(found, container, self._rules)
 
-    def counts(self) -> Counts:
+    def counts(self) -> WatchCounts:
         """The present counters."""
         with self._lock:
-            return Counts(len(self._pods), self._lists, self._events, self._failures, self._bad)
+            return WatchCounts(len(self._pods), self._lists, self._events, self._failures, self._bad)
 
     # --- the thread ------------------------------------------------------------------------------------------------
 

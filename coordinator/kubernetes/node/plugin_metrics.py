@@ -15,12 +15,12 @@ from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.core import Metric
 
-from nvshare.coordinator.kubernetes.cluster.pods import Counts as WatchCounts
+from nvshare.coordinator.kubernetes.cluster.pods import WatchCounts
 from nvshare.coordinator.system.http.families import Row, families, family
 
 
 @dataclass(slots=True)
-class Counts:
+class KubeletCounts:
     """Counters by (resource, outcome).  gRPC's threads write them, one dictionary operation each."""
 
     allocations: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Facts:
 class Collector:
     """Produces the metrics of each scrape."""
 
-    def __init__(self, counts: Counts, ask: Callable[[], Facts]) -> None:
+    def __init__(self, counts: KubeletCounts, ask: Callable[[], Facts]) -> None:
         self._counts = counts
         self._ask = ask
 

@@ -19,7 +19,7 @@ from nvshare.coordinator.kubernetes.node import library
 from nvshare.coordinator.kubernetes.node.allocation import SlotStore
 from nvshare.coordinator.kubernetes.node.health import Monitor, NvmlProbe, Probe
 from nvshare.coordinator.kubernetes.node.plugin import PluginServer
-from nvshare.coordinator.kubernetes.node.plugin_metrics import Collector, Counts, Facts
+from nvshare.coordinator.kubernetes.node.plugin_metrics import Collector, Facts, KubeletCounts
 from nvshare.coordinator.kubernetes.node.registration import Registrar
 from nvshare.coordinator.kubernetes.node.resources import SlotResource
 from nvshare.coordinator.kubernetes.node.tenancy import Tenancy, list_tenants
@@ -53,7 +53,7 @@ class Plugin:
         self.options = options
         self._watch = watch
         self.store = SlotStore(paths.slots_dir)
-        self.counts = Counts()
+        self.counts = KubeletCounts()
         coordinator = RuntimeDir(paths.runtime_dir)
         self.monitor = Monitor(probe, coordinator.answers, options.coordinator_grace_ns)
         self.tenancy = Tenancy(self.store, self._tenants, policies=watch)

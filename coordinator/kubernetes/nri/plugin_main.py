@@ -13,26 +13,18 @@ import contextlib
 import logging
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from nvshare.coordinator.kubernetes.cluster.options import (
-    OptionError,
-    check_hook,
-    duration_ns,
-    log_to_stderr,
-    read_rules,
-)
-from nvshare.coordinator.kubernetes.slots import boundary
-from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.kubernetes.cluster import command
+from nvshare.coordinator.kubernetes.cluster.command import given
+from nvshare.coordinator.kubernetes.cluster.options import check_hook, duration_ns, log_to_stderr, read_rules
 from nvshare.coordinator.protocol.fields import RemoteProtocolError
-from nvshare.coordinator.system.extras import install_command
-from nvshare.coordinator.system.version import Versioned, run_command
+from nvshare.coordinator.system.version import Versioned
 
 if TYPE_CHECKING:
     from nvshare.coordinator.kubernetes.nri.plugin import Plugin
@@ -100,57 +92,36 @@ class Link:
                 self._connected.shutdown(socket.SHUT_RDWR)
 
 
-def _given(variable: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, envvar="NVSHARE_" + variable, help=text)
-
-
 @app.command(
     cls=Versioned,
     help="NRI plugin: makes a slot of each part of a GPU that KAI or NvFractions has given to a container, and loads "
     "the hook into the container.",
 )
 def run(
-    nri_socket: Annotated[Path, _given("NRI_SOCKET", "the container runtime's NRI socket")] = Path(
+    nri_socket: Annotated[Path, given("NRI_SOCKET", "the container runtime's NRI socket")] = Path(
         "/var/run/nri/nri.sock"
     ),
-    library_dir: Annotated[
-        Path, _given("LIBRARY_DIR", "directory of the installed hook libraries on the host")
-    ] = Path("/var/lib/nvshare/lib"),
-    slots_dir: Annotated[Path, _given("SLOTS_DIR", "directory of slots on the host")] = Path("/run/nvshare/slots"),
-    memory: Annotated[str, _given("MEMORY", "memory mode of containers: auto, swap, managed, device")] = "auto",
-    on_loss: Annotated[str, _given("ON_LOSS", "behaviour of containers without a coordinator: wait, or run")] = "run",
-    loss_timeout: Annotated[
-        str | None, _given("LOSS_TIMEOUT", "with --on-loss=run: time before they run, such as 5m")
-    ] = "5m",
-    priority_range: Annotated[
-        str, _given("PRIORITY_RANGE", "MIN:MAX allowed in the priority annotation")
-    ] = "-1000:1000",
-    memory_boundary: Annotated[
-        str, _given("MEMORY_BOUNDARY", "have the driver hold memory limits too: off, on, auto")
-    ] = "off",
-    processes: Annotated[int, _given("PROCESSES", "with --memory-boundary: processes of a container")] = 1,
-    log_level: Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")] = "info",
+    library_dir: command.LibraryDir = Path("/var/lib/nvshare/lib"),
+    slots_dir: command.SlotsDir = Path("/run/nvshare/slots"),
+    memory: command.MemoryMode = "auto",
+    on_loss: command.OnLoss = "run",
+    loss_timeout: command.LossTimeout = "5m",
+    priority_range: command.PriorityRange = "-1000:1000",
+    memory_boundary: command.MemoryBoundary = "off",
+    processes: command.Processes = 1,
+    log_level: command.LogLevel = "info",
 ) -> None:
     """The command line as Typer reads it."""
     log_to_stderr("nvshare-nri", log_level)
     check_hook(memory, on_loss)
-    if memory_boundary not in get_args(boundary.Mode) or processes < 1:
-        raise OptionError("--memory-boundary is off, on or auto, and --processes at least 1")
     timeout_ns = duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None
     rules = read_rules("nvshare.com/gpu", priority_range, None)
-    try:
+    with command.kubernetes_extra():
         from nvshare.coordinator.kubernetes.nri.plugin import Options, Plugin
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("grpc", "google"):
-            raise
-        raise OptionError(f"{error.name} is not installed; install it: {install_command('kubernetes')}") from None
-    plugin = Plugin(
-        Options(
-            slots_dir.absolute(), library_dir.absolute(), memory, on_loss, timeout_ns, rules,
-            memory_boundary, processes,  # type: ignore[arg-type]
-        )
-    )  # fmt: skip
-    link = Link(nri_socket, plugin)
+    options = Options(
+        slots_dir.absolute(), library_dir.absolute(), memory, on_loss, timeout_ns, rules, memory_boundary, processes
+    )
+    link = Link(nri_socket, Plugin(options))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, link.stop)
     link.run()
@@ -158,17 +129,8 @@ def run(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point.  Exit codes: 0 stopped, 1 failed, 2 wrong command line."""
-    code, text = 0, ""
-    try:
-        code = run_command(app, list(sys.argv[1:] if argv is None else argv), "nvshare-nri") or 0
-    except OptionError as error:
-        code, text = 2, str(error)
-    except slots.SlotError as error:
-        code, text = 1, f"--slots-dir: {error}"
-    if text:
-        sys.stderr.write(f"nvshare-nri: {text}\n")
-    raise SystemExit(code)
+    """Entry point."""
+    command.end(app, argv, "nvshare-nri", {})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nvshare.coordinator.cli.ctl_call import call, call_and_settle
+from nvshare.coordinator.cli.ctl_call import call, call_and_wait
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.end_to_end.conftest import Node
@@ -34,7 +34,7 @@ def act(node: Node, program: Any, action: str) -> None:
     """Begins something that the kill interrupts."""
     directory = RuntimeDir(node.directory)
     if action == "wake":
-        assert call_and_settle(directory, api.ParkClient(client="parked"))["parking"] == "parked"
+        assert call_and_wait(directory, api.ParkClient(client="parked"))["parking"] == "parked"
         begin(program, "read")
     elif action == "park":
         call(directory, api.ParkClient(client="parked"))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import Built
 from tests.kubernetes.containerd.fixture import containerd
 from tests.kubernetes.containerd.runtime import Containerd
-from tests.kubernetes.nri.worker import Worker
+from tests.kubernetes.nri.worker import Worker, new_worker
 
 __all__ = ["containerd"]
 
@@ -20,12 +17,6 @@ __all__ = ["containerd"]
 @pytest.fixture
 def worker(containerd: Containerd, built: Built) -> Iterator[Worker]:
     """A coordinator with slots, the hook's library, and a plugin that is connected."""
-    made = Worker(Path(tempfile.mkdtemp(prefix="nvs-")), containerd, built)
-    try:
-        made.install()
-        made.start_coordinator("--slots-dir", str(made.slots_dir), variables={"NVSHARE_POLICY": "fair_share"})
+    with new_worker(Worker, containerd, built) as made:
         made.start_plugin()
         yield made
-    finally:
-        made.close()
-        shutil.rmtree(made.directory, ignore_errors=True)

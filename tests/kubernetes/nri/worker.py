@@ -5,12 +5,15 @@ A pod's containers have the variables that KAI's binder gives them, and what NVI
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nvshare.coordinator.kubernetes.node import library
 from nvshare.coordinator.kubernetes.slots.slot import Slot, read_all
@@ -109,3 +112,19 @@ class Worker(end_to_end.Node):
         if self.plugin is not None:
             self.stop_plugin()
         super().close()
+
+
+W = TypeVar("W", bound=Worker)
+
+
+@contextlib.contextmanager
+def new_worker(kind: type[W], containerd: Containerd, built: Built) -> Iterator[W]:
+    """A node with the hook's library, and a coordinator with slots."""
+    made = kind(Path(tempfile.mkdtemp(prefix="nvs-")), containerd, built)
+    try:
+        made.install()
+        made.start_coordinator("--slots-dir", str(made.slots_dir), variables={"NVSHARE_POLICY": "fair_share"})
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(made.directory, ignore_errors=True)

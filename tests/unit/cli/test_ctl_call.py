@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.cli import ctl_call
-from nvshare.coordinator.cli.ctl_call import call_and_settle
+from nvshare.coordinator.cli.ctl_call import call_and_wait
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
@@ -43,7 +43,7 @@ def settle(monkeypatch: pytest.MonkeyPatch) -> Settle:
 
         monkeypatch.setattr(ctl_call, "call", call)
         monkeypatch.setattr(ctl_call, "is_stopped", lambda process_id: stopped)
-        return call_and_settle(RuntimeDir(Path("/nowhere")), request)
+        return call_and_wait(RuntimeDir(Path("/nowhere")), request)
 
     monkeypatch.setattr(ctl_call, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now_s))
     return settle

@@ -14,7 +14,7 @@ import pytest
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.gpu_choice import (
     GIVES_WAY_NS,
-    SETTLING_NS,
+    STARTING_NS,
     NoPlaceError,
     Tenant,
     choose,
@@ -224,7 +224,7 @@ def test_the_engines_programs_as_tenants() -> None:
     fresh = node.client("fresh", placement=text)
     (one,) = tenants(node.scheduler.snapshot(node.clock.now_ns), lambda _: True, 0)
     assert (one.uuid, one.name, one.demand, one.placement) == (GPU, "fresh", 1.0, parse_placement(text))
-    node.advance(SETTLING_NS)
+    node.advance(STARTING_NS)
     (one,) = tenants(node.scheduler.snapshot(node.clock.now_ns), lambda _: False, 0)
     assert (one.name, one.who, one.demand) == ("", "a program of user 0", 0.0)
     fresh.request()
@@ -306,7 +306,7 @@ def test_a_reservation_ends_when_the_program_uses_its_gpu(server: Server) -> Non
     assert placed["uuids"] == ["GPU-0"]
     client = server.starts(placed)
     assert "GPU 0 (1.00: busy 100%" in server.place()["why"]
-    server.node.advance(SETTLING_NS)
+    server.node.advance(STARTING_NS)
     assert "GPU 0 (0.00: busy 0%" in server.place()["why"], "it has not used the GPU for two minutes"
     client.die()
     assert server.place(gpus="GPU-0", alone=True)
@@ -317,7 +317,7 @@ def test_a_reservation_of_an_unknown_process_ends_with_time(server: Server) -> N
     placed = server.place(alone=True, gpus="GPU-0,GPU-1")
     assert "is alone there" in server.refusal().text
     assert server.refusal().code == "no_place"
-    server.node.advance(SETTLING_NS)
+    server.node.advance(STARTING_NS)
     assert server.place()["uuids"] == ["GPU-0"]
     server.starts(placed)
     assert server.place()["uuids"] == ["GPU-1"], "from its first call on the program says it itself"
@@ -327,7 +327,7 @@ def test_alone_lasts_as_long_as_the_process(server: Server, process: int) -> Non
     """Broken: a shell that is alone gets company after two minutes; or a program that is not counts for ever."""
     server.place(process_id=process, alone=True, gpus="GPU-0")
     server.place(process_id=os.getpid(), gpus="GPU-1")
-    server.node.advance(SETTLING_NS)
+    server.node.advance(STARTING_NS)
     assert server.place()["why"].startswith("cheapest: GPU 1 (0.00")
     os.kill(process, 9)
     os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)  # a zombie counts as ended
@@ -362,7 +362,7 @@ def test_the_reservations_of_a_user_are_bounded(server: Server) -> None:
         server.place()
     assert server.refusal().code == "busy"
     assert server.place(BOB)
-    server.node.advance(SETTLING_NS)
+    server.node.advance(STARTING_NS)
     assert server.place()
 
 

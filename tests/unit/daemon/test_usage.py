@@ -36,7 +36,7 @@ class Node:
 
     def start(self) -> Usage:
         asked = (self.scheduler.snapshot, self.slots.get, lambda: self.hidden, lambda: self.clock_s)
-        return Usage(self.directory, self.now_ns, *asked)
+        return Usage(self.directory, self.now_ns, *asked, lambda: not self.scheduler.snapshot(self.now_ns).clients)
 
     def do(self, event: events.Event) -> None:
         self.scheduler.handle(event, self.now_ns)
@@ -55,6 +55,18 @@ class Node:
     def after(self, seconds: int) -> None:
         self.now_ns += seconds * S
         self.clock_s += seconds
+
+    def written(self) -> bool:
+        """Whether the next minute writes the present hour."""
+        file = self.directory / "usage.now.jsonl"
+        file.unlink(missing_ok=True)
+        self.after(60)
+        due_ns = self.usage.next_deadline_ns()
+        if due_ns is not None and due_ns <= self.now_ns:
+            self.usage.expire(self.now_ns)
+            if self.usage._writer is not None:
+                self.usage._writer.join()
+        return file.exists()
 
     def kept(self) -> dict[int, Sums]:
         """What the files have, by user."""
@@ -139,6 +151,35 @@ def test_nothing_makes_the_files_or_the_hour_grow(tmp_path: Path, monkeypatch: p
     others = [(9, ""), (OTHERS.user, "")]
     assert sorted(last) == sorted([*((user, f"p{user}") for user in range(1, 9)), *others])
     assert [last[each].byte_seconds // (HOUR_S * GIB) for each in others] == [4, 1]
+
+
+def test_an_idle_coordinator_sleeps(tmp_path: Path) -> None:
+    """Broken: an idle node wakes and writes each minute, or a change of the files waits for the next program."""
+    node = Node(tmp_path / "kept")
+    assert node.written(), "a directory that cannot be written is known before the first program"
+    assert node.usage.next_deadline_ns() is None
+    node.client(1, 7, memory=GIB)
+    assert node.written()
+    node.after(10)
+    node.leave(1)
+    assert node.written()
+    assert not node.written()
+    node.hidden = True
+    assert node.written()
+    node.hidden = False
+    (tmp_path / "kept").rename(tmp_path / "away")
+    assert not node.written()
+    (tmp_path / "away").rename(tmp_path / "kept")
+    assert node.written()
+    assert node.usage.next_deadline_ns() is None
+    node.after(5 * HOUR_S)
+    node.client(2, 8, wanted=False)
+    assert node.written(), "the hour of the first program has ended"
+    assert not node.written()
+    node.client(3, 9)
+    node.after(1)
+    assert node.kept()[9].used_ns == S
+    assert {key.user: hour for hour, key, _ in read(node.directory)} == {7: FIRST_S, 9: FIRST_S + 5 * HOUR_S}
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

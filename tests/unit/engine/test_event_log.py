@@ -104,7 +104,7 @@ def test_a_policy_of_another_package_begins_afresh_in_a_replay() -> None:
 def test_a_state_makes_records_and_runs_nothing(content: bytes) -> None:
     """Broken: whoever replays a stranger's log would run what the stranger likes."""
     with pytest.raises(ValueError, match="not a state"):
-        Scheduler(create).restore(content)
+        Scheduler(create).load(content)
 
 
 @pytest.mark.parametrize(
