@@ -36,6 +36,16 @@ class ScriptedClient(Client):
     process_id: int
     inbox: list[messages.Message] = field(default_factory=list)
 
+    def hears(self, message: messages.Message) -> None:
+        """Keeps a message for the test."""
+        self.inbox.append(message)
+        if isinstance(message, messages.Target):
+            self.targets[message.gpu] = message
+
+    def told(self) -> list[int]:
+        """How much memory it was told to have, by each target since the last call."""
+        return [target.bytes for target in self.take(messages.Target)]
+
     def take(self, kind: type[M]) -> list[M]:
         """Removes and returns the messages of this type."""
         found = [message for message in self.inbox if isinstance(message, kind)]
@@ -104,7 +114,7 @@ class Harness:
                 # Every message must fit the wire, whatever led to it.
                 messages.encode(command.message)
                 if command.client in self.clients:
-                    self.clients[command.client].inbox.append(command.message)
+                    self.clients[command.client].hears(command.message)
         self.commands += out
         return out
 

@@ -77,7 +77,8 @@ class Node:
         self.dispatcher.event(events.GpuAdded(GPU, GPU, 80 * GIB, 80 * GIB), self.now_ns)
 
     def client(self, number: int) -> None:
-        hello = messages.Hello(2, f"c{number}", "python", number, int(messages.MemoryMode.SWAP), 0, "0")
+        version, mode = messages.PROTOCOL_VERSION, int(messages.MemoryMode.SWAP)
+        hello = messages.Hello(version, f"c{number}", "python", number, mode, 0, "0")
         self.give(number, hello)
         self.give(number, messages.AttachGpu(0, GPU, 80 * GIB, 0, False, 0, 0, 0))
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from nvshare.bench.harness.fixture import percentile
 from nvshare.bench.simulate.jobs import GIB
-from nvshare.bench.virtual_node.link import Link, Move
+from nvshare.bench.virtual_node.link import Link, Mover
 from nvshare.bench.virtual_node.node import FIRST_REPORT_NS, FOREVER_NS, Job, Program, Task, VirtualNode
 from nvshare.coordinator.model.settings import SECOND_NS, Settings
 from nvshare.scheduler_policies.api import JobClass
@@ -38,8 +38,8 @@ class DayLink(Link):
         super().__init__(node, GIB)
         self._speed = gib_s / FAST_GIB_S
 
-    def rate(self, program: Program, move: Move, *, opposite: bool) -> float:
-        return super().rate(program, move, opposite=opposite) * self._speed
+    def rate(self, program: Program, mover: Mover, *, opposite: bool) -> float:
+        return super().rate(program, mover, opposite=opposite) * self._speed
 
 
 def day(policy: str, *, seconds: int = 300, gib_s: float = FAST_GIB_S, heavier_gib: int = 0) -> dict[str, Any]:

@@ -58,8 +58,9 @@ class Checks:
         self._handled_before_calm = 0
         self.grants = 0
         self.excused = 0
-        self.restores = 0
-        self.credits = 0
+        self.targets = 0
+        self.rising = 0
+        """Targets below a goal."""
         self.host_refused = 0
         """Refused requests for host memory."""
         self.refused_in_calm = 0
@@ -104,9 +105,9 @@ class Checks:
         process, message = world.network.connections.get(command.client), command.message
         if not isinstance(process, Process):
             return
-        if isinstance(message, messages.Restore | messages.MoveCredit):
-            self.restores += isinstance(message, messages.Restore)
-            self.credits += isinstance(message, messages.MoveCredit)
+        if isinstance(message, messages.Target):
+            self.targets += 1
+            self.rising += message.rises
             return
         if not isinstance(message, messages.Grant | messages.Revoke):
             return
@@ -351,12 +352,12 @@ class Bounds:
                 moving[uuid] = not side.open and moving.get(uuid, True)
         for uuid in [uuid for uuid, some in wanted.items() if some]:
             self._wanted_ns[uuid] = self._wanted_ns.get(uuid, 0) + elapsed_ns
-            if moving[uuid] and self._has_orders(uuid):
+            if moving[uuid] and self._moves(uuid):
                 self._moving_ns[uuid] = self._moving_ns.get(uuid, 0) + elapsed_ns
 
-    def _has_orders(self, uuid: str) -> bool:
+    def _moves(self, uuid: str) -> bool:
         sides = (side for process in self._world.processes.values() for side in process.sides.values())
-        return any(side.memory.move is not None for side in sides if side.uuid == uuid)
+        return any(not side.memory.mover.at_rest for side in sides if side.uuid == uuid)
 
     # --- waits ------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.profile import Facts
@@ -20,6 +21,10 @@ class Client:
     give: Callable[[events.Event], object]
     """Passes an event to the engine."""
     facts: Facts = field(init=False, default_factory=Facts)
+    states: dict[int, messages.State] = field(init=False, default_factory=dict)
+    """By ordinal: what it said last."""
+    targets: dict[int, messages.Target] = field(init=False, default_factory=dict)
+    """By ordinal: what it was told last."""
 
     def say(self, message: messages.Message) -> None:
         """Sends a message."""
@@ -55,6 +60,8 @@ class Client:
 
     def attach(self, uuid: str, *, gpu: int = 0, lease_id: int = 0, wanted: bool = False, memory: int = 0) -> None:
         """Attaches to a GPU; `memory` bytes are allocated and resident."""
+        self.states[gpu] = messages.State(gpu, 0, memory, memory, 0, 0)
+        self.targets.pop(gpu, None)
         self.say(messages.AttachGpu(gpu, uuid, 1 << 30, lease_id, wanted, memory, memory, 0))
 
     def request(self, gpu: int = 0) -> None:
@@ -81,25 +88,38 @@ class Client:
         self.say(messages.Progress(gpu, lease_id, at_ns, work, busy_ns, watched_ns, 0))
 
     def report(self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0) -> None:
-        """Reports memory."""
-        self.say(messages.MemoryReport(0, allocated, resident, pinned, host))
+        """Says what it has; with its target it is where it was."""
+        self.state(allocated_bytes=allocated, resident_bytes=resident, pinned_bytes=pinned, host_bytes=host)
+
+    def state(self, gpu: int = 0, **changed: Any) -> None:
+        """Says what has changed, beside what it said last."""
+        last = self.states.get(gpu, messages.State(gpu, 0, 0, 0, 0, 0))
+        self.states[gpu] = replace(last, **changed)
+        self.say(self.states[gpu])
+
+    def comes_to(self, resident: int, *, gpu: int = 0, at_rest: bool = True, error: int = 0) -> None:
+        """Has moved on its way to the newest target, and is at rest there or further on."""
+        last, target = self.states[gpu], self.targets.get(gpu)
+        moved = resident - last.resident_bytes
+        self.state(
+            gpu,
+            target=target.number if target is not None else 0,
+            resident_bytes=resident,
+            host_bytes=max(0, last.host_bytes - moved),
+            moved_out_bytes=last.moved_out_bytes + max(0, -moved),
+            moved_in_bytes=last.moved_in_bytes + max(0, moved),
+            moving_ns=last.moving_ns + 1000,
+            at_rest=at_rest,
+            error=error,
+        )
+
+    def obeys(self, gpu: int = 0) -> None:
+        """Has come to its newest target."""
+        self.comes_to(self.targets[gpu].bytes, gpu=gpu)
 
     def ask_room(self, total: int, sequence: int) -> None:
         """Asks for room for all of its memory."""
         self.say(messages.ReserveMemory(0, sequence, total))
-
-    def moved(
-        self,
-        order_id: int,
-        size: int,
-        *,
-        finished: bool = True,
-        error: int = 0,
-        gpu: int = 0,
-        elapsed_ns: int = 1000,
-    ) -> None:
-        """Reports progress of a memory order."""
-        self.say(messages.MoveProgress(gpu, order_id, size, elapsed_ns, finished, error))
 
     def end(self, *, process_lives: bool = False) -> None:
         """Ends the connection; `process_lives`: the driver has not freed its memory yet."""

@@ -2,7 +2,7 @@
 numbers.
 
 Most of its connections begin with a valid `Hello`, which the dispatcher requires.  A careful one then names existing
-GPUs, leases and orders, and lies about everything else, so that its connection lasts.  Frames arrive in bursts of
+GPUs, leases and targets, and lies about everything else, so that its connection lasts.  Frames arrive in bursts of
 bounded length.  The messages and their bounds come from messages.py, so new messages need no change here.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BURST: Final = 12
 _TYPES: Final = tuple(messages.TO_COORDINATOR.values())
 _CAREFUL: Final = tuple(cls for cls in _TYPES if cls not in (messages.Hello, messages.AttachGpu, messages.Goodbye))
-_HEARD: Final = frozenset({"lease_id", "order_id", "sequence", "bytes", "credit_bytes", "quantum_ns", "client_id"})
+_HEARD: Final = frozenset({"lease_id", "number", "sequence", "bytes", "quantum_ns", "client_id"})
 _POWERS: Final = (8, 16, 31, 32, 53, 61, 62, 63)
 
 
@@ -40,7 +40,7 @@ class HostileClient:
         self.peer = Peer(0, 0)
         self._heard: list[int] = [0]
         self._has: dict[int, dict[str, int]] = {}
-        """The last lease and order of each GPU."""
+        """The last lease and target of each GPU."""
         self._care = 0.0
         self._patience_ns = world.chance.choice((5, 20, 100)) * MILLISECOND_NS
         world.after(0, self._act)
@@ -51,8 +51,8 @@ class HostileClient:
         for name in NAMES[type(message)]:
             if name in _HEARD:
                 self._heard.append(getattr(message, name))
-            if name in ("lease_id", "order_id"):
-                has[name] = getattr(message, name)
+            if name in ("lease_id", "number"):
+                has["target" if name == "number" else name] = getattr(message, name)
         del self._heard[:-32]
 
     def lost(self) -> None:

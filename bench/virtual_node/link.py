@@ -1,4 +1,4 @@
-"""A card's link to the host: memory moves as the engine orders, in pieces.
+"""A card's link to the host: memory moves to the engine's targets, in pieces.
 
 The pieces of one direction follow one another.  The directions slow each other down where both are at work.  Memory is
 mapped before it is copied in, so a restored piece is resident from its beginning.
@@ -22,19 +22,18 @@ PIECE_BYTES: Final = 8 << 30
 
 
 @dataclass(slots=True, eq=False)
-class Move:
-    """A memory order that a program carries out."""
+class Mover:
+    """How far a program is with its newest target."""
 
-    evict: bool
-    order_id: int
-    size: int
-    credit: int
-    moved: int = 0
-    waiting: bool = False
-    """For credit."""
-    begun_ns: int = 0
+    number: int = 0
+    goal: int = 0
+    at_rest: bool = True
+    out: bool = False
     piece: int = 0
     """Bytes under way."""
+    pieces: int = 0
+    out_bytes: int = 0
+    in_bytes: int = 0
 
 
 class Link:
@@ -46,69 +45,72 @@ class Link:
         self._free_ns = {True: 0, False: 0}
         self.moved_bytes = 0
 
-    def rate(self, program: Program, move: Move, *, opposite: bool) -> float:
+    def rate(self, program: Program, mover: Mover, *, opposite: bool) -> float:
         """Bytes a nanosecond of the next piece."""
         return BOTH_WAYS / 2 if opposite else ONE_WAY
 
-    def order(self, program: Program, message: messages.Message) -> None:
-        """An order of the engine, which ends the one before, or more credit for one."""
-        if isinstance(message, messages.MoveCredit):
-            if program.move is not None:
-                program.move.credit = min(program.move.size, message.credit_bytes)
-        elif isinstance(message, messages.Evict | messages.Restore):
-            replaced = program.move
-            if replaced is not None:
-                self._stop(program, replaced)
-                self._node.after(0, lambda: self._tell(program, replaced, finished=True))
-            evict = isinstance(message, messages.Evict)
-            size = min(message.bytes, program.resident_bytes if evict else program.missing_bytes)
-            credit = size if isinstance(message, messages.Evict) else min(size, message.credit_bytes)
-            program.move = Move(evict, message.order_id, size, credit, begun_ns=self._node.now_ns)
-        if program.move is not None and not program.move.piece:
-            self._next_piece(program, program.move)
+    def aim(self, program: Program, target: messages.Target) -> None:
+        """A newer target; a piece that is under way gets there."""
+        mover, rested = program.mover, program.mover.at_rest
+        mover.number, mover.goal, mover.at_rest = target.number, target.bytes, False
+        if rested:
+            self._node.after(0, lambda: self._begin(program, mover))
 
     def end(self, program: Program) -> None:
-        """Ends an order with what has moved: the lease came first."""
-        if program.move is not None:
-            self._stop(program, program.move)
-            self._tell(program, program.move, finished=True)
+        """The lease came first: what has moved has moved."""
+        if not program.mover.at_rest:
+            self._stop(program)
+            program.mover.at_rest = True
+            self._tell(program)
 
     def forget(self, program: Program) -> None:
-        """Drops an order without a report: the program or the coordinator has died."""
-        if program.move is not None:
-            self._stop(program, program.move)
-            program.move = None
+        """The program or the coordinator has died."""
+        self._stop(program)
+        program.mover = Mover()
 
-    def _stop(self, program: Program, move: Move) -> None:
-        if not move.evict:
-            program.resident_bytes -= move.piece
-        move.piece = 0
+    def _stop(self, program: Program) -> None:
+        if not program.mover.out:
+            program.resident_bytes -= program.mover.piece
+        program.mover.piece = 0
 
-    def _next_piece(self, program: Program, move: Move) -> None:
-        piece = min(self._piece_bytes, move.credit - move.moved)
-        if piece <= 0 < move.size:
-            return  # it waits for credit
-        move.piece, now_ns = piece, self._node.now_ns
-        rate = self.rate(program, move, opposite=self._free_ns[not move.evict] > now_ns)
-        self._free_ns[move.evict] = max(now_ns, self._free_ns[move.evict]) + int(piece / rate)
-        if not move.evict:
-            program.resident_bytes += piece
-            program.card.check_room()
-        self._node.after(self._free_ns[move.evict] - now_ns, lambda: self._moved(program, move, piece))
+    def _begin(self, program: Program, mover: Mover) -> None:
+        if program.mover is mover and not mover.at_rest and not mover.piece:
+            self._next_piece(program)
 
-    def _moved(self, program: Program, move: Move, piece: int) -> None:
-        if program.move is not move:
+    def _next_piece(self, program: Program) -> None:
+        mover, now_ns = program.mover, self._node.now_ns
+        left = min(mover.goal, program.task.job.memory_bytes) - program.resident_bytes
+        mover.at_rest, mover.out = left == 0, left < 0
+        if left:
+            piece = mover.piece = min(self._piece_bytes, abs(left))
+            mover.pieces += 1
+            rate, number = self.rate(program, mover, opposite=self._free_ns[not mover.out] > now_ns), mover.pieces
+            self._free_ns[mover.out] = max(now_ns, self._free_ns[mover.out]) + int(piece / rate)
+            if not mover.out:
+                program.resident_bytes += piece
+                program.card.check_room()
+            self._node.after(self._free_ns[mover.out] - now_ns, lambda: self._moved(program, mover, number))
+        self._tell(program)
+
+    def _moved(self, program: Program, mover: Mover, number: int) -> None:
+        if program.mover is not mover or mover.pieces != number or not mover.piece:
             return
-        move.piece = 0
-        move.moved += piece
+        piece, mover.piece = mover.piece, 0
         self.moved_bytes += piece
-        if move.evict:
+        if mover.out:
             program.resident_bytes -= piece
-        self._tell(program, move, finished=move.moved >= move.size)
-        if program.move is move and not move.piece:
-            self._next_piece(program, move)
+            mover.out_bytes += piece
+        else:
+            mover.in_bytes += piece
+        self._next_piece(program)
 
-    def _tell(self, program: Program, move: Move, *, finished: bool) -> None:
-        if finished and program.move is move:
-            program.move = None
-        program.moved(move.order_id, move.moved, finished=finished, elapsed_ns=self._node.now_ns - move.begun_ns)
+    def _tell(self, program: Program) -> None:
+        mover, resident = program.mover, program.resident_bytes
+        program.state(
+            target=mover.number,
+            resident_bytes=resident,
+            host_bytes=program.task.job.memory_bytes - resident,
+            moved_out_bytes=mover.out_bytes,
+            moved_in_bytes=mover.in_bytes,
+            at_rest=mover.at_rest,
+        )

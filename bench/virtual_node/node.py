@@ -1,8 +1,8 @@
 """Jobs in virtual time: their programs are clients of the real engine, and cards run what holds a lease.
 
 A program behaves as the hook does: it attaches, requests, reports progress, drains, gives an idle lease back while
-others wait, and moves its memory as ordered.  Between two events nothing changes its speed, so time passes from event
-to event.
+others wait, and moves its memory to its targets.  Between two events nothing changes its speed, so time passes from
+event to event.
 
 What is coarser than in life:
 - Messages take no time.  A hand-over costs `drain_ns`, and then `restart_ns` of work until the queue is full again.
@@ -22,7 +22,7 @@ from typing import Final
 from nvshare.bench.virtual_node.card import shares
 from nvshare.bench.virtual_node.client import Client
 from nvshare.bench.virtual_node.clock import Clock
-from nvshare.bench.virtual_node.link import Link, Move
+from nvshare.bench.virtual_node.link import Link, Mover
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Settings
@@ -101,7 +101,7 @@ class Program(Client):
     resident_bytes: int = 0
     asked: int = 0
     """Number of its last question for room."""
-    move: Move | None = None
+    mover: Mover = field(default_factory=Mover)
 
     @property
     def missing_bytes(self) -> int:
@@ -111,7 +111,7 @@ class Program(Client):
     @property
     def complete(self) -> bool:
         """All its memory is on the card."""
-        return self.missing_bytes <= 0 and (self.move is None or not self.move.piece)
+        return self.missing_bytes <= 0 and not self.mover.piece
 
     @property
     def works(self) -> bool:
@@ -386,8 +386,8 @@ class VirtualNode(Clock):
                 self._update(program.card)
         elif kind is messages.MemoryReserved:
             self._reserved(program, message)  # type: ignore[arg-type]
-        elif kind in (messages.Evict, messages.Restore, messages.MoveCredit):
-            program.card.link.order(program, message)
+        elif kind is messages.Target:
+            program.card.link.aim(program, message)  # type: ignore[arg-type]
 
     def _granted(self, program: Program, grant: messages.Grant) -> None:
         task, card = program.task, program.card
@@ -405,7 +405,7 @@ class VirtualNode(Clock):
             self.after(0, lambda: self._ask_for_room(program, grant.lease_id))
 
     def _ask_for_room(self, program: Program, lease_id: int) -> None:
-        """As a hook in mode `swap` does for memory that no order has brought in."""
+        """As a hook in mode `swap` does for memory that no target has brought in."""
         program.card.link.end(program)
         if program.lease_id == lease_id and not program.complete:
             program.asked += 1

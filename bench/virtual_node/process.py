@@ -1,8 +1,8 @@
 """Models of hooked processes: they connect, ask for leases, work, drain, hang and die, and their memory moves.
 
 A model keeps the hook's rules: its gate is open only between `Grant` and `Release`, and it claims its lease after a
-reconnect.  In mode `swap` it asks before it grows, first for its share of the host budget, then for room; it restores
-no more than its credit.  It may answer late.  All randomness and time come from the world.
+reconnect.  In mode `swap` it asks before it grows, first for its share of the host budget, then for room; its mover
+obeys the newest target.  It may answer late.  All randomness and time come from the world.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nvshare.bench.virtual_node.link import Move
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
@@ -36,6 +35,23 @@ class Lease:
 
 
 @dataclass(slots=True, eq=False)
+class Mover:
+    """Moves the memory of one process on one GPU; a new one begins with each connection."""
+
+    number: int = 0
+    """Of the newest target."""
+    goal: int = 0
+    at_rest: bool = True
+    error: int = 0
+    coming: int = 0
+    """Bytes on their way in, which count as resident."""
+    going: int = 0
+    steps: int = 0
+    out_bytes: int = 0
+    in_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class SideMemory:
     """Memory of one process on one GPU."""
 
@@ -44,7 +60,7 @@ class SideMemory:
     pinned: int = 0
     pinning: int = 0
     """Size of an open request for pins."""
-    move: Move | None = None
+    mover: Mover = field(default_factory=Mover)
     growing: int = 0
     """Size of an open request for room."""
     requests: int = 0
@@ -54,7 +70,7 @@ class SideMemory:
 
     def clear(self) -> None:
         """The process has ended."""
-        self.move = None
+        self.mover = Mover()
         self.resident = self.allocated = self.pinned = 0
 
 
@@ -146,10 +162,10 @@ class Memory:
             self.host.ask(self._evictable())
 
     def lost(self, side: Side) -> None:
-        """The connection is lost: open requests and orders get no answer."""
+        """The connection is lost: open requests get no answer, and what is on the GPU stays."""
         memory = side.memory
         side.over_its_limit = None
-        memory.move = None
+        memory.mover = Mover()
         memory.growing = memory.pinning = 0
         if memory.restoring:
             memory.restoring = False
@@ -158,8 +174,8 @@ class Memory:
     def granted(self, side: Side) -> bool:
         """The process holds a lease.  Whether all its memory is resident, so that it can work."""
         memory = side.memory
-        if memory.move is not None:  # the rest of the order stays undone
-            self._finish_move(side, memory.move, 0)
+        if not memory.mover.at_rest:  # the rest of the target is void
+            self._rest(side, 0)
         memory.growing = 0
         memory.restoring = self._process.mode is MemoryMode.SWAP and _missing(side) > 0
         if memory.restoring:
@@ -167,13 +183,24 @@ class Memory:
         return not memory.restoring
 
     def report(self, side: Side) -> None:
-        """Sends `MemoryReport`."""
+        """Sends `State`."""
         if self._process.connection is None or not self._world.plan.memory_bytes:
             return
-        allocated, resident = side.memory.allocated, side.memory.resident
+        allocated, resident, mover = side.memory.allocated, side.memory.resident, side.memory.mover
         self._process.tell(
-            messages.MemoryReport(
-                side.ordinal, allocated, resident, self.pinned(side), allocated - resident, prepared_bytes=resident
+            messages.State(
+                side.ordinal,
+                mover.number,
+                allocated,
+                min(allocated, resident + mover.coming),
+                self.pinned(side),
+                allocated - resident,
+                prepared_bytes=resident,
+                moved_out_bytes=mover.out_bytes,
+                moved_in_bytes=mover.in_bytes,
+                moving_ns=1000 * mover.steps,
+                at_rest=mover.at_rest,
+                error=mover.error,
             )
         )
 
@@ -300,71 +327,56 @@ class Memory:
             side.memory.pinned = max(side.memory.pinned, min(total, side.memory.resident))
             self.report(side)
 
-    # --- memory orders ----------------------------------------------------------------------------------------------
+    # --- targets ----------------------------------------------------------------------------------------------------
 
-    def ordered(self, side: Side, order: messages.Evict | messages.Restore) -> None:
-        """Begins an order.  An eviction ends a restoration that waits for credit."""
-        assert not side.open, f"an order under a lease: {order}"
-        evict, earlier = isinstance(order, messages.Evict), side.memory.move
-        if earlier is not None:
-            replaces = evict and not earlier.evict
-            assert replaces, f"a second order: {order}"
-            self._finish_move(side, earlier, 0)
-        credit = order.credit_bytes if isinstance(order, messages.Restore) else order.bytes
-        side.memory.move = Move(evict, order.order_id, order.bytes, credit)
-        self._schedule_step(side, side.memory.move)
+    def targeted(self, side: Side, target: messages.Target) -> None:
+        """There is a newer target.  A piece of memory on its way in comes in all the same."""
+        mover = side.memory.mover
+        assert not side.open, f"a target under a lease: {target}"
+        assert target.number == mover.number + 1, f"{target} after {mover.number}"
+        mover.number, mover.goal, mover.error = target.number, target.bytes, 0
+        if mover.at_rest:
+            mover.at_rest = False
+            self._begin_step(side)
 
-    def credited(self, side: Side, message: messages.MoveCredit) -> None:
-        """Raises the credit of a `Restore`."""
-        move = side.memory.move
-        if move is None or move.order_id != message.order_id:
-            return  # the order has ended: the two messages crossed
-        assert message.credit_bytes > move.credit, f"credit only grows: {message}, had {move.credit}"
-        move.credit = message.credit_bytes
-        if move.waiting:
-            move.waiting = False
-            self._schedule_step(side, move)
-
-    def _schedule_step(self, side: Side, move: Move) -> None:
+    def _begin_step(self, side: Side) -> None:
+        """The next piece of memory, or the mover is at rest.  What comes in counts from now on."""
+        memory, mover = side.memory, side.memory.mover
         chance, plan = self._world.chance, self._world.plan
-        delay_ns = chance.randint(1, 8) * MILLISECOND_NS
+        coming, going = min(mover.goal, memory.allocated) - memory.resident, memory.resident - memory.pinned
+        if coming == 0 or (coming < 0 and going <= 0):
+            self._rest(side, 0)
+            return
+        piece = max(1, memory.allocated // 4)
+        mover.coming, mover.going = max(0, min(piece, coming)), max(0, min(piece, -coming, going))
+        mover.steps += 1
+        number, delay_ns = mover.steps, chance.randint(1, 8) * MILLISECOND_NS
         if plan.stop_chance and not self._world.calm and chance.random() < plan.stop_chance:
             delay_ns = chance.randint(1, 30) * SECOND_NS
-        self._world.after(delay_ns, lambda: self._step(side, move))
+        self._world.after(delay_ns, lambda: self._end_step(side, mover, number))
+        self.report(side)
 
-    def _step(self, side: Side, move: Move) -> None:
-        """The next piece of an order."""
+    def _end_step(self, side: Side, mover: Mover, number: int) -> None:
         memory, chance, plan = side.memory, self._world.chance, self._world.plan
-        if not self._process.alive or self._process.connection is None or memory.move is not move:
+        if not self._process.alive or memory.mover is not mover or mover.steps != number or mover.at_rest:
             return
-        left = memory.resident - memory.pinned if move.evict else memory.allocated - memory.resident
-        size = min(max(1, move.size // 4), move.credit - move.moved, left)
-        if move.evict:
-            memory.resident -= size
+        coming, mover.coming, going, mover.going = mover.coming, 0, mover.going, 0
+        came = self._world.bring_in(side, coming)
+        going = max(0, min(going, memory.resident - memory.pinned))
+        memory.resident -= going
+        mover.in_bytes += came
+        mover.out_bytes += going
+        if chance.random() < plan.short_move_chance:
+            self._rest(side, 2)
+        elif came < coming:
+            self._rest(side, 0)
         else:
-            size = self._world.bring_in(side, size)
-        move.moved += size
-        failing = chance.random() < plan.short_move_chance
-        if failing or move.moved >= move.size or (size == 0 and move.moved < move.credit):
-            self._finish_move(side, move, 2 if failing else 0)
-        elif move.moved < move.credit:
-            self._tell_progress(side, move)
-            self._schedule_step(side, move)
-        else:
-            move.waiting = True
-            self._tell_progress(side, move)
+            self._begin_step(side)
 
-    def _tell_progress(self, side: Side, move: Move, *, finished: bool = False, error: int = 0) -> None:
-        self._process.tell(messages.MoveProgress(side.ordinal, move.order_id, move.moved, 1000, finished, error))
-
-    def _finish_move(self, side: Side, move: Move, error: int) -> None:
-        side.memory.move = None
-        early = self._world.chance.random() < 0.5
-        if early:
-            self.report(side)
-        self._tell_progress(side, move, finished=True, error=error)
-        if not early:
-            self.report(side)
+    def _rest(self, side: Side, error: int) -> None:
+        mover = side.memory.mover
+        mover.at_rest, mover.error, mover.coming = True, error, 0
+        self.report(side)
 
 
 def _missing(side: Side) -> int:
@@ -475,10 +487,8 @@ class Process:
             self._consider_idle(side)
         elif isinstance(message, messages.Revoke) and message.lease_id == side.lease.number and side.open:
             self._close(side, message.drain_deadline_ns)
-        elif isinstance(message, messages.Evict | messages.Restore):
-            self.memory.ordered(side, message)
-        elif isinstance(message, messages.MoveCredit):
-            self.memory.credited(side, message)
+        elif isinstance(message, messages.Target):
+            self.memory.targeted(side, message)
         elif isinstance(message, messages.MemoryReserved):
             self.memory.reserved(side, message)
         elif isinstance(message, messages.PinsReserved):

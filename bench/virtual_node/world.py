@@ -76,7 +76,7 @@ class Plan:
     users: int = 1
     """Number of users, which have the processes in turn."""
     stop_chance: float = 0.0
-    """Chance of a stop of some seconds in a memory order, as by SIGSTOP."""
+    """Chance of a stop of some seconds in a move, as by SIGSTOP."""
     gangs_are_told: bool = True
     """False: the engine does not learn of the gangs, for comparison."""
     hostiles: int = 0

@@ -125,7 +125,9 @@ class Thorough:
         for seat in seats:
             move = seat.moves.move
             assert (move is not None) == (seat.client.client_id in gpu.memory.moving), "the GPU's moves differ"
-            assert move is None or move.target_bytes <= gpu.memory.capacity_bytes, f"invariant 4: {move}"
+            told = seat.moves.open.values()
+            assert move is not None or not told, "a target that may be obeyed, and no move"
+            assert max(told, default=0) <= gpu.memory.capacity_bytes, f"invariant 4: {told}"
 
     def _immovable(self, node: Node, gpu: Gpu) -> None:
         """Invariant 5 for clients that lack room: they are named, and no other client is unschedulable."""

@@ -35,7 +35,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
             leases.revoke(node, gpu, seat, "slot" if gpu.gang is not None else "plan", now_ns)
     switch = gpu.switching.switch
     if switch is not None and switch.seat.client.client_id not in members:
-        cancel_switch(gpu, now_ns)
+        cancel_switch(node, gpu, now_ns)
     client_settings.send_overflow(node, gpu)
     admission.answer_growth(node, gpu, now_ns)
     if not gpu.recovering:
@@ -64,12 +64,12 @@ def _pass_deadlines(node: Node, gpu: Gpu, now_ns: int) -> None:
     moves.mark_stalled(node, gpu, now_ns)
 
 
-def cancel_switch(gpu: Gpu, now_ns: int) -> None:
+def cancel_switch(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Cancels the switch and requeues its client.  What has moved has moved."""
     switch = gpu.switching.switch
     if switch is None:
         return
-    residency.cancel(gpu, now_ns)
+    residency.cancel(node, gpu, now_ns)
     switch.seat.enter(WAITING)
     if switch.seat.schedulable:
         gpu.wait_queue.join(switch.seat)
@@ -80,7 +80,7 @@ def withdraw(node: Node, seat: Seat, why: str, now_ns: int) -> None:
     if seat in seat.gpu.wait_queue:
         seat.gpu.wait_queue.leave(seat)
     elif seat.phase is NEXT:
-        cancel_switch(seat.gpu, now_ns)
+        cancel_switch(node, seat.gpu, now_ns)
     elif seat.phase is HOLDING:
         leases.revoke(node, seat.gpu, seat, why, now_ns)
 

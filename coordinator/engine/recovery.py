@@ -20,6 +20,7 @@ Non-goals: ordinary grants (leases.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from nvshare.coordinator.engine import leases
@@ -124,7 +125,7 @@ def _arrive(node: Node, seat: Seat, gpu: Gpu, figures: AttachGpu, promised_bytes
     room.update(moved)
     moved.memory.released_bytes = had.released_bytes
     moved.statistics, moved.progress = seat.statistics, seat.progress
-    moved.moves.statistics = seat.moves.statistics
+    moved.moves = replace(seat.moves, rest=None)  # the hook counts its targets by ordinal
     moved.place.recent, moved.place.attached_at_ns = seat.place.recent, seat.place.attached_at_ns
     moved.place.last_released_ns = seat.place.last_released_ns
     if seat.place.active:

@@ -4,7 +4,7 @@ Rules:
 - No clock, socket, thread or randomness: the same events at the same times lead to the same commands, so a log of
   events replays.
 - A client that breaks the protocol (an ordinal that it has not attached, a lease that it does not have, a second
-  hello, an order that it was not given) causes `RemoteProtocolError`, before anything has changed.  The shell then
+  hello, a target that it was not told) causes `RemoteProtocolError`, before anything has changed.  The shell then
   disconnects that client and reports `ClientGone`.
 - A request that is correct and cannot be met (an unknown GPU, too many clients) is answered with `Rejected`.  After
   `Rejected(final)` to a hello the client is not registered.
@@ -51,9 +51,7 @@ from nvshare.coordinator.protocol.messages import (
     PROTOCOL_VERSION,
     AttachGpu,
     MemoryMode,
-    MemoryReport,
     Message,
-    MoveProgress,
     ParkAnswer,
     Progress,
     Rejected,
@@ -64,6 +62,7 @@ from nvshare.coordinator.protocol.messages import (
     ReserveHost,
     ReserveMemory,
     ReservePins,
+    State,
     Welcome,
 )
 
@@ -377,11 +376,10 @@ def _request(node: Node, seat: Seat, now_ns: int) -> None:
     parking.requested(node, seat.client)
 
 
-def _report_memory(node: Node, seat: Seat, message: MemoryReport, now_ns: int) -> None:
-    allocated, resident, pinned = message.allocated_bytes, message.resident_bytes, message.pinned_bytes
-    claims.set_usage(seat, allocated=allocated, resident=resident, pinned=pinned, host=message.host_bytes)
+def _state(node: Node, seat: Seat, message: State, now_ns: int) -> None:
+    moves.heard(node, seat, message, now_ns)
     seat.memory.released_bytes, seat.memory.prepared_bytes = message.released_bytes, message.prepared_bytes
-    checks.reported(node, seat, resident)
+    checks.reported(node, seat, message.resident_bytes)
     if message.linked and not seat.client.linked:
         seat.client.linked = True
         operator_commands.settle(node, seat.client, seat.client.facts, now_ns)
@@ -391,10 +389,9 @@ _OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], Iterable[Gp
     Request: lambda node, seat, _, now_ns: _request(node, seat, now_ns),
     Release: leases.release,
     Progress: progress.report,
-    MemoryReport: _report_memory,
     ReserveMemory: admission.ask,
     ReservePins: pinning.ask,
-    MoveProgress: moves.progress,
+    State: _state,
 }
 """Messages about a GPU that the client has attached.  A handler names the GPUs concerned; None: the client's."""
 _OF_CLIENT: Final[dict[type[Message], Callable[[Node, Client, Any, int], Iterable[Gpu]]]] = {

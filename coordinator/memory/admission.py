@@ -11,7 +11,7 @@ A client in `device` mode asks for room before it allocates, one in `swap` mode 
 (`ReserveMemory`).  Where that does not fit, clients whose turn is farthest away are evicted, no more than is missing,
 and the answer waits for them.  Room that a client in `device` mode asks for counts as immovable from then on, so
 members of the running set that do not fit beside it give their leases back.
-- Managed memory takes no other client's room: what was not evicted as ordered, the driver pages out.
+- Managed memory takes no other client's room: what does not leave as it was told, the driver pages out.
 - A question goes first: no target rises meanwhile, and the next client's falls if nobody farther has enough.
 - Contexts may have room that the figures leave a client.  Then it asks again, and waits while others are evicted and
   parked (engine/parking/parking.py).

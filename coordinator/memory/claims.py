@@ -90,10 +90,7 @@ def claim(seat: Seat) -> None:
 
 def claimed_bytes(seat: Seat) -> int:
     """The most that the client may come to have without another message."""
-    claimed, move = seat.memory.resident_bytes, seat.moves.move
-    if move is not None:
-        claimed = max(claimed, move.target_bytes)
-    mode = seat.client.memory_mode
+    claimed, mode = _most_bytes(seat), seat.client.memory_mode
     if mode is MemoryMode.DEVICE:
         return max(claimed, seat.memory.reserved_bytes)
     if seat.phase in (HOLDING, REVOKING):
@@ -101,6 +98,17 @@ def claimed_bytes(seat: Seat) -> int:
         if mode is MemoryMode.SWAP:
             claimed = max(claimed, seat.memory.reserved_bytes)
     return claimed
+
+
+def _most_bytes(seat: Seat) -> int:
+    """What it has, or may have by a target."""
+    return max(seat.memory.resident_bytes, *seat.moves.open.values()) if seat.moves.open else seat.memory.resident_bytes
+
+
+def settled_bytes(seat: Seat) -> int:
+    """What the client has once it has come to its newest target."""
+    move = seat.moves.move
+    return seat.memory.resident_bytes if move is None else min(_most_bytes(seat), move.target_bytes)
 
 
 def ending_bytes(gpu: Gpu) -> int:
@@ -118,9 +126,8 @@ def leaving_bytes(gpu: Gpu) -> int:
     """Memory that will be free without another message.  O(moves)."""
     leaving = ending_bytes(gpu)
     for seat in gpu.memory.moving.values():
-        move, memory = seat.moves.move, seat.memory
-        if move is not None and move.out and not move.stalled:
-            leaving += max(0, min(move.bytes - move.moved_bytes, memory.resident_bytes - memory.pinned_bytes))
+        if seat.moves.move is not None and not seat.moves.move.stalled:
+            leaving += max(0, _most_bytes(seat) - max(settled_bytes(seat), seat.memory.pinned_bytes))
     return leaving
 
 

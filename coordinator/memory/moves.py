@@ -1,13 +1,14 @@
 """How a client is told of its target, and what it says on the way.
 
-The messages know no targets: they are an order to move out (`Evict`), one to move in (`Restore`), and room for more of
-the latter (`MoveCredit`).  A client has one order at a time, whose id is the number of the target.
+A *move* lasts from a target until the client is at rest with its newest one.
 
 Rules:
-- A move up to a higher target gets credit as the target rises.  It ends where it was to end when it began.
-- A move that goes on ends before another one begins.  One that waits at its target gives way to a move out.
-- A move that ends before its target is at rest, and the rest of the target is void.
-- A client that has not reported for `move_stall_ns` hangs: it is not waited for, and what it does later counts.
+- A target is obeyed until the client names a later one, or is at rest with it: until then it is claimed.
+- A target the other way ends the move and begins another.  One that goes further the same way prolongs it.
+- A client that is at rest before its target does not get there: what is left of the target is void.
+- A move up waits at its target as long as the switch goes on for which that is to rise.
+- A client that does not come further for `move_stall_ns` hangs: it is not waited for, and what it does later counts.
+- The sums that a client states are for statistics alone, and count with no more than it has allocated.
 
 Non-goals: targets (residency.py).
 """
@@ -24,7 +25,7 @@ from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Move, Rest
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import WITH_LEASE, Seat
-from nvshare.coordinator.protocol.messages import Evict, MoveCredit, MoveProgress, RemoteProtocolError, Restore
+from nvshare.coordinator.protocol.messages import RemoteProtocolError, State, Target
 
 SAMPLE_BYTES: Final = 1 << 20
 """The shortest move whose time measures the speed of the link."""
@@ -33,99 +34,108 @@ SAMPLE_BYTES: Final = 1 << 20
 # --- to the client ----------------------------------------------------------------------------------------------------
 
 
-def is_free(seat: Seat) -> bool:
-    """Whether the client can be told to move out: nothing of it moves in."""
-    return seat.moves.move is None or not (seat.moves.move.out or seat.moves.move.moving)
-
-
 def aim(node: Node, seat: Seat, size: int, goal: int, now_ns: int) -> None:
-    """Brings the client to `size` bytes; a move up goes on to `goal` as the target rises, without another order."""
-    move, resident = seat.moves.move, seat.memory.resident_bytes
-    if size < resident:
-        if not is_free(seat):
-            return
-        if move is not None:
-            end(seat)
-        move = _begin(node, seat, size, size, now_ns)
-        seat.gpu.memory.statistics.evict_orders += 1
-        node.out.append(Send(move.client, Evict(seat.ordinal, move.number, move.bytes)))
-        _notify(node, seat.gpu, move, "evicting")
-    elif move is None and size > resident:
-        move = _begin(node, seat, size, goal, now_ns)
-        seat.gpu.memory.statistics.restore_orders += 1
-        node.out.append(Send(move.client, Restore(seat.ordinal, move.number, move.bytes, size - resident)))
-        _notify(node, seat.gpu, move, "restoring")
-    elif move is not None and not move.out and min(size, move.goal_bytes) > move.target_bytes:
-        if not move.moving:
-            move.heard_ns = now_ns
-        move.target_bytes = min(size, move.goal_bytes)
-        claims.claim(seat)
-        credit = move.target_bytes - move.before_bytes
-        node.out.append(Send(move.client, MoveCredit(seat.ordinal, move.number, credit)))
-
-
-def _begin(node: Node, seat: Seat, target: int, goal: int, now_ns: int) -> Move:
-    assert seat.moves.move is None, "one move at a time"
+    """Tells the client that it is to have `size` bytes, which are to rise to `goal`, unless it knows that."""
+    mine, resident = seat.moves, seat.memory.resident_bytes
+    move, out = mine.move, size < resident
+    if size == (resident if move is None else move.target_bytes):
+        return
     assert seat.phase not in WITH_LEASE, "memory moves only while nothing runs on it"
-    gpu, before = seat.gpu, seat.memory.resident_bytes
-    move = Move(
-        number=node.next_target,
-        client=seat.client.client_id,
-        out=goal < before,
-        bytes=abs(goal - before),
-        before_bytes=before,
-        goal_bytes=goal,
+    if move is not None and move.out is not out:
+        end(node, seat, now_ns)
+    mine.number += 1
+    mine.open[mine.number] = size
+    mine.rest = None
+    if mine.move is None:
+        _begin(node, seat, size, goal, now_ns)
+    elif move is not None:
+        move.target_bytes, move.goal_bytes = size, goal
+        move.bytes, move.unhindered = move.moved_bytes + abs(goal - resident), False
+        if move.waits:
+            move.waits, move.heard_ns = False, now_ns
+    claims.claim(seat)
+    node.out.append(Send(seat.client.client_id, Target(seat.ordinal, mine.number, size, size < goal)))
+
+
+def _begin(node: Node, seat: Seat, target: int, goal: int, now_ns: int) -> None:
+    gpu, resident = seat.gpu, seat.memory.resident_bytes
+    move = seat.moves.move = Move(
+        out=target < resident,
         target_bytes=target,
+        goal_bytes=goal,
+        bytes=abs(goal - resident),
         started_ns=now_ns,
         heard_ns=now_ns,
         exposed_before_ns=gpu.exposed_clock_ns(now_ns),
+        moving_before_ns=seat.moves.sums[2],
         unhindered=target == goal,
     )
-    node.next_target += 1
-    seat.moves.move = move
-    seat.moves.number = move.number
-    gpu.memory.moving[move.client] = seat
-    claims.claim(seat)
-    return move
+    gpu.memory.moving[seat.client.client_id] = seat
+    gpu.memory.statistics.evict_orders += move.out
+    gpu.memory.statistics.restore_orders += not move.out
+    kind = "evicting" if move.out else "restoring"
+    _notify(node, seat, kind, bytes=move.bytes, hidden=gpu.switching.switch is None)
 
 
-def end(seat: Seat) -> None:
-    """The move is over, or its client gone."""
-    seat.moves.move = None
-    del seat.gpu.memory.moving[seat.client.client_id]
-    claims.claim(seat)
+def _notify(node: Node, seat: Seat, kind: str, **values: int) -> None:
+    client, number = seat.client.client_id, seat.moves.number
+    node.out.append(Notify(kind, {"uuid": seat.gpu.uuid, "client": client, "order": number, **values}))
 
 
-def _notify(node: Node, gpu: Gpu, move: Move, kind: str) -> None:
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": gpu.uuid,
-        "client": move.client,
-        "order": move.number,
-        "bytes": move.bytes,
-        "hidden": gpu.switching.switch is None,
-    }
-    node.out.append(Notify(kind, values))
+def forget(seat: Seat) -> None:
+    """The client is gone."""
+    if seat.moves.move is not None:
+        seat.moves.move = None
+        seat.moves.open.clear()
+        del seat.gpu.memory.moving[seat.client.client_id]
 
 
 # --- from the client --------------------------------------------------------------------------------------------------
 
 
-def progress(node: Node, seat: Seat, message: MoveProgress, now_ns: int) -> None:
-    """A client reports how far it is."""
-    move = seat.moves.move
-    if message.order_id > seat.moves.number:
-        raise RemoteProtocolError(
-            f"progress of order {message.order_id}, which client {seat.client.client_id} does not have"
-        )
-    if move is None or message.order_id != move.number:
-        return  # a newer target has replaced it
-    move.heard_ns, move.stalled = now_ns, False
+def heard(node: Node, seat: Seat, state: State, now_ns: int) -> None:
+    """A client says what it has, and how far it is with its target."""
+    mine, move, memory = seat.moves, seat.moves.move, seat.memory
+    if state.target > mine.number:
+        text = f"names target {state.target} of GPU {seat.ordinal}, and was told of {mine.number}"
+        raise RemoteProtocolError(text)
+    before, had = memory.resident_bytes, memory.allocated_bytes
+    last = state.target if state.at_rest else state.target - 1
+    passed = [number for number in mine.open if number <= last]
+    for number in passed:
+        del mine.open[number]
+    claims.set_usage(
+        seat,
+        allocated=state.allocated_bytes,
+        resident=state.resident_bytes,
+        pinned=state.pinned_bytes,
+        host=state.host_bytes,
+    )
+    moved = _count_moved(seat, state, max(had, memory.allocated_bytes), now_ns)
+    if move is None:
+        return
+    if moved or passed or memory.resident_bytes != before:
+        move.heard_ns, move.stalled = now_ns, False
+    if state.at_rest and state.target == mine.number:
+        _rest(node, seat, move, state.error, now_ns)
+
+
+def _count_moved(seat: Seat, state: State, most: int, now_ns: int) -> bool:
+    gpu, mine, move = seat.gpu, seat.moves, seat.moves.move
+    before, now = mine.sums, (state.moved_out_bytes, state.moved_in_bytes, state.moving_ns)
+    if now == before:
+        return False
+    mine.sums = now
+    out_bytes, in_bytes = (max(0, min(now[way] - before[way], most)) for way in (0, 1))
     _mark_recent(seat, now_ns)
-    most = max(move.bytes, seat.memory.allocated_bytes)
-    _count_moved(seat, move, max(move.moved_bytes, min(message.moved_bytes, most)))
+    gpu.memory.statistics.evicted_bytes += out_bytes
+    gpu.memory.statistics.restored_bytes += in_bytes
+    mine.statistics.moved_out_bytes += out_bytes
+    mine.statistics.moved_in_bytes += in_bytes
     _mark_recent(seat, now_ns)
-    if message.finished:
-        _finish(node, seat, move, message, now_ns)
+    if move is not None:
+        move.moved_bytes += out_bytes if move.out else in_bytes
+    return True
 
 
 def _mark_recent(seat: Seat, now_ns: int) -> None:
@@ -135,59 +145,44 @@ def _mark_recent(seat: Seat, now_ns: int) -> None:
     gpu.memory.recent_waited.mark(now_ns, gpu.exposed_clock_ns(now_ns))
 
 
-def _count_moved(seat: Seat, move: Move, moved: int) -> None:
-    # The report of the new figures comes before or after this.  Counting from what was resident when the move began is
-    # right in both cases.
-    gpu = seat.gpu
-    more = moved - move.moved_bytes
-    move.moved_bytes = moved
+def _rest(node: Node, seat: Seat, move: Move, error: int, now_ns: int) -> None:
+    """The client moves nothing before it is told of another target."""
+    gpu, memory, target = seat.gpu, seat.memory, move.target_bytes
     if move.out:
-        resident = min(seat.memory.resident_bytes, max(0, move.before_bytes - moved))
-        gpu.memory.statistics.evicted_bytes += more
-        seat.moves.statistics.moved_out_bytes += more
+        short = memory.resident_bytes > max(target, memory.pinned_bytes)
     else:
-        resident = max(seat.memory.resident_bytes, min(seat.memory.allocated_bytes, move.before_bytes + moved))
-        gpu.memory.statistics.restored_bytes += more
-        seat.moves.statistics.moved_in_bytes += more
-    left = seat.memory.resident_bytes - resident
-    claims.set_usage(
-        seat,
-        allocated=seat.memory.allocated_bytes,
-        resident=resident,
-        pinned=seat.memory.pinned_bytes,
-        host=max(0, seat.memory.host_bytes + left),
-    )
-
-
-def _finish(node: Node, seat: Seat, move: Move, message: MoveProgress, now_ns: int) -> None:
-    gpu = seat.gpu
-    end(seat)
-    movable = seat.memory.resident_bytes > seat.memory.pinned_bytes
-    short = move.moved_bytes < move.bytes and (movable if move.out else not move.at_target)
-    seat.moves.rest = Rest(gpu.leases.statistics.grants, move.out, move.target_bytes) if short else None
-    if short and not move.out and message.error:  # without an error it ended at the border of a segment
+        short = memory.resident_bytes < min(target, memory.allocated_bytes)
+    seat.moves.rest = Rest(gpu.leases.statistics.grants, move.out, target) if short else None
+    switch = gpu.switching.switch
+    if target < move.goal_bytes and not error and switch is not None and switch.seat is seat:
+        move.waits = True
+        return
+    if short and not move.out and error:  # without an error it ended at the border of a segment
         gpu.memory.short = True
         checks.ask(node, gpu)
-    failed = message.error != 0 or (short and move.out)
+    end(node, seat, now_ns, error=error, failed=error != 0 or (short and move.out))
+
+
+def end(node: Node, seat: Seat, now_ns: int, *, error: int = 0, failed: bool = False) -> None:
+    """The move is over: at rest, or another one takes its place."""
+    gpu, mine, move = seat.gpu, seat.moves, seat.moves.move
+    assert move is not None
+    mine.move = None
+    del gpu.memory.moving[seat.client.client_id]
     gpu.memory.statistics.failed_orders += failed
-    seat.moves.statistics.failed_orders += failed
+    mine.statistics.failed_orders += failed
     hidden_ns = _count_time(gpu, seat, move, now_ns, sample=not failed)
-    node.out.append(
-        Notify(
-            "moved",
-            {
-                "uuid": gpu.uuid,
-                "client": move.client,
-                "order": move.number,
-                "evict": move.out,
-                "asked_bytes": move.bytes,
-                "moved_bytes": move.moved_bytes,
-                "elapsed_ns": message.elapsed_ns,
-                "hidden_ns": hidden_ns,
-                "exposed_ns": now_ns - move.started_ns - hidden_ns,
-                "error": message.error,
-            },
-        )
+    _notify(
+        node,
+        seat,
+        "moved",
+        evict=move.out,
+        asked_bytes=move.bytes,
+        moved_bytes=move.moved_bytes,
+        elapsed_ns=max(0, mine.sums[2] - move.moving_before_ns),
+        hidden_ns=hidden_ns,
+        exposed_ns=now_ns - move.started_ns - hidden_ns,
+        error=error,
     )
 
 
@@ -253,13 +248,7 @@ def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
             seat.moves.statistics.failed_orders += 1
             text = f"{gpu.uuid}: {client.identity} does not move its memory; it is not waited for"
             node.out.append(Log(logging.WARNING, text))
-            values: dict[str, int | str | bool | float | None] = {
-                "uuid": gpu.uuid,
-                "client": move.client,
-                "order": move.number,
-                "moved_bytes": move.moved_bytes,
-            }
-            node.out.append(Notify("stalled", values))
+            _notify(node, seat, "stalled", moved_bytes=move.moved_bytes)
 
 
 def stall_deadline_ns(node: Node, gpu: Gpu) -> int | None:

@@ -26,7 +26,7 @@ ROOM_FOR_HIDDEN: Final = 2
 MOST_FOR_WAITS: Final = 4
 """Times the cost of a switch: a quantum that is bounded for the others' waits is at least this long."""
 DEFAULT_RATE: Final = 8.0
-"""Assumed bytes a nanosecond of one order while a program computes, before anything is measured."""
+"""Assumed bytes a nanosecond of one move while a program computes, before anything is measured."""
 
 
 def moving_average(average: float, sample: int) -> float:
@@ -36,7 +36,7 @@ def moving_average(average: float, sample: int) -> float:
 
 
 def move_rate(gpu: Gpu) -> float:
-    """Bytes a nanosecond of one order."""
+    """Bytes a nanosecond of one move."""
     return gpu.switching.move_rate or DEFAULT_RATE
 
 

@@ -35,6 +35,7 @@ from nvshare.coordinator.memory.claims import (
     leaving_bytes,
     missing_bytes,
     set_usage,
+    settled_bytes,
     wanted_bytes,
 )
 from nvshare.coordinator.memory.quantum import idle_release_ns, move_rate
@@ -53,8 +54,10 @@ PIECE_BYTES: Final = 512 << 20
 
 
 def aim(node: Node, seat: Seat, size: int, now_ns: int, *, goal: int = 0) -> None:
-    """Sends a target, which is to rise to `goal`.  Nothing is sent while the client moves the other way."""
+    """Sends a target, which is to rise to `goal`, as far as there is room; none to a client that hangs."""
     gpu, memory = seat.gpu, seat.memory
+    if seat.moves.move is not None and seat.moves.move.stalled:
+        return
     room_bytes = memory.claimed_bytes + max(0, free_bytes(gpu) - crowded_bytes(gpu))
     size = max(memory.pinned_bytes, min(size, max(memory.resident_bytes, room_bytes)))
     if not is_at_rest(seat, size):
@@ -69,23 +72,25 @@ def is_at_rest(seat: Seat, size: int) -> bool:
     return out or size <= rest.target_bytes
 
 
-def movable_bytes(node: Node, seat: Seat) -> int:
-    """Memory that the client can give now."""
-    memory = seat.memory
+def movable_bytes(node: Node, seat: Seat, *, turn: bool = True) -> int:
+    """Memory that the client can give now, beside what leaves already; `turn`: also instead of what comes in."""
+    memory, move = seat.memory, seat.moves.move
     if (
         seat.client.memory_mode is MemoryMode.DEVICE
         or seat.client.parking.closed
         or seat.phase in WITH_LEASE
         or seat.lease.stray
         or seat.client.stopped
-        or not moves.is_free(seat)
+        or (move is not None and (move.stalled or not (turn or move.out)))
         or is_at_rest(seat, -1)
     ):
         return 0
-    return min(memory.resident_bytes - memory.pinned_bytes, host_budget.room_bytes(node, seat.client))
+    settled = settled_bytes(seat)
+    host_bytes = host_budget.room_bytes(node, seat.client) - memory.resident_bytes
+    return min(settled - memory.pinned_bytes, settled + host_bytes)
 
 
-def sources(node: Node, gpu: Gpu, size: int, following: Seat) -> list[tuple[Seat, int]]:
+def sources(node: Node, gpu: Gpu, size: int, following: Seat, *, turn: bool = True) -> list[tuple[Seat, int]]:
     """Who gives how much, for `size` bytes in all if there are so many, farthest turn first.
 
     First clients that do not ask for the GPU, longest idle first; then waiting ones, last in the expected order first;
@@ -107,8 +112,8 @@ def sources(node: Node, gpu: Gpu, size: int, following: Seat) -> list[tuple[Seat
         return (3, -places[client]) if client in places else (2, -seat.place.turn)
 
     found = []
-    for seat in sorted(gpu.memory.evictable.values(), key=nearness):
-        give = 0 if seat is following else min(size, movable_bytes(node, seat))
+    for seat in sorted({**gpu.memory.evictable, **gpu.memory.moving}.values(), key=nearness):
+        give = 0 if seat is following else min(size, movable_bytes(node, seat, turn=turn))
         if give > 0:
             found.append((seat, give))
             size -= give
@@ -120,7 +125,7 @@ def sources(node: Node, gpu: Gpu, size: int, following: Seat) -> list[tuple[Seat
 def lower(node: Node, givers: list[tuple[Seat, int]], now_ns: int) -> None:
     """Lowers the targets of these by so much."""
     for seat, give in givers:
-        aim(node, seat, seat.memory.resident_bytes - give, now_ns)
+        aim(node, seat, settled_bytes(seat) - give, now_ns)
 
 
 def more_room(gpu: Gpu, now_ns: int) -> None:
@@ -135,13 +140,12 @@ def client_left(node: Node, seat: Seat, now_ns: int) -> None:
     """The seat's client is gone, its memory with it."""
     gpu = seat.gpu
     checks.left(seat)
+    moves.forget(seat)
     seat.memory.reserved_bytes = 0
     set_usage(seat, allocated=0, resident=0, pinned=0, host=0)
     room.remove_seat(seat)
     if gpu.switching.switch is not None and gpu.switching.switch.seat is seat:
-        cancel(gpu, now_ns)
-    if seat.moves.move is not None:
-        moves.end(seat)
+        cancel(node, gpu, now_ns)
 
 
 # --- memory ahead of a turn -------------------------------------------------------------------------------------------
@@ -167,16 +171,16 @@ def bring_next(node: Node, gpu: Gpu, now_ns: int) -> None:
     if seat is None or missing_bytes(seat) == 0 or is_at_rest(seat, wanted_bytes(seat)):
         return
     claimed, free, leaving = seat.memory.claimed_bytes, free_bytes(gpu) - crowded_bytes(gpu), leaving_bytes(gpu)
-    missing = wanted_bytes(seat) - claimed
-    if missing <= 0 or free < 0 or (seat.moves.move is not None and seat.moves.move.out):
+    missing, move = wanted_bytes(seat) - claimed, seat.moves.move
+    if missing <= 0 or free < 0 or (move is not None and move.out):
         return
     left_ns = max(0, min(ends) - now_ns) if gpu.leases.running else 0
     if leaving == 0 and missing <= left_ns * move_rate(gpu):
-        givers = sources(node, gpu, min(missing - free, PIECE_BYTES), seat)
+        givers = sources(node, gpu, min(missing - free, PIECE_BYTES), seat, turn=False)
         lower(node, givers, now_ns)
         leaving = sum(give for _, give in givers)
     piece = min(missing, PIECE_BYTES)
-    if free >= piece or leaving == 0:
+    if move is None and (free >= piece or leaving == 0):
         aim(node, seat, claimed + min(piece, free), now_ns)
 
 
@@ -217,15 +221,15 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         return
     seat, wanted = switch.seat, wanted_bytes(switch.seat)
     move, missing = seat.moves.move, missing_bytes(switch.seat)
-    if gpu.reconnecting(now_ns) or (move is not None and move.out and move.moving):
-        return  # the latter began when its turn was far away
-    if move is None and (missing == 0 or is_at_rest(seat, wanted)):
+    if gpu.reconnecting(now_ns):
+        return
+    if (move is None or move.waits) and (missing == 0 or is_at_rest(seat, wanted)):
         switch.done = True
     elif not _is_asked(gpu):
-        if missing:
+        if missing or (move is not None and move.out):  # the latter began when its turn was far away
+            aim(node, seat, wanted, now_ns, goal=wanted)
             lacking = wanted - seat.memory.claimed_bytes - free_bytes(gpu) + crowded_bytes(gpu) - leaving_bytes(gpu)
             lower(node, sources(node, gpu, lacking, seat), now_ns)
-            aim(node, seat, wanted, now_ns, goal=wanted)
         switch.done = not moves.any_moving(gpu)  # it may wait for room that nobody makes
 
 
@@ -235,9 +239,11 @@ def _is_asked(gpu: Gpu) -> bool:
     return any(growth is not None and not growth.waits for growth in growths)
 
 
-def cancel(gpu: Gpu, now_ns: int) -> None:
+def cancel(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Ends the switch without a grant; what has moved has moved."""
     switch = gpu.switching.switch
+    if switch is not None and (move := switch.seat.moves.move) is not None and move.waits:
+        moves.end(node, switch.seat, now_ns)
     if switch is not None and not switch.fresh:
         ran_ns = gpu.turn_clock_ns(now_ns) - switch.ran_before_ns  # what moves beside work costs no time
         switch_credit.pay(gpu, now_ns - switch.started_ns - ran_ns, now_ns)
@@ -249,7 +255,7 @@ def close(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Ends the switch with a grant, and accounts for the time it took."""
     switch = gpu.switching.switch
     assert switch is not None
-    cancel(gpu, now_ns)
+    cancel(node, gpu, now_ns)
     elapsed_ns = now_ns - switch.started_ns
     gpu.memory.statistics.moved_ns += elapsed_ns
     evicted = gpu.memory.statistics.evicted_bytes > switch.out_before

@@ -79,36 +79,30 @@ class Growth:
 class Move:
     """A client is on its way to its target.  Changed by memory/moves.py."""
 
-    number: int
-    client: int
     out: bool
-    bytes: int
-    """From where it begins to where it ends."""
-    before_bytes: int
-    """Resident when it began."""
-    goal_bytes: int
-    """Where it ends."""
     target_bytes: int
-    """A move up waits here until the target rises."""
+    goal_bytes: int
+    """Where it ends; at a switch a move up waits at its target until that rises."""
+    bytes: int
+    """From where it began to its goal."""
     started_ns: int
     heard_ns: int
-    """When it began, or its client last reported, or its target rose again."""
+    """When it began, or its client last came further, or its target rose again."""
     exposed_before_ns: int
     """The GPU's clock of exposed moves when it began."""
+    moving_before_ns: int
+    """The last of `SeatMoves.sums` when it began."""
     unhindered: bool
-    """It never has to wait for a higher target, so its time measures the speed of the link."""
+    """Its only target is its goal, so its time measures the speed of the link."""
     moved_bytes: int = 0
     stalled: bool = False
-
-    @property
-    def at_target(self) -> bool:
-        """All that the target allows has come in."""
-        return self.before_bytes + self.moved_bytes >= self.target_bytes
+    waits: bool = False
+    """The client is at rest at a target that is to rise."""
 
     @property
     def moving(self) -> bool:
         """It goes on by itself; otherwise it waits for a higher target, or its client hangs."""
-        return not self.stalled and (self.out or self.target_bytes == self.goal_bytes or not self.at_target)
+        return not (self.stalled or self.waits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +141,12 @@ class SeatMoves:
     """Also one that nobody waits for any more."""
     number: int = 0
     """Of the newest target that the client was told."""
+    open: dict[int, int] = field(default_factory=dict)
+    """By number: the targets that the client may still obey.  Empty without a move."""
+    sums: tuple[int, int, int] = (0, 0, 0)
+    """Bytes moved out and in since it attached, and the time that this took, by its own word."""
     rest: Rest | None = None
-    """How the last move ended, if it did not reach its target."""
+    """How the last target was missed, if it was."""
     statistics: SeatMoveStatistics = field(default_factory=SeatMoveStatistics)
     recent: RecentSum = field(default_factory=RecentSum)
     """Bytes moved out and in."""

@@ -48,8 +48,6 @@ class Node:
     clients: dict[int, Client] = field(default_factory=dict)
     gpus: dict[str, Gpu] = field(default_factory=dict)
     out: list[Command] = field(default_factory=list)
-    next_target: int = 1
-    """The number of the next target that a client is told."""
     host: HostBudget = field(default_factory=HostBudget)
     gangs: dict[str, Gang] = field(default_factory=dict)
     queue: dict[str, Gang] = field(default_factory=dict)

@@ -219,7 +219,7 @@ class Settings:
     move_deadline_ns: int = 30 * SECOND_NS
     """After this time the next client is granted with the memory that is there."""
     move_stall_ns: int = 5 * SECOND_NS
-    """An order without a report for this time has stalled."""
+    """A client that moves nothing for this time is not waited for."""
     host_fair_times: int = 8
     """An owner may have at most this many times what is left for others; 0: there are no others."""
     check_invariants: bool = False

@@ -43,7 +43,7 @@ from nvshare.coordinator.protocol.kinds import Rejection as Rejection
 from nvshare.coordinator.protocol.kinds import ReleaseReason as ReleaseReason
 from nvshare.coordinator.protocol.kinds import Sharing as Sharing
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Increases when an old peer could misunderstand a new one; appended fields do not need that."""
 
 UNBOUNDED: Final = (1 << 64) - 1
@@ -130,16 +130,22 @@ class Release(Message):
     submissions: int
 
 
-@declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES, U64, BYTES, BOOL)
-class MemoryReport(Message):
-    """The client's memory on this GPU: allocated = resident + evicted; pinned is the immovable part of resident.
+@declare(TO_COORDINATOR, 15, ORDINAL, U32, BYTES, BYTES, BYTES, BYTES, U64, BYTES, BOOL, U64, U64, TIME, BOOL, U32)
+class State(Message):
+    """The client's memory on this GPU, and how far it is with its target; each replaces the one before.
 
+    allocated = resident + evicted; pinned is the immovable part of resident.  Resident is never less than what is on
+    the GPU: what comes in counts before, and what goes out until it has gone.
+    `target` is the number of the newest `Target` of this connection (0: none).  `at_rest`: the client moves nothing
+    before another one comes, whether it has reached this one or not.  `error`: CUresult of its last move (0: none).
+    `moved_out_bytes`, `moved_in_bytes` and `moving_ns` are sums since `AttachGpu`.
     `released_bytes`: what the program's callbacks of `on_pressure` have freed since its start.
     `prepared_bytes`: pinned host memory that an eviction finds ready.
     `linked`: this GPU and others of the client reach each other's memory or share a graph, so they run together.
     """
 
     gpu: int
+    target: int
     allocated_bytes: int
     resident_bytes: int
     pinned_bytes: int
@@ -147,6 +153,11 @@ class MemoryReport(Message):
     released_bytes: int = 0
     prepared_bytes: int = 0
     linked: bool = False
+    moved_out_bytes: int = 0
+    moved_in_bytes: int = 0
+    moving_ns: int = 0
+    at_rest: bool = True
+    error: int = 0
 
 
 @declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES, BYTES)
@@ -160,21 +171,6 @@ class ReserveMemory(Message):
     sequence: int
     bytes: int
     lacking_bytes: int = 0
-
-
-@declare(TO_COORDINATOR, 7, ORDINAL, U64, BYTES, TIME, BOOL, U32)
-class MoveProgress(Message):
-    """Progress of an `Evict` or `Restore` order, in bytes moved so far.
-
-    `finished` ends the order, also after moving less than ordered.  `error` is a CUresult (0: none).
-    """
-
-    gpu: int
-    order_id: int
-    moved_bytes: int
-    elapsed_ns: int
-    finished: bool
-    error: int
 
 
 @declare(TO_COORDINATOR, 8)
@@ -311,38 +307,18 @@ class Waiters(Message):
     waiters: int
 
 
-@declare(TO_CLIENT, 69, U8, U64, U64)
-class Evict(Message):
-    """Orders the client to move at least `bytes` of its resident memory off the GPU, or all movable memory."""
+@declare(TO_CLIENT, 80, U8, U32, BYTES, BOOL)
+class Target(Message):
+    """`bytes` of the client's memory are to be on the GPU while it has no lease; each replaces the one before.
 
-    gpu: int
-    order_id: int
-    bytes: int
-
-
-@declare(TO_CLIENT, 70, U8, U64, U64, U64)
-class Restore(Message):
-    """Orders the client to restore up to `bytes` of its evicted memory, of which `credit_bytes` have room now.
-
-    `MoveCredit` gives room for the rest while other clients are evicted.
+    At most so many where memory comes in, and where it goes out as well, as far as it can move.  `number` counts the
+    targets of a GPU and connection from 1.  `rises`: probably and soon, so the client waits there for a moment.
     """
 
     gpu: int
-    order_id: int
+    number: int
     bytes: int
-    credit_bytes: int = UNBOUNDED
-
-
-@declare(TO_CLIENT, 74, U8, U64, U64)
-class MoveCredit(Message):
-    """Raises the credit of a `Restore` to `credit_bytes` in all; never lowers it.
-
-    A `Grant` or an `Evict` ends a `Restore` that waits for credit.
-    """
-
-    gpu: int
-    order_id: int
-    credit_bytes: int
+    rises: bool = False
 
 
 @declare(TO_CLIENT, 71, U8, U32, U64, BOOL)

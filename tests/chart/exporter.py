@@ -44,12 +44,8 @@ def scrape(gpus: int, pods_per_gpu: int) -> str:
         tell(events.GpuAdded(_uuid(gpu), "NVIDIA H200", 141 << 30, 141 << 30), SECOND)
         for pod in range(pods_per_gpu):
             client = gpu * pods_per_gpu + pod + 1
-            tell(
-                events.ClientRegistered(
-                    client, messages.Hello(2, "python", "python", 0, MemoryMode.MANAGED, 0, ""), 1000 + client, 0
-                ),
-                SECOND,
-            )
+            hello = messages.Hello(messages.PROTOCOL_VERSION, "python", "python", 0, MemoryMode.MANAGED, 0, "")
+            tell(events.ClientRegistered(client, hello, 1000 + client, 0), SECOND)
             tell(events.Received(client, messages.AttachGpu(0, _uuid(gpu), 1 << 30, 0, True, 0, 0, 0)), SECOND)
             slot = Slot(
                 slot=f"{_uuid(gpu)}-{pod}",

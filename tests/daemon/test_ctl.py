@@ -141,7 +141,7 @@ def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running
     """Broken if the operator could not see where memory is, or thought that a limit had freed some."""
     hook = connect(coordinator).hello("train").attach()
     hook.next(messages.GpuSettings)
-    hook.send(messages.MemoryReport(0, 6 << 30, 4 << 30, 0, 2 << 30))
+    hook.send(messages.State(0, 0, 6 << 30, 4 << 30, 0, 2 << 30))
     hook.send(messages.ReserveHost(1, 2 << 30))
     hook.next(messages.HostReserved)
     where = coordinator.directory.path

@@ -91,7 +91,7 @@ def test_random_frames_after_a_handshake(served: Running) -> None:
     for number in range(60):
         link = Link(served.directory.hooks_socket)
         if number % 2:
-            link.send(messages.encode(messages.Hello(2, "bad", "bad", 1, 1, 0, "")))
+            link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "bad", "bad", 1, 1, 0, "")))
         for _ in range(5):
             content = chance.randbytes(chance.randrange(0, 200))
             if number % 3:
@@ -107,7 +107,7 @@ def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> N
     """Broken if a client could take the place of another by the routing id that it asks for."""
     links = [Link(served.directory.hooks_socket, identity=identity) for identity in (b"mine", b"mine", b"\0" * 5)]
     for link in links:
-        link.send(messages.encode(messages.Hello(2, "same", "bad", 1, 1, 0, "")))
+        link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "same", "bad", 1, 1, 0, "")))
     eventually(lambda: served.ask(api.Ping())["clients"] == 1 + len(links), "one client for each connection")
     for link in links:
         link.close()
@@ -118,7 +118,7 @@ def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> N
     ("kind", "fields"),
     [
         (messages.Release, [0, 1, 0, True, False, 0, 0, (1 << 48) + 1]),
-        (messages.MemoryReport, [0, 0, 0, 0, messages.MOST_BYTES + 1]),
+        (messages.State, [0, 0, 0, 0, 0, messages.MOST_BYTES + 1]),
         (messages.ReserveHost, [1, (1 << 64) - 1]),
     ],
 )
@@ -151,7 +151,7 @@ def test_nothing_that_a_peer_nests_ends_the_coordinator(served: Running, connect
 def test_a_gang_belongs_to_its_user(served: Running, connect: Connect) -> None:
     """Broken if a name alone made a client a member of another user's gang."""
     hook = connect(served)
-    hook.send(messages.Hello(2, "member", "bad", 1, 1, 0, "", profile="gang=ml/pair\n"))
+    hook.send(messages.Hello(messages.PROTOCOL_VERSION, "member", "bad", 1, 1, 0, "", profile="gang=ml/pair\n"))
     hook.next(messages.Welcome)
     client = next(c for c in served.ask(api.Status())["clients"] if c["name"] == "member")
     assert client["gang"] == f"user:{os.getuid()}/ml/pair"
@@ -187,7 +187,7 @@ def test_an_unknown_gpu_and_an_unknown_message_cost_only_themselves(served: Runn
 def test_a_refused_client_is_cut(served: Running) -> None:
     """Broken if a client that broke the protocol kept its connection, or could go on over it."""
     link = Link(served.directory.hooks_socket)
-    link.send(messages.encode(messages.Hello(2, "bad", "bad", 1, 1, 0, "")))
+    link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "bad", "bad", 1, 1, 0, "")))
     link.send(b"\xc1")
     assert closed(link)
 
@@ -196,9 +196,9 @@ def test_a_flood_costs_the_flooder_its_connection(coordinators: Coordinators, co
     """Broken if one client could keep the coordinator busy."""
     running = coordinators.start("--log-level", "error", NVSHARE_MAX_MESSAGES_PER_S="200")
     link = Link(running.directory.hooks_socket)
-    link.send(messages.encode(messages.Hello(2, "flood", "bad", 1, 1, 0, "")))
+    link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "flood", "bad", 1, 1, 0, "")))
     link.send(messages.encode(messages.AttachGpu(0, uuid_of(0), 1, 0, False, 0, 0, 0)))
-    flood = frame(messages.encode(messages.MemoryReport(0, 0, 0, 0, 0))) * 2_000
+    flood = frame(messages.encode(messages.State(0, 0, 0, 0, 0, 0))) * 2_000
     try:
         link.socket.sendall(flood)
     except ConnectionError:

@@ -46,7 +46,7 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
     lease = first.next(messages.Grant).lease_id
     second = connect(running).hello("second").attach(wanted=True)
     second.next(messages.GpuSettings)
-    first.send(messages.MemoryReport(0, 5_000, 3_000, 1_000, 2_000))
+    first.send(messages.State(0, 0, 5_000, 3_000, 1_000, 2_000))
     first.send(messages.ReserveHost(1, 9_000))
     assert first.next(messages.HostReserved).bytes == 9_000
     first.release(lease, idle=True)

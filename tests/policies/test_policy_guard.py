@@ -79,8 +79,8 @@ def live(harness: Harness) -> tuple[ScriptedClient, ScriptedClient]:
     a.release(wanted=True)
     for _ in range(4):
         for client in (a, b, third):
-            for order in client.take(messages.Evict) + client.take(messages.Restore):
-                client.moved(order.order_id, order.bytes)
+            if client.told():
+                client.obeys()
     third.die()
     return a, b
 

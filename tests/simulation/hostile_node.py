@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from nvshare.coordinator.daemon.control.rights import Rights
@@ -141,9 +142,9 @@ class Hostile(Program):
             self.say(messages.ParkAnswer(True))
         if isinstance(message, messages.Revoke) and self.chance.random() < 0.4:
             self.say(self._release(message.gpu, message.lease_id))
-        if isinstance(message, messages.Evict | messages.Restore) and self.chance.random() < 0.4:
-            error = self.chance.choice([0, 0, 2])
-            self.say(messages.MoveProgress(message.gpu, message.order_id, message.bytes, 1, True, error))
+        if isinstance(message, messages.Target) and self.chance.random() < 0.4:
+            size, error = message.bytes, self.chance.choice([0, 0, 2])
+            self.say(messages.State(message.gpu, message.number, size, size, 0, size, error=error))
 
     def act(self) -> None:
         if self.connection is None:
@@ -192,19 +193,24 @@ class Hostile(Program):
         drained, wanted, any_time = chance.random() < 0.7, chance.random() < 0.5, self._bytes()
         return messages.Release(ordinal, lease, chance.choice(list(ReleaseReason)), drained, wanted, any_time, 0, 1)
 
-    def _report(self) -> messages.Message:
-        size = self._bytes
-        linked = self.chance.random() < 0.1
-        return messages.MemoryReport(self._ordinal(), size(), size(), size(), size(), size(), size(), linked)
+    def _state(self) -> messages.Message:
+        size, chance = self._bytes, self.chance
+        state = messages.State(self._ordinal(), self._number("number") % (1 << 32), size(), size(), size(), size())
+        return replace(
+            state,
+            released_bytes=size(),
+            prepared_bytes=size(),
+            linked=chance.random() < 0.1,
+            moved_out_bytes=size(),
+            moved_in_bytes=size(),
+            at_rest=chance.random() < 0.5,
+            error=chance.choice([0, 0, 2]),
+        )
 
     def _progress(self) -> messages.Message:
         ordinal, now_ns = self._ordinal(), self.node.now_ns
         at_ns = self.chance.choice([0, now_ns, now_ns, 2 * now_ns])
         return messages.Progress(ordinal, self._lease(ordinal), at_ns, self._bytes(), self._bytes(), self._bytes(), 0)
-
-    def _moved(self) -> messages.Message:
-        number, finished = self._number("order_id"), self.chance.random() < 0.5
-        return messages.MoveProgress(self._ordinal(), number, self._bytes(), 1, finished, self.chance.choice([0, 2]))
 
     def _end(self) -> messages.Message:
         ordinal = self._ordinal()
@@ -215,12 +221,11 @@ _SAID: list[Callable[[Hostile], messages.Message]] = [
     *3 * [lambda peer: peer._attach(peer.chance.randint(0, 2))],
     *3 * [lambda peer: messages.Request(peer._ordinal())],
     *3 * [Hostile._end],
-    *2 * [Hostile._report],
+    *4 * [Hostile._state],
     lambda peer: messages.ReserveMemory(peer._ordinal(), peer._sequence(), peer._bytes(), peer._bytes()),
     lambda peer: messages.ReserveHost(peer._sequence(), peer._bytes()),
     lambda peer: messages.ReservePins(peer._ordinal(), peer._sequence(), peer._bytes()),
     Hostile._progress,
-    *2 * [Hostile._moved],
     *2 * [lambda peer: messages.ParkAnswer(peer.chance.random() < 0.8, "no")],
     lambda peer: messages.ExplainWait(peer._ordinal()),
 ]
@@ -240,7 +245,7 @@ class Node:
         self.chance = random.Random(seed)
         self.now_ns = SECOND_NS
         self.settings = settings_of(self.chance)
-        self.heard: dict[str, list[int]] = {"lease_id": [], "order_id": [], "sequence": []}
+        self.heard: dict[str, list[int]] = {"lease_id": [], "number": [], "sequence": []}
         self.programs: list[Program] = []
         self._path = journal
         self._connections: dict[int, Program] = {}

@@ -54,7 +54,7 @@ def test_users_are_refused_in_these_worlds() -> None:
 
 def test_while_nothing_changes_nothing_is_tried_again_and_again() -> None:
     """Broken: beside a process that was stopped, those who lack its room are granted and refused all the time."""
-    plan = replace(PLAN, gpus=1, processes=5, memory_bytes=900, stop_chance=0.1)
+    plan = replace(PLAN, gpus=1, processes=5, memory_bytes=900, stop_chance=0.2)
     worlds = [live(seed, plan, core(host_budget_bytes=9_000)) for seed in range(10 * SEEDS)]
     assert sum(world.checks.unschedulable for world in worlds) > 3, "some were refused room, and had to wait"
     most = max(world.checks.refused_in_calm for world in worlds)

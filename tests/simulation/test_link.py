@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from nvshare.bench.virtual_node.link import Link, Move
+from nvshare.bench.virtual_node.link import Link, Mover
 from nvshare.bench.virtual_node.node import FOREVER_NS, Job, Program, VirtualNode
 from nvshare.bench.virtual_node.world import core_settings
 from nvshare.coordinator.engine.snapshot import GpuSnapshot
@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def exposed_share(self) -> float:
-        """Exposed share of the time of memory orders."""
+        """Exposed share of the time of moves."""
         moved_ns = self.exposed_ns + self.hidden_ns
         return self.exposed_ns / moved_ns if moved_ns else 0.0
 
@@ -161,11 +161,11 @@ class FirstLink(Link):
         self.host: dict[int, int] = {}
         self.ready: dict[int, int] = {}
 
-    def rate(self, program: Program, move: Move, *, opposite: bool) -> float:
-        rate, client = super().rate(program, move, opposite=opposite), program.client
+    def rate(self, program: Program, mover: Mover, *, opposite: bool) -> float:
+        rate, client = super().rate(program, mover, opposite=opposite), program.client
         before = self.host.get(client, 0)
-        self.host[client] = max(0, before + (move.piece if move.evict else -move.piece))
-        if not move.evict:
+        self.host[client] = max(0, before + (mover.piece if mover.out else -mover.piece))
+        if not mover.out:
             return rate if before else 700 * GIB / SECOND_NS
         if self.host[client] <= self.ready.get(client, 0):
             return rate

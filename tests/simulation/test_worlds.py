@@ -76,21 +76,21 @@ PAIRS = [
 def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
     """Broken: invariants 1, 4, 5, 6, 7, 8 or 10 under this kind of trouble, or somebody is lost."""
     plan = PLANS[name]
-    grants = restores = credits_given = crashes = excused = gathered = 0
+    grants = targets = rising = crashes = excused = gathered = 0
     shared = policy == "auto"
     core = replace(SETTINGS, policy=policy, sharing=Sharing.AUTO if shared else Sharing.EXCLUSIVE)
     for seed in range(SEEDS):
         world = live(seed, plan, core)
         grants += world.checks.grants
-        restores += world.checks.restores
-        credits_given += world.checks.credits
+        targets += world.checks.targets
+        rising += world.checks.rising
         crashes += world.crashes
         excused += world.checks.excused
         gathered += world.checks.gathered
     least = (15 if shared else 25) * SEEDS  # clients that run beside each other keep their leases
     assert grants > least, "the world must have lived"
-    assert bool(restores) == bool(plan.memory_bytes), "and met the trouble that it is about"
-    assert bool(credits_given) == bool(plan.memory_bytes), "memory goes out and comes in at the same time"
+    assert bool(targets) == bool(plan.memory_bytes), "and met the trouble that it is about"
+    assert bool(rising) == bool(plan.memory_bytes), "memory goes out and comes in at the same time"
     assert bool(crashes) == bool(plan.crash_every_ns)
     assert gathered if plan.gangs and not shared else not gathered or plan.gangs
     may_overlap = plan.hang_chance or plan.drop_chance

@@ -44,7 +44,7 @@ def own(**values: Any) -> Facts:
 
 def hello(client: int, mode: MemoryMode) -> events.ClientRegistered:
     """A hook that registers."""
-    wish = messages.Hello(2, "job", "python", 0, mode, 0, "")
+    wish = messages.Hello(messages.PROTOCOL_VERSION, "job", "python", 0, mode, 0, "")
     return events.ClientRegistered(client, wish, 100 + client, 0, "GPU-a--0")
 
 

@@ -26,11 +26,13 @@ from nvshare.scheduler_policies.api import Plan, Progress
 RIGHTS = Rights(own_user=0, max_priority=0, max_weight=100, hide_other_users=False)
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 
+HELLO = messages.Hello(messages.PROTOCOL_VERSION, "a", "b", 0, MemoryMode.SWAP, 0, "")
+
 
 def picture() -> Snapshot:
     scheduler = Scheduler(registry.create)
     scheduler.handle(events.GpuAdded(GPU, "card", 8 << 30, 6 << 30), 1)
-    scheduler.handle(events.ClientRegistered(1, messages.Hello(2, "a", "b", 0, MemoryMode.SWAP, 0, ""), 7, 0), 2)
+    scheduler.handle(events.ClientRegistered(1, HELLO, 7, 0), 2)
     scheduler.handle(events.Received(1, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)), 3)
     return scheduler.snapshot(4)
 
@@ -128,7 +130,7 @@ def administration(hide: bool) -> Administration:
     scheduler = Scheduler(make)
     for event in (
         events.GpuAdded(GPU, "card", 8 << 30, 6 << 30),
-        events.ClientRegistered(1, messages.Hello(2, "a", "b", 0, MemoryMode.SWAP, 0, ""), 7, 0),
+        events.ClientRegistered(1, HELLO, 7, 0),
         events.Received(1, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)),
     ):
         scheduler.handle(event, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ class Node:
     def client(self, number: int, user: int = 0, *, memory: tuple[int, int] | None = None) -> None:
         """A program that wants the GPU; with allocated and resident bytes: one in mode `swap` that does not."""
         mode, wanted = (MemoryMode.MANAGED, True) if memory is None else (MemoryMode.SWAP, False)
-        hello = messages.Hello(2, "twin", "twin", 0, mode, 0, "")
+        hello = messages.Hello(messages.PROTOCOL_VERSION, "twin", "twin", 0, mode, 0, "")
         self.do(events.ClientRegistered(number, hello, 100 + number, user))
         self.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, wanted, *(memory or (0, 0)), 0)))
 
@@ -176,9 +177,10 @@ def test_moved_bytes_and_move_times_are_shown_for_gpu_and_client() -> None:
     node.do(events.Received(1, messages.Request(0)))
     node.do(events.Received(2, messages.Request(0)))
     # Into what is free, beside the holder.
-    node.do(events.Received(2, messages.MoveProgress(0, 1, 1 << 29, 1, False, 0)))
+    half = messages.State(0, 1, 4 << 30, 3 << 29, 0, 5 << 29, moved_in_bytes=1 << 29, at_rest=False)
+    node.do(events.Received(2, half))
     node.now_ns += 20 * MS
-    node.do(events.Received(2, messages.MoveProgress(0, 1, 1 << 29, 1, True, 0)))
+    node.do(events.Received(2, replace(half, at_rest=True)))
     found = node.scrape()
 
     def value(name: str, **labels: str) -> float:

@@ -42,7 +42,7 @@ class Node:
         self.scheduler.handle(event, self.now_ns)
 
     def client(self, number: int, user: int, *, memory: int = 0, wanted: bool = True) -> None:
-        hello = messages.Hello(2, "twin", "twin", 0, MemoryMode.MANAGED, 0, "")
+        hello = messages.Hello(messages.PROTOCOL_VERSION, "twin", "twin", 0, MemoryMode.MANAGED, 0, "")
         self.do(events.ClientRegistered(number, hello, 100 + number, user))
         self.do(events.Received(number, messages.AttachGpu(0, GPU, 80 * GIB, 0, wanted, memory, memory, 0)))
 

@@ -29,11 +29,11 @@ NONSENSE: dict[str, Callable[[int], events.Event]] = {
     "a release of lease 0": lambda c: events.Received(
         c, messages.Release(0, 0, messages.ReleaseReason.REVOKED, True, False, 0, 0, 0)
     ),
-    "a report for a GPU that it has not attached": lambda c: events.Received(c, messages.MemoryReport(7, 1, 1, 1, 1)),
+    "a state of a GPU that it has not attached": lambda c: events.Received(c, messages.State(7, 0, 1, 1, 1, 1)),
     "a reservation on a GPU that it has not attached": lambda c: events.Received(c, messages.ReserveMemory(7, 1, 1)),
-    "progress of an order that it has not": lambda c: events.Received(c, messages.MoveProgress(0, 1, 1, 1, True, 0)),
+    "a target that it was not told": lambda c: events.Received(c, messages.State(0, 1, 1, 1, 1, 1)),
     "a second hello": lambda c: events.ClientRegistered(
-        c, messages.Hello(2, "x", "x", 0, MemoryMode.DEVICE, 0, ""), 1, 1
+        c, messages.Hello(messages.PROTOCOL_VERSION, "x", "x", 0, MemoryMode.DEVICE, 0, ""), 1, 1
     ),
     "one ordinal for two GPUs": lambda c: events.Received(
         c, messages.AttachGpu(0, "GPU-1", 1 << 30, 0, False, 0, 0, 0)
@@ -136,12 +136,11 @@ def any_event() -> st.SearchStrategy[events.Event]:
         message(messages.Release, gpu, number, reason, flag, flag, small, small, small),
         st.builds(events.ClientGone, client, flag),
         st.builds(events.ProcessEnded, st.integers(10, 13)),
-        message(messages.MemoryReport, gpu, small, small, small, small),
+        message(messages.State, gpu, number, *4 * [small], st.just(0), small, flag, small, small, small, flag),
         message(messages.ReserveMemory, gpu, small, small),
         message(messages.ReserveHost, small, small),
         message(messages.ReservePins, gpu, small, small),
         message(messages.Progress, gpu, number, small, small, small, small, small),
-        message(messages.MoveProgress, gpu, number, small, small, flag, st.integers(0, 1)),
         st.builds(events.TimerFired),
         st.builds(events.HolderGone, st.sampled_from("AB")),
         st.builds(events.Look, st.frozensets(st.integers(0, 9), max_size=3)),

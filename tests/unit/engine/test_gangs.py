@@ -84,7 +84,7 @@ def test_a_program_whose_gpus_reach_each_other_is_a_gang_of_itself() -> None:
     linked = client(harness, A)
     linked.attach(B, gpu=1, wanted=True)
     for gpu in (0, 1):
-        linked.say(messages.MemoryReport(gpu, 0, 0, 0, 0, linked=True))
+        linked.say(messages.State(gpu, 0, 0, 0, 0, 0, linked=True))
     seen: list[tuple[bool, bool]] = []
 
     def see() -> None:
@@ -229,11 +229,8 @@ def test_a_slot_does_not_wait_for_a_debt_that_nobody_works_off() -> None:
     first[1].die()
     rival.die()
     pass_time(harness, 2 * QUANTUM_MS)
-    (evict,) = other.take(messages.Evict)
-    other.moved(evict.order_id, evict.bytes)
-    for _ in ("before the eviction", "after it"):
-        (restore,) = first[0].take(messages.Restore)
-        first[0].moved(restore.order_id, restore.bytes)
+    other.obeys()
+    first[0].obeys()
     assert runs(first[0]) == (True,), "its memory is there, and it works off the debt"
     wait_for(harness, lambda: gpu.gang is not None and gpu.gang.name == "second")
 
@@ -286,19 +283,16 @@ def test_a_slot_lasts_for_a_quantum_after_the_memory_has_come() -> None:
     two = client(harness, B, gang="pair", mode=MemoryMode.SWAP, wanted=False)
     two.report(allocated=60, resident=40, host=20)
     two.request()
-    ordered: list[messages.Evict] = []
 
     def moves() -> bool:
         pass_time(harness, 1)
-        ordered.extend(rival.take(messages.Evict))
-        return bool(ordered)
+        return bool(rival.told())
 
     harness.until(moves)
     harness.milliseconds(QUANTUM_MS // 2)
     assert runs(two) == (False,)
-    rival.moved(ordered[0].order_id, ordered[0].bytes)
-    for restore in two.take(messages.Restore):
-        two.moved(restore.order_id, restore.bytes)
+    rival.obeys()
+    two.obeys()
     for _ in range(QUANTUM_MS - 1):
         pass_time(harness, 1)
         assert runs(one, two) == (True, True)

@@ -72,10 +72,9 @@ def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
     harness = turns_of_an_hour(100)
     a, b = harness.client(resident=20, host=40), harness.client()
     a.request()
-    (restore,) = a.take(messages.Restore)
     harness.handle(events.Set("policy", "round_robin"))
     b.request()
-    a.moved(restore.order_id, 40)
+    a.obeys()
     grant = a.granted()
     assert grant is not None
     assert grant.quantum_ns == 100 * MILLISECOND_NS

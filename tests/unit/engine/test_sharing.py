@@ -49,12 +49,10 @@ def reserved(client: ScriptedClient) -> list[int]:
 
 
 def move(*clients: ScriptedClient) -> None:
-    """They carry out their orders."""
+    """They come to their targets."""
     for client in clients:
-        for evict in client.take(messages.Evict):
-            client.moved(evict.order_id, evict.bytes)
-        for restore in client.take(messages.Restore):
-            client.moved(restore.order_id, restore.bytes)
+        if client.told():
+            client.obeys()
 
 
 def holders(harness: Harness) -> set[int]:

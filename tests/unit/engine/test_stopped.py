@@ -6,7 +6,6 @@ import pytest
 
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, OverdueAction
-from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from tests.harness import Harness, ScriptedClient, contended, one_gpu
 
@@ -42,8 +41,7 @@ def test_one_that_is_next_gets_no_turn() -> None:
     assert other.granted() is not None
     look(harness)
     assert following.seat().standing.state in ("next", "waiting")
-    (restore,) = following.take(messages.Restore)
-    following.moved(restore.order_id, 60)
+    following.obeys()
     harness.until(lambda: other.seat().phase == "revoking")
     other.release(wanted=True)
     assert following.granted() is not None, "it goes on when it is continued"
@@ -94,13 +92,13 @@ def test_its_memory_is_not_waited_for() -> None:
     idle = harness.client(mode=MemoryMode.SWAP, resident=60)
     following = harness.client(mode=MemoryMode.SWAP, resident=0, host=60)
     following.request()
-    assert idle.take(messages.Evict)
+    assert idle.told()
     look(harness, idle)
     waits = harness.scheduler.wait_snapshot(following.client, 0)
     assert waits is None or (waits.standing.reason, waits.standing.blocker_stopped) == ("stuck", True)
     assert harness.logged("does not move its memory")
     look(harness, idle)
-    assert not idle.take(messages.Evict), "it is not asked again"
+    assert not idle.told(), "it is not asked again"
 
 
 def test_only_processes_that_are_waited_for_are_looked_at() -> None:

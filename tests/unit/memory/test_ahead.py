@@ -31,29 +31,21 @@ def three(unit: int = 1, *, priority: int = 0, **settings: object) -> tuple[Harn
     return harness, clients
 
 
-def finish(client: ScriptedClient, order: messages.Evict | messages.Restore) -> None:
-    """As it was told."""
-    client.moved(order.order_id, order.bytes)
-
-
 def test_the_next_is_brought_in_beside_the_holder_and_its_switch_moves_nothing() -> None:
     """Broken: everybody waits for memory that could have moved before."""
     harness, (a, b, c) = three()
-    (evict,) = c.take(messages.Evict)
-    assert evict.bytes == 35, "what the next lacks, from the one behind it"
-    assert not a.take(messages.Evict), "nothing moves under running work"
-    assert not b.take(messages.Restore), "there is no room yet"
-    finish(c, evict)
-    (restore,) = b.take(messages.Restore)
-    assert (restore.bytes, restore.credit_bytes) == (35, 35)
-    finish(b, restore)
+    assert c.told() == [10], "what the next lacks, from the one behind it"
+    assert not a.told(), "nothing moves under running work"
+    assert not b.told(), "there is no room yet"
+    c.obeys()
+    assert b.told() == [45]
+    b.obeys()
     harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
     assert b.granted() is not None, "at once"
     gpu = harness.gpu_snapshot()
     assert (gpu.moves.moved_ns, gpu.moves.exposed_move_ns) == (0, 0)
-    (evict,) = a.take(messages.Evict)
-    assert evict.bytes == 35, "and the same for the one after it"
+    assert a.told() == [10], "and the same for the one after it"
 
 
 def test_free_memory_is_filled_although_there_is_no_time_to_evict() -> None:
@@ -61,9 +53,9 @@ def test_free_memory_is_filled_although_there_is_no_time_to_evict() -> None:
     harness = make_harness()
     a, b = harness.client(wanted=True, resident=60), harness.client(resident=20, host=40)
     b.request()
-    (restore,) = b.take(messages.Restore)
-    assert (restore.bytes, restore.credit_bytes) == (20, 20)
-    assert not a.take(messages.Evict)
+    (target,) = b.take(messages.Target)
+    assert (target.bytes, target.rises) == (40, False)
+    assert not a.told()
 
 
 def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_without_it() -> None:
@@ -72,42 +64,39 @@ def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_witho
     a, b = harness.client(wanted=True, mode=MemoryMode.SWAP, resident=60), harness.client(mode=MemoryMode.SWAP)
     b.report(allocated=60, resident=20, host=40)
     b.request()
-    (restore,) = b.take(messages.Restore)
-    b.moved(restore.order_id, 15)
-    assert not b.take(messages.Restore), "5 are left, and it has no piece so small"
+    assert b.told() == [40]
+    b.comes_to(35)
+    assert not b.told(), "5 are left, and it has no piece so small"
     harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
     assert b.granted() is None
-    (evict,) = a.take(messages.Evict)
-    assert evict.bytes == 20
-    finish(a, evict)
-    (restore,) = b.take(messages.Restore)
-    assert (restore.bytes, restore.credit_bytes) == (25, 25)
-    finish(b, restore)
+    assert a.told() == [40]
+    a.obeys()
+    assert b.told() == [60]
+    b.obeys()
     assert b.granted() is not None
     assert harness.gpu_snapshot().moves.failed_orders == 0
 
 
 def test_memory_moves_in_pieces_so_that_a_change_of_mind_costs_little() -> None:
-    """Broken: a large order for somebody who will not be next any more goes on to its end."""
+    """Broken: a large move for somebody who will not be next any more goes on to its end."""
     harness, (_, b, c) = three(unit=40 * MIB, quantum_ns=2000 * MILLISECOND_NS)
-    (evict,) = c.take(messages.Evict)
-    assert evict.bytes == PIECE_BYTES < 35 * 40 * MIB
-    finish(c, evict)
-    (more,) = c.take(messages.Evict)
-    (restore,) = b.take(messages.Restore)
-    assert restore.bytes == PIECE_BYTES, "one comes in while the next one goes out"
+    unit = 40 * MIB
+    assert c.told() == [45 * unit - PIECE_BYTES], "not all that b lacks"
+    c.obeys()
+    assert c.told() == [45 * unit - 2 * PIECE_BYTES]
+    assert b.told() == [10 * unit + PIECE_BYTES], "one comes in while the next one goes out"
     b.die()
-    finish(c, more)
-    assert not c.take(messages.Evict), "nobody needs more"
+    c.obeys()
+    assert c.told() == [45 * unit - PIECE_BYTES], "nobody needs more, and c is next"
     assert harness.gpu_snapshot().moves.failed_orders == 0
 
 
 def test_nothing_is_evicted_ahead_without_time_for_all_of_it() -> None:
     """Broken: with short quanta the same bytes would move ahead, and more of them at the switch."""
     _, (_, b, c) = three(unit=400 * MIB)
-    assert not c.take(messages.Evict), "14 GiB in 100 ms"
-    assert not b.take(messages.Restore)
+    assert not c.told(), "14 GiB in 100 ms"
+    assert not b.told()
 
 
 def test_with_nobody_waiting_nothing_moves() -> None:
@@ -115,8 +104,8 @@ def test_with_nobody_waiting_nothing_moves() -> None:
     harness = make_harness()
     a, b = harness.client(wanted=True, resident=60), harness.client(resident=0, host=60)
     a.report(allocated=60, resident=60)
-    assert not a.take(messages.Evict)
-    assert not b.take(messages.Restore)
+    assert not a.told()
+    assert not b.told()
     assert harness.timer_ns is None
 
 
@@ -126,35 +115,32 @@ def test_who_does_not_ask_gives_before_those_who_wait() -> None:
     quiet = harness.client(memory=30)
     harness.client(wanted=True, resident=50)
     harness.client(resident=20, host=30).request()
-    (evict,) = quiet.take(messages.Evict)
-    assert evict.bytes == 30
+    assert quiet.told() == [0]
 
 
 def test_a_priority_client_that_comes_is_brought_in_instead() -> None:
     """Broken: memory for the old order of turns goes on moving, or the new next one waits for all of it."""
     harness, (_, b, c) = three(policy="priority")
-    (evict,) = c.take(messages.Evict)
+    assert c.told() == [10]
     high = harness.client(mode=MemoryMode.SWAP, priority=5, resident=0, host=20)
     harness.handle(events.Set("priority", 5, client=1))  # the holder, so that it is not preempted
     high.request()
-    finish(c, evict)
-    assert not b.take(messages.Restore)
-    (restore,) = high.take(messages.Restore)
-    assert restore.bytes == 20, "with the room that was made for another"
+    c.obeys()
+    assert not b.told()
+    assert high.told() == [20], "into the room that was made for another"
 
 
 def test_a_holder_that_grows_goes_first() -> None:
     """Broken: room that the holder needs now goes to one that needs it later, or growth finds no room at all."""
     _, (a, b, c) = three()
-    (evict,) = c.take(messages.Evict)
+    assert c.told() == [10]
     a.say(messages.ReserveMemory(0, 1, 75))
     assert not a.take(messages.MemoryReserved)
-    finish(c, evict)
+    c.obeys()
     assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [75], "the whole room is its"
-    assert not b.take(messages.Restore)
-    finish(c, c.take(messages.Evict)[0])
-    (restore,) = b.take(messages.Restore)
-    assert restore.bytes == 15, "only what is left"
+    assert not b.told()
+    c.obeys()
+    assert b.told() == [25], "only what is left"
 
 
 def test_what_was_brought_in_ahead_makes_room_again() -> None:
@@ -163,60 +149,61 @@ def test_what_was_brought_in_ahead_makes_room_again() -> None:
     a, b = harness.client(wanted=True, mode=MemoryMode.SWAP, resident=60), harness.client(mode=MemoryMode.SWAP)
     b.report(allocated=60, resident=0, host=60)
     b.request()
-    (restore,) = b.take(messages.Restore)
+    assert b.told() == [40]
     a.say(messages.ReserveMemory(0, 1, 80))
-    finish(b, restore)
-    (evict,) = b.take(messages.Evict)
-    assert evict.bytes == 20
-    finish(b, evict)
+    assert b.told() == [20]
+    b.comes_to(40, at_rest=False)
+    assert not a.take(messages.MemoryReserved), "it had got there"
+    b.obeys()
     assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [80]
 
 
 def test_growth_does_not_wait_for_ever_for_a_hung_neighbour() -> None:
     """Broken: a thread of the holder hangs in its allocation because another program is stopped."""
     harness, (a, _, c) = three(move_deadline_ns=500 * MILLISECOND_NS)
-    assert c.take(messages.Evict)
+    assert c.told()
     a.say(messages.ReserveMemory(0, 1, 75))
     harness.milliseconds(600)
     (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes < 75
 
 
-def test_a_failed_piece_is_not_ordered_again_and_again() -> None:
-    """Broken: orders without end to a client that cannot obey."""
+def test_a_failed_piece_is_not_asked_for_again_and_again() -> None:
+    """Broken: targets without end for a client that cannot obey."""
     harness, (_, _, c) = three()
-    (evict,) = c.take(messages.Evict)
-    c.moved(evict.order_id, 0, error=2)
+    assert c.told()
+    c.comes_to(45, error=2)
     c.report(allocated=45, resident=45)
-    assert not c.take(messages.Evict)
+    assert not c.told()
     assert harness.gpu_snapshot().moves.failed_orders == c.seat().moves.failed_orders == 1
 
 
 def test_a_turn_does_not_begin_while_the_clients_own_memory_moves() -> None:
-    """Broken: invariant 3, an order would be carried out under running work."""
+    """Broken: invariant 3, memory would move under running work."""
     harness, (a, b, c) = three()
-    (evict,) = c.take(messages.Evict)
+    assert c.told() == [10]
     b.die()
     a.release(wanted=False, idle=True)
     assert harness.gpu_snapshot().leases.preparing == c.client
-    finish(c, evict)
+    c.comes_to(30, at_rest=False)
     assert c.granted() is None, "it comes back first"
-    finish(c, c.take(messages.Restore)[0])
+    assert c.told() == [45]
+    c.obeys()
     assert c.granted() is not None
 
 
 def test_hidden_and_exposed_time_are_told_apart() -> None:
     """Broken: the operator and the automatic quantum would be told that hidden moves cost time."""
     harness, (a, b, c) = three()
-    (evict,) = c.take(messages.Evict)
+    assert c.told() == [10]
     harness.milliseconds(10)
-    finish(c, evict)
-    (restore,) = b.take(messages.Restore)
+    c.obeys()
+    assert b.told() == [45]
     harness.milliseconds(5)
     a.release(wanted=False, idle=True)
     assert harness.gpu_snapshot().leases.preparing == b.client, "its last piece is still coming"
     harness.milliseconds(3)
-    finish(b, restore)
+    b.obeys()
     assert b.granted() is not None
     gpu = harness.gpu_snapshot()
     assert gpu.moves.moved_ns == gpu.moves.exposed_move_ns == b.seat().moves.exposed_move_ns == 3 * MILLISECOND_NS
@@ -241,14 +228,14 @@ def test_after_a_restart_nothing_comes_in_before_all_can_be_back() -> None:
     b.request()
     assert harness.gpu_snapshot().leases.preparing == b.client
     harness.milliseconds(500)
-    assert not b.take(messages.Restore)
+    assert not b.told()
     late = harness.client(mode=MemoryMode.SWAP, memory=70)
     harness.milliseconds(499)
-    assert not b.take(messages.Restore)
+    assert not b.told()
     harness.milliseconds(1)
-    (restore,) = b.take(messages.Restore)
-    assert (restore.bytes, restore.credit_bytes) == (60, 30)
-    assert [evict.bytes for evict in late.take(messages.Evict)] == [30]
+    (target,) = b.take(messages.Target)
+    assert (target.bytes, target.rises) == (30, True)
+    assert late.told() == [40]
 
 
 def test_after_a_restart_growth_waits_for_those_who_may_come_back() -> None:

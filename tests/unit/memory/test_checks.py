@@ -127,12 +127,12 @@ def test_a_program_that_connects_again_and_again_takes_no_room() -> None:
 
 
 def test_managed_memory_that_does_not_move_takes_no_room() -> None:
-    """Broken: a program in mode `managed` that ignores orders keeps one in mode `swap` from running."""
+    """Broken: a program in mode `managed` that ignores targets keeps one in mode `swap` from running."""
     harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
     hangs, honest = harness.client(resident=1000), harness.client(mode=MemoryMode.SWAP)
     honest.request()
     honest.say(messages.ReserveMemory(0, 1, 500))
-    assert hangs.take(messages.Evict), "it may move"
+    assert hangs.told(), "it may move"
     harness.milliseconds(110)
     (given,) = honest.take(messages.MemoryReserved)
     assert given.bytes == 500

@@ -35,17 +35,16 @@ def test_what_fits_is_granted_at_once() -> None:
     """Broken: each allocation moves somebody, or is refused."""
     _, a, b = crowded()
     assert a.reserve(50) == 50
-    assert not b.take(messages.Evict)
+    assert not b.told()
 
 
 def test_others_make_room_for_the_holder() -> None:
     """Broken: a program that grows is out of memory though others could move, or too much is moved."""
     _, a, b = crowded()
     ask(a, 70)
-    (evict,) = b.take(messages.Evict)
-    assert evict.bytes == 20
+    assert b.told() == [30]
     assert not a.take(messages.MemoryReserved), "not before the room is there"
-    b.moved(evict.order_id, 20)
+    b.obeys()
     (answer,) = a.take(messages.MemoryReserved)
     assert (answer.sequence, answer.bytes) == (7, 70)
 
@@ -56,7 +55,7 @@ def test_what_cannot_be_made_is_refused() -> None:
     b.report(allocated=50, resident=50, pinned=45)
     ask(a, 70)
     assert max(reserved(a)) < 70
-    assert not b.take(messages.Evict)
+    assert not b.told()
     assert harness.notifications("refused")[0]["why"] == "capacity"
 
 
@@ -64,8 +63,8 @@ def test_a_failed_eviction_is_a_refusal() -> None:
     """Broken: the question is never answered."""
     _, a, b = crowded()
     ask(a, 70)
-    (evict,) = b.take(messages.Evict)
-    b.moved(evict.order_id, 5)
+    assert b.told()
+    b.comes_to(45)
     assert max(reserved(a)) < 70
 
 
@@ -97,7 +96,7 @@ def test_the_end_of_the_lease_answers_too() -> None:
     """Broken: a thread of the program hangs in its allocation after its lease has ended."""
     _, a, b = crowded()
     ask(a, 70)
-    assert b.take(messages.Evict)
+    assert b.told()
     a.release()
     assert len(a.take(messages.MemoryReserved)) == 1
 
@@ -106,7 +105,7 @@ def test_growth_after_the_lease_must_fit_beside_immovable_memory() -> None:
     """Broken: the program has more than it can ever have on the GPU, and waits until another one gives its memory."""
     harness, a, b = crowded()
     ask(a, 70)
-    assert b.take(messages.Evict)
+    assert b.told()
     b.report(allocated=50, resident=50, pinned=45)
     a.release()
     assert max(reserved(a)) < 70
@@ -120,10 +119,9 @@ def test_memory_that_cannot_move_evicts_others_first() -> None:
     device = harness.client(mode=MemoryMode.DEVICE)
     device.report(allocated=30, resident=30)  # a hook charges before it asks
     ask(device, 30)
-    (evict,) = b.take(messages.Evict)
-    assert evict.bytes == 20
+    assert b.told() == [30]
     assert not device.take(messages.MemoryReserved), "not before the room is there"
-    b.moved(evict.order_id, 20)
+    b.obeys()
     assert reserved(device) == [30]
     assert device.reserve(10) == 10, "giving back needs no room"
 
@@ -140,8 +138,7 @@ def test_memory_that_cannot_move_ends_leases_that_do_not_fit_beside_it() -> None
     (leaving,) = (client for client in both if client.take(messages.Revoke))
     assert not device.take(messages.MemoryReserved)
     leaving.release(wanted=True)
-    (evict,) = leaving.take(messages.Evict)
-    leaving.moved(evict.order_id, evict.bytes)
+    leaving.obeys()
     assert reserved(device) == [50]
 
 
@@ -159,7 +156,7 @@ def test_memory_that_cannot_move_and_finds_no_room_is_refused() -> None:
     device = harness.client(mode=MemoryMode.DEVICE)
     assert device.reserve(10) == 10
     ask(device, 40)
-    (evict,) = b.take(messages.Evict)
-    b.moved(evict.order_id, 5)
+    assert b.told()
+    b.comes_to(45)
     assert reserved(device) == [10]
     assert harness.notifications("refused")[-1]["why"] == "capacity"

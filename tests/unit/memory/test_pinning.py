@@ -171,8 +171,7 @@ def test_an_unschedulable_client_comes_back_with_the_room() -> None:
     a, b = stuck(harness)
     assert b.granted() is None
     a.report(allocated=10, resident=10)
-    (restore,) = b.take(messages.Restore)
-    b.moved(restore.order_id, 30)
+    b.obeys()
     assert b.granted()
     assert not b.seat().memory.unschedulable
 

@@ -36,20 +36,20 @@ def try_to_run(client: ScriptedClient, size: int) -> bool:
     return False
 
 
-def beside_one_that_hangs(harness: Harness) -> tuple[ScriptedClient, ScriptedClient, messages.Evict]:
+def beside_one_that_hangs(harness: Harness) -> tuple[ScriptedClient, ScriptedClient]:
     """Two that do not fit together; one has been stopped, and moves nothing; the other one wants to run."""
     stopped, willing = swapping(harness, resident=60), swapping(harness, resident=40, host=20)
     willing.request()
-    (evict,) = stopped.take(messages.Evict)
+    assert stopped.told() == [40]
     harness.until(lambda: bool(willing.take(messages.Grant)))
     assert not try_to_run(willing, 60)
-    return stopped, willing, evict
+    return stopped, willing
 
 
 def test_what_cannot_be_had_is_not_asked_for_again_and_again() -> None:
     """Broken: one stopped program, and another one is granted and gives back several times a second, for ever."""
     harness = make_harness()
-    _, willing, _ = beside_one_that_hangs(harness)
+    _, willing = beside_one_that_hangs(harness)
     harness.commands.clear()
     began_ns, tries = harness.clock.now_ns, 0
     while harness.clock.now_ns < began_ns + 120 * SECOND_NS:
@@ -63,14 +63,14 @@ def test_what_cannot_be_had_is_not_asked_for_again_and_again() -> None:
 def test_it_is_tried_again_after_a_while() -> None:
     """Broken: a program that found no room waits for ever, though others can be moved by now."""
     harness = make_harness()
-    stopped, willing, evict = beside_one_that_hangs(harness)
+    stopped, willing = beside_one_that_hangs(harness)
     assert willing.seat().memory.unschedulable
     (line,) = room_lines(status(harness))
     assert line.startswith("c2 (1002), no room on GPU 0: the memory of c1 (")
-    stopped.moved(evict.order_id, 20)
+    stopped.obeys()
     harness.advance(RETRY_NS)
-    (restore,) = willing.take(messages.Restore)
-    willing.moved(restore.order_id, 20)
+    assert willing.told()[-1] == 60
+    willing.obeys()
     assert willing.take(messages.Grant)
     assert not willing.seat().memory.unschedulable
 
@@ -78,13 +78,13 @@ def test_it_is_tried_again_after_a_while() -> None:
 def test_the_waiting_program_hears_of_the_one_that_hangs() -> None:
     """Broken: a program reads that no program holds the GPU, and not whose memory is in its way."""
     harness = make_harness()
-    stopped, willing, evict = beside_one_that_hangs(harness)
+    stopped, willing = beside_one_that_hangs(harness)
     wait = harness.scheduler.wait_snapshot(willing.client, 0)
     assert wait is not None
     client = harness.scheduler.client_snapshot(stopped.client, 0)
     assert client is not None
     assert (wait.standing.reason, wait.blocker) == ("stuck", client.identity)
-    stopped.moved(evict.order_id, 20)
+    stopped.obeys()
     wait = harness.scheduler.wait_snapshot(willing.client, 0)
     assert wait is None or wait.standing.reason != "stuck"
 
@@ -92,16 +92,16 @@ def test_the_waiting_program_hears_of_the_one_that_hangs() -> None:
 def test_the_death_of_the_one_that_hangs_is_enough() -> None:
     """Broken: nobody looks again when the last one that had memory is gone."""
     harness = make_harness()
-    stopped, willing, _ = beside_one_that_hangs(harness)
+    stopped, willing = beside_one_that_hangs(harness)
     assert willing.seat().memory.unschedulable
     stopped.die()
-    assert willing.take(messages.Restore)
+    assert willing.told()
 
 
 def test_the_others_have_their_turns_meanwhile() -> None:
     """Broken: who cannot run takes turns from those who can, or is preferred to them by its priority."""
     harness = make_harness()
-    _, willing, _ = beside_one_that_hangs(harness)
+    _, willing = beside_one_that_hangs(harness)
     other = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert other.take(messages.Grant)
     harness.handle(events.Set("priority", 5, client=willing.client))
@@ -138,21 +138,21 @@ def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
     assert small.granted() is None, "they take turns, in which promises end"
     harness.until(lambda: bool(large.take(messages.Revoke)))
     large.release(wanted=True)
-    while restores := small.take(messages.Restore):
-        small.moved(restores[-1].order_id, restores[-1].bytes)
+    while small.told():
+        small.obeys()
     assert set(harness.gpu_snapshot().leases.holders) == {large.client, small.client}, "side by side again"
     small.take(messages.MemoryReserved)
     assert small.reserve(50, sequence=2) == 50
 
 
-def test_one_that_hangs_in_an_eviction_gets_no_credit_for_it() -> None:
-    """Broken: its hook is told of credit for an order that brings nothing in."""
+def test_one_that_hangs_is_told_of_no_other_target() -> None:
+    """Broken: each new target has others wait for it again."""
     harness = make_harness()
     hanging, other = swapping(harness, resident=60, host=20), swapping(harness, resident=40, host=20)
     other.request()
-    assert hanging.take(messages.Evict)
+    assert hanging.told()
     harness.until(lambda: bool(other.take(messages.Grant)))
     hanging.request()
     other.die()
-    assert hanging.take(messages.Grant), "there is room, but nothing comes in before it has ended what it is at"
-    assert not hanging.take(messages.MoveCredit)
+    assert hanging.take(messages.Grant), "there is room, but nothing comes in before it is heard of"
+    assert not hanging.told()

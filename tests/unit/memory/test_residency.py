@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from nvshare.coordinator.memory import claims, residency
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.protocol.messages import MemoryMode, RemoteProtocolError
 from tests.harness import GPU, Harness, ScriptedClient, one_gpu
 
 QUANTUM_MS = 100
@@ -29,8 +30,8 @@ def at_a_switch(capacity: int = 100) -> tuple[Harness, ScriptedClient, ScriptedC
     a, b = swapping(harness, wanted=True, resident=60), swapping(harness, resident=20, host=40)
     b.request()
     harness.milliseconds(QUANTUM_MS)
-    for restore in b.take(messages.Restore):  # ahead of its turn
-        b.moved(restore.order_id, restore.bytes)
+    assert b.told() == [40], "ahead of its turn"
+    b.obeys()
     a.release(wanted=True)
     return harness, a, b
 
@@ -52,22 +53,102 @@ def test_nothing_is_raised_but_into_free_room(wishes: list[tuple[int, int]]) -> 
 def test_what_may_still_come_in_is_claimed_until_the_client_is_at_rest() -> None:
     """Broken: room is promised twice, or the rest of a target that nobody will reach is lost for all."""
     harness, a, b = at_a_switch()
-    (evict,) = a.take(messages.Evict)
-    a.moved(evict.order_id, evict.bytes)
-    (restore,) = b.take(messages.Restore)
-    claimed = record(harness).memory.claimed_bytes
-    assert claimed == 100
-    b.moved(restore.order_id, 5, error=2)
+    assert a.told() == [40]
+    a.obeys()
+    assert b.told() == [60]
+    assert record(harness).memory.claimed_bytes == 100
+    b.comes_to(45, error=2)
     assert b.granted() is not None
     b.release(wanted=False, idle=True)
-    assert a.take(messages.Restore), "what b did not fill is free"
+    assert a.told() == [55], "what b did not fill is free"
+
+
+def test_all_targets_that_a_client_may_still_obey_are_claimed() -> None:
+    """Broken: invariant 4, a client comes to a target that was taken back, where others have its room by then."""
+    harness, a, b = at_a_switch()
+    memory, client = record(harness).memory, record(harness).seats
+    assert a.told() == [40]
+    a.comes_to(45, at_rest=False)
+    (high,) = b.take(messages.Target)
+    assert (high.bytes, high.rises) == (55, True)
+    harness.handle(events.Set("paused", True, client=b.client))
+    assert harness.gpu_snapshot().leases.preparing == a.client
+    assert (a.told(), b.told()) == ([45], [40]), "its turn again, and b's room is taken back"
+    assert client[b.client].memory.claimed_bytes == 55, "b may not know that yet"
+    b.state(target=high.number, at_rest=False, resident_bytes=50)
+    assert (client[b.client].memory.claimed_bytes, a.told()) == (55, [])
+    b.comes_to(40)
+    assert (client[b.client].memory.claimed_bytes, a.told()) == (40, [60])
+    a.obeys()
+    assert memory.claimed_bytes <= 100
+
+
+def test_a_state_that_is_at_rest_with_an_earlier_target_leaves_the_later_one_claimed() -> None:
+    """Broken: a message that crossed the target makes its room free for another client."""
+    harness, a, b = at_a_switch()
+    a.obeys()
+    assert b.told() == [60]
+    b.state(at_rest=True)
+    assert record(harness).seats[b.client].memory.claimed_bytes == 60
+
+
+def test_a_target_that_was_never_told_is_a_breach() -> None:
+    """Broken: a client that names targets from the future is at rest with whatever it is told later."""
+    _, a, b = at_a_switch()
+    with pytest.raises(RemoteProtocolError, match="names target 9 of GPU 0, and was told of 1"):
+        b.state(target=9)
+    assert a.seat().memory.resident_bytes == 60
+
+
+@pytest.mark.parametrize("sums", [(1 << 62, 0), (0, 1 << 62), (5, 5)])
+def test_sums_that_jump_or_fall_count_for_no_more_than_there_is(sums: tuple[int, int]) -> None:
+    """Broken: a client's word makes figures of the node absurd, or room free or taken."""
+    harness = one_gpu(100)
+    client = swapping(harness, resident=30, host=10)
+    client.state(moved_out_bytes=10, moved_in_bytes=10)
+    claimed = record(harness).memory.claimed_bytes
+    for out_bytes, in_bytes in (sums, (0, 0)):
+        client.state(moved_out_bytes=out_bytes, moved_in_bytes=in_bytes)
+    found = client.seat().moves
+    assert 10 <= found.moved_out_bytes <= 50
+    assert 10 <= found.moved_in_bytes <= 50
+    assert record(harness).memory.claimed_bytes == claimed == 30
+
+
+def test_a_move_that_waits_for_room_is_not_waited_for() -> None:
+    """Broken: a turn waits until a deadline for memory that comes only when the turn has begun."""
+    harness, a, b = at_a_switch()
+    a.comes_to(45, at_rest=False)
+    b.obeys()
+    assert (b.granted(), b.seat().moving) == (None, "in"), "a goes on"
+    a.comes_to(45, error=999)
+    assert b.granted() is not None, "nobody makes more room"
+    assert b.seat().moving is None
+    assert [note["moved_bytes"] for note in harness.notifications("moved") if note["client"] == b.client] == [20, 15]
+
+
+def test_a_client_turns_at_once_when_its_turn_comes() -> None:
+    """Broken: the next client's memory leaves to the end before it comes back."""
+    harness = one_gpu(100)
+    a, b, c = clients = [swapping(harness, resident=size, host=45 - size) for size in (45, 10, 45)]
+    for client in clients:
+        client.request()
+    assert c.told() == [10], "for b, which is next"
+    c.comes_to(30, at_rest=False)
+    b.die()
+    a.release(wanted=False, idle=True)
+    assert c.told() == [45]
+    c.comes_to(25, at_rest=False)
+    c.obeys()
+    assert c.granted() is not None
+    assert harness.gpu_snapshot().memory.resident_bytes == 90
 
 
 def test_a_connection_claims_what_it_says_first() -> None:
     """Broken: a client that connects again is held to a target of its earlier connection."""
     harness, a, b = at_a_switch()
-    a.moved(a.take(messages.Evict)[0].order_id, 20)
-    assert b.take(messages.Restore)
+    a.obeys()
+    assert b.told() == [60]
     b.die(process_lives=True)
     back = swapping(harness, process_id=b.process_id, resident=45, host=15)
     assert record(harness).seats[back.client].memory.claimed_bytes == 45
@@ -81,11 +162,11 @@ def test_what_a_holder_gives_back_comes_to_the_next_one() -> None:
     assert a.reserve(90) == 90
     a.report(allocated=90, resident=90)
     b.request()
-    assert [restore.bytes for restore in b.take(messages.Restore)] == [10]
+    assert b.told() == [10]
     a.report(allocated=50, resident=50)
     assert a.reserve(50) == 50
-    b.moved(1, 10)
-    assert [restore.bytes for restore in b.take(messages.Restore)] == [40]
+    b.obeys()
+    assert b.told() == [50]
 
 
 def growing_beside_a_switch() -> tuple[Harness, ScriptedClient, ScriptedClient, ScriptedClient]:
@@ -97,8 +178,8 @@ def growing_beside_a_switch() -> tuple[Harness, ScriptedClient, ScriptedClient, 
     b, c = swapping(harness, wanted=True, resident=50), swapping(harness, resident=10, host=50)
     c.request()
     harness.milliseconds(QUANTUM_MS)
-    for restore in c.take(messages.Restore):
-        c.moved(restore.order_id, restore.bytes)
+    assert c.told() == [20]
+    c.obeys()
     b.release(wanted=True)
     return harness, a, b, c
 
@@ -106,14 +187,14 @@ def growing_beside_a_switch() -> tuple[Harness, ScriptedClient, ScriptedClient, 
 def test_a_question_has_a_higher_rank_than_the_next_turn() -> None:
     """Broken: the two take turns with the same room and undo each other, message by message."""
     harness, a, b, c = growing_beside_a_switch()
-    (out,) = b.take(messages.Evict)
+    assert b.told() == [10]
     a.say(messages.ReserveMemory(0, 7, 40))
-    b.moved(out.order_id, 10, finished=False)
-    assert not c.take(messages.Restore), "the question comes first"
+    b.comes_to(40, at_rest=False)
+    assert not c.told(), "the question comes first"
     assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [40]
     sent = len(harness.commands)
     for number in range(20):
-        b.report(allocated=50, resident=40 - number)
+        b.comes_to(40 - number, at_rest=False)
     assert len(harness.commands) - sent < 40, "each report leads to no more than one raise"
 
 
@@ -126,23 +207,26 @@ def test_a_question_may_lower_the_next_client() -> None:
     harness.milliseconds(QUANTUM_MS)
     a.report(allocated=70, resident=70, pinned=45)
     a.release(wanted=True)
-    assert [evict.bytes for evict in a.take(messages.Evict)] == [10]
+    assert a.told() == [60]
     assert harness.gpu_snapshot().leases.preparing == b.client
     device.say(messages.ReserveMemory(0, 1, 15))
-    (evict,) = b.take(messages.Evict)
-    assert evict.bytes == 5, "the other 10 leave already"
+    assert a.told() == [55], "a gives the rest, which is farther"
+    a.comes_to(60, error=999)
+    assert b.told() == [25], "a gives no more"
 
 
-def test_a_target_that_rises_needs_no_second_order() -> None:
+def test_a_target_that_rises_is_one_move() -> None:
     """Broken: both directions of the link wait for each other at each piece."""
     harness, a, b = at_a_switch()
-    (out,) = a.take(messages.Evict)
-    for moved in (5, 10, 15):
-        a.moved(out.order_id, moved, finished=False)
-    (restore,) = b.take(messages.Restore)
-    assert [credit.credit_bytes for credit in b.take(messages.MoveCredit)] == [10, 15]
-    assert restore.bytes == 20
+    for size in (55, 50, 45):
+        a.comes_to(size, at_rest=False)
+    rising = b.take(messages.Target)
+    assert [(target.bytes, target.rises) for target in rising] == [(45, True), (50, True), (55, True)]
     assert record(harness).memory.claimed_bytes == 100
+    a.obeys()
+    assert [(target.bytes, target.rises) for target in b.take(messages.Target)] == [(60, False)]
+    b.obeys()
+    assert [note["bytes"] for note in harness.notifications("restoring")] == [20, 20], "ahead, and at the switch"
 
 
 def test_what_importers_of_a_dead_program_hold_is_not_free() -> None:
@@ -153,9 +237,8 @@ def test_what_importers_of_a_dead_program_hold_is_not_free() -> None:
     a.die(process_lives=True)
     b.request()
     harness.handle(events.ProcessEnded(a.process_id))
-    assert [restore.credit_bytes for restore in b.take(messages.Restore)] == [40]
-    assert [more.credit_bytes for more in b.take(messages.MoveCredit)] == [60], "nobody knows yet who holds the rest"
+    assert b.told() == [40, 60], "nobody knows yet who holds the rest"
     harness.handle(events.MemoryChecked(GPU, {}, 40))  # it was asked for before the end
-    assert not b.take(messages.MoveCredit)
+    assert not b.told()
     harness.handle(events.MemoryChecked(GPU, {}, 35))
-    assert [more.credit_bytes for more in b.take(messages.MoveCredit)] == [65]
+    assert b.told() == [65]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -34,8 +34,7 @@ class Program:
     worked_ms: int = 0
     since_ms: int = 0
     open: bool = False
-    order: list[int] = field(default_factory=list)
-    """1 for an eviction, order id, bytes, credit, moved."""
+    moves: bool = False
 
     def report(self) -> None:
         self.client.report(allocated=self.allocated, resident=self.resident, host=self.allocated - self.resident)
@@ -44,34 +43,24 @@ class Program:
         """Takes its messages in their order."""
         inbox, self.client.inbox = self.client.inbox, []
         for message in inbox:
-            if isinstance(message, messages.Evict):
-                self.order = [1, message.order_id, message.bytes, message.bytes, 0]
-            elif isinstance(message, messages.Restore):
-                self.order = [0, message.order_id, message.bytes, message.credit_bytes, 0]
-            elif isinstance(message, messages.MoveCredit) and self.order:
-                self.order[3] = message.credit_bytes
+            if isinstance(message, messages.Target):
+                self.moves = True
             elif isinstance(message, messages.Grant):
                 self.open = True
-                if self.order:
-                    _, order_id, _, _, moved = self.order
-                    self.order = []
-                    self.client.moved(order_id, moved)
+                if self.moves:
+                    self.moves = False
+                    self.client.comes_to(self.resident)
             elif isinstance(message, messages.Revoke):
                 self.open = False
                 self.client.release(message.lease_id, wanted=True)
 
     def millisecond(self) -> None:
         """Moves, works, or asks."""
-        if self.order:
-            out, order_id, size, credit, moved = self.order
-            step = max(0, min(RATE, credit - moved))
-            self.resident += -step if out else step
-            self.order[4] = moved = moved + step
-            if moved >= size:
-                self.order = []
-            if step:
-                self.client.moved(order_id, moved, finished=moved >= size)
-                self.report()
+        if self.moves:
+            goal = self.client.targets[0].bytes
+            self.resident += max(-RATE, min(RATE, goal - self.resident))
+            self.moves = self.resident != goal
+            self.client.comes_to(self.resident, at_rest=not self.moves)
         if self.open:
             self.worked_ms += 1
             self.since_ms += 1

@@ -1,4 +1,4 @@
-"""Memory orders at a switch: their course, and every way in which they fail."""
+"""Targets at a switch: their course, and every way in which they fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from nvshare.coordinator.model.events import ProcessEnded, Set
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.fields import RemoteProtocolError
 from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import Harness, ScriptedClient, one_gpu
 
@@ -33,41 +32,25 @@ def oversubscribed(idle_release_ns: int = 2 * MILLISECOND_NS) -> tuple[Harness, 
 def test_evict_then_restore_then_grant() -> None:
     """Broken: the next client would run before its memory is there, or memory move too early."""
     harness, a, b = oversubscribed()
-    (evict,) = a.take(messages.Evict)
-    assert evict.bytes == 20, "the overflow, not the working set"
+    assert a.told() == [40], "the overflow leaves, not the working set"
     assert b.granted() is None
     assert harness.gpu_snapshot().leases.preparing == b.client
-    assert not b.take(messages.Restore), "there is no room yet"
-    a.moved(evict.order_id, 10, finished=False)
-    (restore,) = b.take(messages.Restore)
-    assert (restore.bytes, restore.credit_bytes) == (20, 10), "what has left makes room at once"
+    assert not b.told(), "there is no room yet"
+    a.comes_to(50, at_rest=False)
+    (target,) = b.take(messages.Target)
+    assert (target.bytes, target.rises) == (50, True), "what has left makes room at once"
     harness.milliseconds(5)
-    a.moved(evict.order_id, 20)
-    assert [credit.credit_bytes for credit in b.take(messages.MoveCredit)] == [20]
+    a.obeys()
+    (target,) = b.take(messages.Target)
+    assert (target.bytes, target.rises) == (60, False)
     assert b.granted() is None
     harness.milliseconds(5)
-    b.moved(restore.order_id, 20)
+    b.obeys()
     assert b.granted() is not None
     gpu = harness.gpu_snapshot()
     assert (gpu.memory.resident_bytes, gpu.moves.evicted_bytes, gpu.moves.restored_bytes) == (100, 20, 20)
     assert gpu.moves.moved_ns == 10 * MILLISECOND_NS
     assert harness.timer_ns is not None, "the quantum of b, for a waits"
-
-
-@pytest.mark.parametrize("report_first", [True, False])
-def test_reports_and_progress_count_once(report_first: bool) -> None:
-    """Broken: moved bytes would be counted twice, depending on which message comes first."""
-    harness, a, b = oversubscribed()
-    (evict,) = a.take(messages.Evict)
-    if report_first:
-        a.report(allocated=60, resident=40, host=20)
-        a.moved(evict.order_id, 20)
-    else:
-        a.moved(evict.order_id, 20)
-        a.report(allocated=60, resident=40, host=20)
-    assert a.seat().memory.resident_bytes == 40
-    assert len(b.take(messages.Restore)) == 1
-    assert harness.gpu_snapshot().memory.resident_bytes == 80
 
 
 def test_one_that_moves_less_is_passed_over() -> None:
@@ -79,15 +62,12 @@ def test_one_that_moves_less_is_passed_over() -> None:
     b.request()
     harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
-    (evict,) = c.take(messages.Evict)
-    assert evict.bytes == 20, "who does not ask for the GPU is farthest away"
-    c.moved(evict.order_id, 5, error=2)
-    (more,) = a.take(messages.Evict)
-    assert more.bytes == 15, "what is still missing, from the next one"
-    a.moved(more.order_id, 15)
-    (restore,) = b.take(messages.Restore)
-    assert restore.bytes == 20
-    b.moved(restore.order_id, 20)
+    assert c.told() == [0], "who does not ask for the GPU is farthest away"
+    c.comes_to(15, error=2)
+    assert a.told() == [45], "what is still missing, from the next one"
+    a.obeys()
+    assert b.told() == [25, 40]
+    b.obeys()
     assert b.granted() is not None
     assert harness.gpu_snapshot().moves.failed_orders == 1
 
@@ -95,28 +75,27 @@ def test_one_that_moves_less_is_passed_over() -> None:
 def test_when_nobody_can_move_the_next_runs_with_what_there_is() -> None:
     """Broken: a failed eviction would stop the GPU."""
     _, a, b = oversubscribed()
-    (evict,) = a.take(messages.Evict)
-    a.moved(evict.order_id, 0, error=999)
-    assert not b.take(messages.Restore), "there is no room"
+    a.comes_to(60, error=999)
+    assert not b.told(), "there is no room"
     assert b.granted() is not None
 
 
 def test_a_failed_restoration_does_not_keep_the_client_from_running() -> None:
     """Broken: a client whose restoration fails would be asked for ever."""
     _, a, b = oversubscribed()
-    a.moved(a.take(messages.Evict)[0].order_id, 20)
-    b.moved(b.take(messages.Restore)[0].order_id, 7, error=2)
+    a.obeys()
+    assert b.told() == [60]
+    b.comes_to(47, error=2)
     assert b.granted() is not None
-    assert not b.take(messages.Restore)
+    assert not b.told()
 
 
 def test_a_dead_clients_memory_is_free() -> None:
     """Broken: invariant 6, the switch would wait for a dead client, or count its memory."""
     harness, a, b = oversubscribed()
     a.die()
-    (restore,) = b.take(messages.Restore)
-    assert restore.bytes == 20
-    b.moved(restore.order_id, 20)
+    assert b.told() == [60]
+    b.obeys()
     assert b.granted() is not None
     assert harness.gpu_snapshot().memory.resident_bytes == 60
 
@@ -128,11 +107,10 @@ def test_memory_of_a_process_that_ends_is_not_free_yet() -> None:
     a.die(process_lives=True)
     harness.milliseconds(500)
     assert b.granted() is None
-    assert not b.take(messages.Restore), "there is no room yet"
+    assert not b.told(), "there is no room yet"
     harness.handle(ProcessEnded(a.process_id))
-    (restore,) = b.take(messages.Restore)
-    assert (restore.bytes, restore.credit_bytes) == (20, 20)
-    b.moved(restore.order_id, 20)
+    assert b.told() == [60]
+    b.obeys()
     assert b.granted() is not None
 
 
@@ -141,32 +119,23 @@ def test_a_client_that_connects_again_has_its_memory_once() -> None:
     harness, a, b = oversubscribed()
     a.die(process_lives=True)
     back = harness.client(process_id=a.process_id, memory=60)
-    (evict,) = back.take(messages.Evict)
-    assert evict.bytes == 20
-    back.moved(evict.order_id, 20)
-    assert [restore.credit_bytes for restore in b.take(messages.Restore)] == [20]
+    assert back.told() == [40]
+    back.obeys()
+    assert b.told() == [60]
 
 
-def test_a_restoration_that_waits_gives_way_to_an_eviction() -> None:
+def test_a_client_whose_turn_was_taken_gives_its_room_back() -> None:
     """Broken: a client that gets no turn while its memory waits for room keeps what it has for ever, and others are out
     of memory."""
     harness, a, b = oversubscribed()
-    (evict,) = a.take(messages.Evict)
-    a.moved(evict.order_id, 10, finished=False)
-    (restore,) = b.take(messages.Restore)
-    b.moved(restore.order_id, 10, finished=False)
+    a.comes_to(50, at_rest=False)
+    b.comes_to(50)
     harness.handle(Set("paused", True, client=b.client))
-    a.moved(evict.order_id, 20)
-    (out,) = b.take(messages.Evict)
-    assert out.bytes == 10
-    b.moved(restore.order_id, 10)
-    b.moved(out.order_id, 10)
-    (back,), (more,) = a.take(messages.Restore), a.take(messages.MoveCredit)
-    assert (back.credit_bytes, more.credit_bytes) == (10, 20)
-    b.moved(restore.order_id, 10)
-    assert b.seat().memory.resident_bytes == 40, "what it says of an earlier target counts for nothing"
-    with pytest.raises(RemoteProtocolError):
-        b.moved(back.order_id, 10)
+    assert (a.told(), b.told()) == ([40, 50], [50, 40])
+    a.comes_to(45, at_rest=False)
+    a.comes_to(50)
+    b.obeys()
+    assert a.told() == [60]
 
 
 @pytest.mark.parametrize("dies", [True, False])
@@ -180,9 +149,8 @@ def test_the_next_client_may_die_or_be_paused_while_memory_moves_for_it(dies: bo
         harness.handle(Set("paused", True, client=b.client))
     assert harness.gpu_snapshot().leases.preparing == a.client, "a waited and is next"
     assert a.granted() is None, "but its memory is being moved"
-    a.moved(a.take(messages.Evict)[0].order_id, 20)
-    assert a.seat().memory.resident_bytes == 40
-    a.moved(a.take(messages.Restore)[0].order_id, 20)
+    assert a.told() == [40, 60], "and b has taken nothing yet"
+    a.obeys()
     assert a.granted() is not None
     if not dies:
         harness.handle(Set("paused", False, client=b.client))
@@ -193,28 +161,27 @@ def test_a_move_that_takes_too_long_is_not_waited_for() -> None:
     """Broken: invariant 10 for memory: a client that does not move its memory would hang the others, or its late switch
     count as a cost and give all others turns of seconds."""
     harness, a, b = oversubscribed()
-    (evict,) = a.take(messages.Evict)
-    a.moved(evict.order_id, 10, finished=False)
+    assert a.told() == [40]
+    a.comes_to(50, at_rest=False)
     harness.advance(SECOND_NS)
     assert b.granted() is not None
     assert harness.gpu_snapshot().moves.late_switches == 1
     assert harness.gpu_snapshot().rules.switch_cost_ns == 0
     assert harness.notifications("late") == [{"uuid": "GPU-0", "client": b.client}]
-    a.moved(evict.order_id, 20)
+    a.obeys()
     assert a.seat().memory.resident_bytes == 40
-    assert not a.take(messages.Restore)
+    assert not a.told()
 
 
-def test_device_memory_is_never_ordered_out() -> None:
+def test_device_memory_is_never_told_to_leave() -> None:
     """Broken: a client that cannot evict would be asked to."""
     harness = make_harness()
     a = harness.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=60)
     b = harness.client(resident=10, host=50)
     b.request()
     a.release(idle=True)
-    assert not a.take(messages.Evict)
-    (restore,) = b.take(messages.Restore)
-    assert restore.bytes == 30
+    assert not a.told()
+    assert b.told() == [40]
 
 
 def test_the_last_in_turn_order_gives_first() -> None:
@@ -230,9 +197,8 @@ def test_the_last_in_turn_order_gives_first() -> None:
     b.request()  # the quantum is over: there is no time to move anything before the switch
     c.request()
     a.release(wanted=True)
-    (evict,) = a.take(messages.Evict)
-    assert evict.bytes == 45, "a has just run, so its next turn is farthest away"
-    assert not c.take(messages.Evict)
+    assert a.told() == [0], "a has just run, so its next turn is farthest away"
+    assert not c.told()
 
 
 def test_of_those_who_do_not_ask_the_longest_idle_gives_first() -> None:
@@ -245,9 +211,8 @@ def test_of_those_who_do_not_ask_the_longest_idle_gives_first() -> None:
     recent.release(idle=True)
     following.report(allocated=45, resident=0, host=45)
     following.request()
-    (evict,) = old.take(messages.Evict)
-    assert evict.bytes == 45
-    assert not recent.take(messages.Evict)
+    assert old.told() == [0]
+    assert not recent.told()
 
 
 @pytest.mark.parametrize("idle_release_ns", [2 * MILLISECOND_NS, 0])
@@ -257,10 +222,9 @@ def test_idle_holders_keep_longer_what_is_dear_to_move(idle_release_ns: int) -> 
     harness, a, b = oversubscribed(idle_release_ns)
     a.take(messages.GpuSettings)
     b.take(messages.GpuSettings)
-    (evict,) = a.take(messages.Evict)
     harness.milliseconds(100)
-    a.moved(evict.order_id, 20)
-    b.moved(b.take(messages.Restore)[0].order_id, 20)
+    a.obeys()
+    b.obeys()
     told = b.take(messages.GpuSettings)
     if idle_release_ns:
         assert [100 <= settings.idle_release_ns / MILLISECOND_NS <= 200 for settings in told] == [True]
@@ -278,9 +242,9 @@ def test_a_higher_priority_does_not_wait_for_the_memory_of_a_lower_one() -> None
     a.release()
     high = harness.client(wanted=True, priority=9)
     assert high.granted() is not None
-    a.moved(a.take(messages.Evict)[0].order_id, 20)
+    a.obeys()
     high.release()
-    b.moved(b.take(messages.Restore)[0].order_id, 20)
+    b.obeys()
     assert b.granted() is not None
 
 
@@ -292,23 +256,23 @@ def test_a_client_that_hangs_is_not_waited_for() -> None:
     harness.milliseconds(QUANTUM_MS)
     b.request()
     a.release(wanted=True)
-    (evict,) = stopped.take(messages.Evict)
+    assert stopped.told() == [0]
     harness.milliseconds(60)
-    stopped.moved(evict.order_id, 10, finished=False)
-    (restore,) = b.take(messages.Restore)
-    b.moved(restore.order_id, 10, finished=False)
+    stopped.comes_to(20, at_rest=False)
+    assert b.told() == [30]
+    b.obeys()
     harness.milliseconds(60)
-    assert not a.take(messages.Evict), "it has been heard of"
+    assert not a.told(), "it has been heard of"
+    stopped.report(allocated=30, resident=20, host=10)
     harness.milliseconds(60)
-    (more,) = a.take(messages.Evict)
-    assert more.bytes == 20, "from another one instead"
-    a.moved(more.order_id, 20)
-    b.moved(restore.order_id, 30)
+    assert a.told() == [30], "it says something, and moves nothing: from another one instead"
+    a.obeys()
+    b.obeys()
     assert b.granted() is not None
     assert harness.gpu_snapshot().moves.failed_orders == stopped.seat().moves.failed_orders == 1
     assert harness.logged("does not move its memory")
     assert [note["client"] for note in harness.notifications("stalled")] == [stopped.client]
-    stopped.moved(evict.order_id, 30)
+    stopped.obeys()
     assert stopped.seat().memory.resident_bytes == 0, "what it does later still counts"
 
 
@@ -317,7 +281,7 @@ def test_a_next_client_that_hangs_gets_its_turn_and_its_deadline() -> None:
     harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
     a = harness.client(resident=20, host=40)
     a.request()
-    assert a.take(messages.Restore)
+    assert a.told()
     harness.milliseconds(110)
     assert a.granted() is not None
 

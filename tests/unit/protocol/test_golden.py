@@ -15,7 +15,7 @@ from tests.unit.protocol import codec
 GOLDEN: list[tuple[messages.Message, str]] = [
     (
         messages.Hello(
-            2,
+            3,
             "trainer",
             "python3",
             4242,
@@ -27,7 +27,7 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             True,
             "priority=-3\ngang=pair\n" + 240 * "x",
         ),
-        "9c0102a7747261696e6572a7707974686f6e33cd109202cf0000000100000000a5302e312e30b25b223166222c747275652c"
+        "9c0103a7747261696e6572a7707974686f6e33cd109202cf0000000100000000a5302e312e30b25b223166222c747275652c"
         "22222c2278225dc3c3da01067072696f726974793d2d330a67616e673d706169720a" + 240 * "78",
     ),
     (
@@ -43,14 +43,15 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         "9904000700c3c2ce0016e360cf00007048860ddf79cd03e8",
     ),
     (
-        messages.MemoryReport(0, 1073741824, 536870912, 4096, 268435456, 1 << 63, 1 << 30, True),
-        "990500ce40000000ce20000000cd1000ce10000000cf8000000000000000ce40000000c3",
+        messages.State(
+            0, 12, 1 << 30, 1 << 29, 4096, 1 << 28, 1 << 63, 1 << 30, True, 1 << 31, 1 << 30, 5000000, False, 2
+        ),
+        "9f0f000cce40000000ce20000000cd1000ce10000000cf8000000000000000ce40000000c3ce80000000ce40000000"
+        "ce004c4b40c202",
     ),
     (messages.ReserveMemory(1, 65536, 8589934592, 65536), "950601ce00010000cf0000000200000000ce00010000"),
-    (messages.MoveProgress(0, 12, 268435456, 5000000, True, 2), "9707000cce10000000ce004c4b40c302"),
     (messages.ReserveHost(5, 1073741824), "930905ce40000000"),
     (messages.HostReserved(5, 1073741824), "934b05ce40000000"),
-    (messages.MoveCredit(31, 14, 134217728), "944a1f0ece08000000"),
     (messages.Goodbye(), "9108"),
     (messages.Welcome(1, 99), "93400163"),
     (
@@ -63,8 +64,7 @@ GOLDEN: list[tuple[messages.Message, str]] = [
     (messages.Grant(0, 8, 100000000, 2), "95420008ce05f5e10002"),
     (messages.Revoke(0, 8, 10000000000), "94430008cf00000002540be400"),
     (messages.Waiters(0, 8, 1), "9444000801"),
-    (messages.Evict(0, 13, 1073741824), "9445000dce40000000"),
-    (messages.Restore(31, 14, 18446744073709551615, 67108864), "95461f0ecfffffffffffffffffce04000000"),
+    (messages.Target(31, 14, 67108864, True), "95501f0ece04000000c3"),
     (messages.MemoryReserved(1, 65536, 8589934592, True), "954701ce00010000cf0000000200000000c3"),
     (messages.ReservePins(2, 77, 134217728), "940a024dce08000000"),
     (messages.PinsReserved(2, 77, 67108864), "944c024dce04000000"),
@@ -86,18 +86,15 @@ GOLDEN: list[tuple[messages.Message, str]] = [
 
 EARLIER: list[tuple[str, messages.Message]] = [
     (
-        "980102a7747261696e6572a7707974686f6e33cd109201cf0000000100000000a5302e312e30",
-        messages.Hello(2, "trainer", "python3", 4242, 1, 1 << 32, "0.1.0"),
+        "980103a7747261696e6572a7707974686f6e33cd109201cf0000000100000000a5302e312e30",
+        messages.Hello(3, "trainer", "python3", 4242, 1, 1 << 32, "0.1.0"),
     ),
     ("990200a54750552d300a00c2000000", messages.AttachGpu(0, "GPU-0", 10, 0, False, 0, 0, 0)),
     ("924fc2", messages.Park(False)),
     ("944fc201a84750552d35316131", messages.Park(False, 1, "GPU-51a1")),
     ("940601ce00010000cf0000000200000000", messages.ReserveMemory(1, 65536, 8 << 30)),
-    (
-        "980500ce40000000ce20000000cd1000ce10000000cf8000000000000000ce40000000",
-        messages.MemoryReport(0, 1 << 30, 1 << 29, 4096, 1 << 28, 1 << 63, 1 << 30),
-    ),
-    ("960500ce40000000ce20000000cd1000ce10000000", messages.MemoryReport(0, 1 << 30, 1 << 29, 4096, 1 << 28)),
+    ("970f000cce40000000ce20000000cd1000ce10000000", messages.State(0, 12, 1 << 30, 1 << 29, 4096, 1 << 28)),
+    ("9450000ece04000000", messages.Target(0, 14, 1 << 26)),
     (
         "9b4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000",
         messages.GpuSettings(0, 1 << 32, 1 << 34, True, 10**7, 2 * 10**6, 10**10, 0, 1 << 31, 1 << 30),
@@ -139,8 +136,8 @@ def test_earlier_versions_are_understood(library: ctypes.CDLL, text: str, messag
 @pytest.mark.parametrize(
     ("text", "today"),
     [
-        ("9745000dce4000000007cf0123456789abcdefccff", "9445000dce40000000"),
-        ("97461f0ecfffffffffffffffffce04000000cf0123456789abcdefccff", "95461f0ecfffffffffffffffffce04000000"),
+        ("97501f0ece04000000c3cf0123456789abcdefccff", "95501f0ece04000000c3"),
+        ("95430008cf00000002540be40007", "94430008cf00000002540be400"),
     ],
 )
 def test_fields_of_a_newer_peer_are_skipped(library: ctypes.CDLL, text: str, today: str) -> None:
@@ -164,7 +161,7 @@ def test_fields_of_a_newer_peer_are_skipped(library: ctypes.CDLL, text: str, tod
         ("9203ca3f800000", "float for an integer"),
         ("9103", "field missing"),
         ("990400010 0c3c20000cf0001000000000001".replace(" ", ""), "more submissions than can be"),
-        ("95050000 00cf0001000000000001".replace(" ", ""), "more bytes than can be"),
+        ("970f0000 00cf00010000000000010000".replace(" ", ""), "more bytes than can be"),
         ("94480001a100", "zero byte in text"),
         ("94480101a100", "integer for a bool"),
         ("944801c3a1ff", "no UTF-8"),

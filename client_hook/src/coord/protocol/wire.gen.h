@@ -4,7 +4,7 @@
 
 #include "coord/protocol/wire.h"
 
-#define NVS_PROTOCOL_VERSION 2u
+#define NVS_PROTOCOL_VERSION 3u
 #define NVS_MAX_FRAME_BYTES 1024u
 #define NVS_WIRE_MAX_GPUS 32u
 
@@ -41,9 +41,8 @@ enum {
     NVS_TYPE_ATTACH_GPU = 2,
     NVS_TYPE_REQUEST = 3,
     NVS_TYPE_RELEASE = 4,
-    NVS_TYPE_MEMORY_REPORT = 5,
+    NVS_TYPE_STATE = 15,
     NVS_TYPE_RESERVE_MEMORY = 6,
-    NVS_TYPE_MOVE_PROGRESS = 7,
     NVS_TYPE_GOODBYE = 8,
     NVS_TYPE_RESERVE_HOST = 9,
     NVS_TYPE_RESERVE_PINS = 10,
@@ -55,9 +54,7 @@ enum {
     NVS_TYPE_GRANT = 66,
     NVS_TYPE_REVOKE = 67,
     NVS_TYPE_WAITERS = 68,
-    NVS_TYPE_EVICT = 69,
-    NVS_TYPE_RESTORE = 70,
-    NVS_TYPE_MOVE_CREDIT = 74,
+    NVS_TYPE_TARGET = 80,
     NVS_TYPE_MEMORY_RESERVED = 71,
     NVS_TYPE_HOST_RESERVED = 75,
     NVS_TYPE_PINS_RESERVED = 76,
@@ -83,7 +80,7 @@ typedef struct nvs_hello {
 } nvs_hello;
 
 static const nvs_wire_field nvs_hello_fields[] = {
-    NVS_WIRE_FIELD(hello, protocol, UINT, 2, UINT64_C(2), 0, NULL),
+    NVS_WIRE_FIELD(hello, protocol, UINT, 3, UINT64_C(3), 0, NULL),
     NVS_WIRE_FIELD(hello, name, TEXT, 0, 63, 0, NULL),
     NVS_WIRE_FIELD(hello, program, TEXT, 0, 63, 0, NULL),
     NVS_WIRE_FIELD(hello, process_id, UINT, 0, UINT32_MAX, 0, NULL),
@@ -154,8 +151,9 @@ static const nvs_wire_field nvs_release_fields[] = {
 };
 NVS_WIRE_MESSAGE(release, NVS_TYPE_RELEASE, 8, 8)
 
-typedef struct nvs_memory_report {
+typedef struct nvs_state {
     uint8_t gpu;
+    uint32_t target;
     uint64_t allocated_bytes;
     uint64_t resident_bytes;
     uint64_t pinned_bytes;
@@ -163,19 +161,30 @@ typedef struct nvs_memory_report {
     uint64_t released_bytes;
     uint64_t prepared_bytes;
     bool linked;
-} nvs_memory_report;
+    uint64_t moved_out_bytes;
+    uint64_t moved_in_bytes;
+    uint64_t moving_ns;
+    bool at_rest;
+    uint32_t error;
+} nvs_state;
 
-static const nvs_wire_field nvs_memory_report_fields[] = {
-    NVS_WIRE_FIELD(memory_report, gpu, UINT, 0, UINT64_C(31), 0, NULL),
-    NVS_WIRE_FIELD(memory_report, allocated_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
-    NVS_WIRE_FIELD(memory_report, resident_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
-    NVS_WIRE_FIELD(memory_report, pinned_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
-    NVS_WIRE_FIELD(memory_report, host_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
-    NVS_WIRE_FIELD(memory_report, released_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
-    NVS_WIRE_FIELD(memory_report, prepared_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
-    NVS_WIRE_FIELD(memory_report, linked, BOOL, 0, 1, 0, NULL),
+static const nvs_wire_field nvs_state_fields[] = {
+    NVS_WIRE_FIELD(state, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+    NVS_WIRE_FIELD(state, target, UINT, 0, UINT32_MAX, 0, NULL),
+    NVS_WIRE_FIELD(state, allocated_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(state, resident_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(state, pinned_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(state, host_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(state, released_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(state, prepared_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
+    NVS_WIRE_FIELD(state, linked, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(state, moved_out_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(state, moved_in_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(state, moving_ns, UINT, 0, UINT64_C(4611686018427387904), 0u, NULL),
+    NVS_WIRE_FIELD(state, at_rest, BOOL, 0, 1, 1, NULL),
+    NVS_WIRE_FIELD(state, error, UINT, 0, UINT32_MAX, 0u, NULL),
 };
-NVS_WIRE_MESSAGE(memory_report, NVS_TYPE_MEMORY_REPORT, 5, 8)
+NVS_WIRE_MESSAGE(state, NVS_TYPE_STATE, 6, 14)
 
 typedef struct nvs_reserve_memory {
     uint8_t gpu;
@@ -191,25 +200,6 @@ static const nvs_wire_field nvs_reserve_memory_fields[] = {
     NVS_WIRE_FIELD(reserve_memory, lacking_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
 };
 NVS_WIRE_MESSAGE(reserve_memory, NVS_TYPE_RESERVE_MEMORY, 3, 4)
-
-typedef struct nvs_move_progress {
-    uint8_t gpu;
-    uint64_t order_id;
-    uint64_t moved_bytes;
-    uint64_t elapsed_ns;
-    bool finished;
-    uint32_t error;
-} nvs_move_progress;
-
-static const nvs_wire_field nvs_move_progress_fields[] = {
-    NVS_WIRE_FIELD(move_progress, gpu, UINT, 0, UINT64_C(31), 0, NULL),
-    NVS_WIRE_FIELD(move_progress, order_id, UINT, 0, UINT64_MAX, 0, NULL),
-    NVS_WIRE_FIELD(move_progress, moved_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
-    NVS_WIRE_FIELD(move_progress, elapsed_ns, UINT, 0, UINT64_C(4611686018427387904), 0, NULL),
-    NVS_WIRE_FIELD(move_progress, finished, BOOL, 0, 1, 0, NULL),
-    NVS_WIRE_FIELD(move_progress, error, UINT, 0, UINT32_MAX, 0, NULL),
-};
-NVS_WIRE_MESSAGE(move_progress, NVS_TYPE_MOVE_PROGRESS, 6, 6)
 
 typedef struct nvs_goodbye {
     uint8_t nothing;
@@ -372,46 +362,20 @@ static const nvs_wire_field nvs_waiters_fields[] = {
 };
 NVS_WIRE_MESSAGE(waiters, NVS_TYPE_WAITERS, 3, 3)
 
-typedef struct nvs_evict {
+typedef struct nvs_target {
     uint8_t gpu;
-    uint64_t order_id;
+    uint32_t number;
     uint64_t bytes;
-} nvs_evict;
+    bool rises;
+} nvs_target;
 
-static const nvs_wire_field nvs_evict_fields[] = {
-    NVS_WIRE_FIELD(evict, gpu, UINT, 0, UINT8_MAX, 0, NULL),
-    NVS_WIRE_FIELD(evict, order_id, UINT, 0, UINT64_MAX, 0, NULL),
-    NVS_WIRE_FIELD(evict, bytes, UINT, 0, UINT64_MAX, 0, NULL),
+static const nvs_wire_field nvs_target_fields[] = {
+    NVS_WIRE_FIELD(target, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(target, number, UINT, 0, UINT32_MAX, 0, NULL),
+    NVS_WIRE_FIELD(target, bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(target, rises, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(evict, NVS_TYPE_EVICT, 3, 3)
-
-typedef struct nvs_restore {
-    uint8_t gpu;
-    uint64_t order_id;
-    uint64_t bytes;
-    uint64_t credit_bytes;
-} nvs_restore;
-
-static const nvs_wire_field nvs_restore_fields[] = {
-    NVS_WIRE_FIELD(restore, gpu, UINT, 0, UINT8_MAX, 0, NULL),
-    NVS_WIRE_FIELD(restore, order_id, UINT, 0, UINT64_MAX, 0, NULL),
-    NVS_WIRE_FIELD(restore, bytes, UINT, 0, UINT64_MAX, 0, NULL),
-    NVS_WIRE_FIELD(restore, credit_bytes, UINT, 0, UINT64_MAX, 18446744073709551615u, NULL),
-};
-NVS_WIRE_MESSAGE(restore, NVS_TYPE_RESTORE, 3, 4)
-
-typedef struct nvs_move_credit {
-    uint8_t gpu;
-    uint64_t order_id;
-    uint64_t credit_bytes;
-} nvs_move_credit;
-
-static const nvs_wire_field nvs_move_credit_fields[] = {
-    NVS_WIRE_FIELD(move_credit, gpu, UINT, 0, UINT8_MAX, 0, NULL),
-    NVS_WIRE_FIELD(move_credit, order_id, UINT, 0, UINT64_MAX, 0, NULL),
-    NVS_WIRE_FIELD(move_credit, credit_bytes, UINT, 0, UINT64_MAX, 0, NULL),
-};
-NVS_WIRE_MESSAGE(move_credit, NVS_TYPE_MOVE_CREDIT, 3, 3)
+NVS_WIRE_MESSAGE(target, NVS_TYPE_TARGET, 3, 4)
 
 typedef struct nvs_memory_reserved {
     uint8_t gpu;
@@ -527,9 +491,7 @@ typedef struct nvs_to_client {
         nvs_grant grant;
         nvs_revoke revoke;
         nvs_waiters waiters;
-        nvs_evict evict;
-        nvs_restore restore;
-        nvs_move_credit move_credit;
+        nvs_target target;
         nvs_memory_reserved memory_reserved;
         nvs_host_reserved host_reserved;
         nvs_pins_reserved pins_reserved;
@@ -547,9 +509,7 @@ static const nvs_wire_message *const nvs_to_client_messages[] = {
     &nvs_grant_message,
     &nvs_revoke_message,
     &nvs_waiters_message,
-    &nvs_evict_message,
-    &nvs_restore_message,
-    &nvs_move_credit_message,
+    &nvs_target_message,
     &nvs_memory_reserved_message,
     &nvs_host_reserved_message,
     &nvs_pins_reserved_message,
@@ -569,9 +529,7 @@ static inline uint32_t nvs_to_client_gpu(const nvs_to_client *message)
     case NVS_TYPE_GRANT: return message->grant.gpu;
     case NVS_TYPE_REVOKE: return message->revoke.gpu;
     case NVS_TYPE_WAITERS: return message->waiters.gpu;
-    case NVS_TYPE_EVICT: return message->evict.gpu;
-    case NVS_TYPE_RESTORE: return message->restore.gpu;
-    case NVS_TYPE_MOVE_CREDIT: return message->move_credit.gpu;
+    case NVS_TYPE_TARGET: return message->target.gpu;
     case NVS_TYPE_MEMORY_RESERVED: return message->memory_reserved.gpu;
     case NVS_TYPE_PINS_RESERVED: return message->pins_reserved.gpu;
     case NVS_TYPE_STANDBY: return message->standby.gpu;
@@ -588,9 +546,8 @@ typedef struct nvs_to_coordinator {
         nvs_attach_gpu attach_gpu;
         nvs_request request;
         nvs_release release;
-        nvs_memory_report memory_report;
+        nvs_state state;
         nvs_reserve_memory reserve_memory;
-        nvs_move_progress move_progress;
         nvs_goodbye goodbye;
         nvs_reserve_host reserve_host;
         nvs_reserve_pins reserve_pins;
@@ -605,9 +562,8 @@ static const nvs_wire_message *const nvs_to_coordinator_messages[] = {
     &nvs_attach_gpu_message,
     &nvs_request_message,
     &nvs_release_message,
-    &nvs_memory_report_message,
+    &nvs_state_message,
     &nvs_reserve_memory_message,
-    &nvs_move_progress_message,
     &nvs_goodbye_message,
     &nvs_reserve_host_message,
     &nvs_reserve_pins_message,

@@ -38,7 +38,7 @@ def migrate(harness: Harness, client: ScriptedClient, gpu: str = OTHER) -> None:
 
 def prepared(client: ScriptedClient) -> None:
     """Its hook has host memory for all that moves."""
-    client.say(messages.MemoryReport(0, SIZE, SIZE, 0, 0, prepared_bytes=SIZE))
+    client.state(allocated_bytes=SIZE, resident_bytes=SIZE, prepared_bytes=SIZE)
 
 
 def arrives(harness: Harness, client: ScriptedClient) -> None:
@@ -87,11 +87,11 @@ def test_a_holder_moves_and_goes_on_there() -> None:
     assert (settings.prepare_now, settings.prepare_host_bytes) == (True, PREPARE_STEP_BYTES)
     assert (shown(harness, client).parking, client.take(messages.Revoke)) == ("preparing", [])
     assert asked(harness, commands.ExpectCheckpoint), "its helper starts while the program runs on"
-    client.say(messages.MemoryReport(0, PREPARE_STEP_BYTES + SIZE, SIZE, 0, 0))
+    client.report(allocated=PREPARE_STEP_BYTES + SIZE, resident=SIZE)
     (settings,) = client.take(messages.GpuSettings)
     assert settings.prepare_host_bytes == 2 * PREPARE_STEP_BYTES, "the program has grown"
     prepared(client)
-    assert (len(client.take(messages.Revoke)), client.take(messages.Evict)) == (1, [])
+    assert (len(client.take(messages.Revoke)), client.told()) == (1, [])
     client.release(wanted=True)
     assert client.granted() is None
     on_the_way(harness, client, "saved")
@@ -246,7 +246,7 @@ def test_refused_where_there_is_no_room() -> None:
     full.attach(OTHER, wanted=True)
     assert full.granted() is not None
     assert full.reserve(1 << 30) == 1 << 30
-    full.say(messages.MemoryReport(0, 1 << 30, 1 << 30, 0, 0))
+    full.report(allocated=1 << 30, resident=1 << 30)
     refused(harness, client, "has room for 0")
 
 

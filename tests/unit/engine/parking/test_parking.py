@@ -37,15 +37,14 @@ def state(harness: Harness, client: ScriptedClient) -> tuple[str, str]:
 
 def evicted(client: ScriptedClient) -> None:
     """The client moves its memory to the host, as it was told."""
-    (order,) = client.take(messages.Evict)
-    client.say(messages.MemoryReport(0, SIZE, 0, 0, SIZE))
-    client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
+    assert client.told() == [0]
+    client.obeys()
 
 
 def brought_in(client: ScriptedClient) -> None:
     """The client moves its memory back."""
-    (order,) = client.take(messages.Restore)
-    client.say(messages.MoveProgress(0, order.order_id, order.bytes, 1, True, 0))
+    assert client.told() == [SIZE]
+    client.obeys()
 
 
 def on_the_way(harness: Harness, client: ScriptedClient, to: str) -> None:
@@ -122,8 +121,11 @@ def test_a_request_on_the_way_out(step: str) -> None:
         assert len(asked(harness, commands.Restore)) == 1
         harness.handle(events.Restored(client.client))
     elif step == "leaving":
-        evicted(client)
-    brought_in(client)
+        assert client.told() == [0, SIZE], "it turns at once"
+        client.comes_to(SIZE // 2, at_rest=False)
+        client.obeys()
+    if step != "leaving":
+        brought_in(client)
     assert client.granted() is not None
     assert not asked(harness, commands.Checkpoint)
 
@@ -146,7 +148,7 @@ def test_a_holder_gives_its_lease_back_first() -> None:
     client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
     park(harness, client)
     assert len(client.take(messages.Revoke)) == 1
-    assert not client.take(messages.Evict)
+    assert not client.told()
     client.release()
     evicted(client)
     assert client.take(messages.Park) == [messages.Park(True)]
@@ -360,7 +362,7 @@ def test_a_machine_that_parks_nothing_says_so() -> None:
     harness.advance(9 * SECOND_NS)
     harness.handle(events.Look())
     assert state(harness, client) == ("running", "the driver is too old")
-    assert not client.take(messages.Evict)
+    assert not client.told()
 
 
 @pytest.mark.parametrize("at", ["leaving", "closing", "saving", "parked", "waking"])

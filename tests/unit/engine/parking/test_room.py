@@ -92,8 +92,7 @@ def test_a_restoration_that_finds_no_memory_asks_for_room() -> None:
     holder.request()
     for client in (idle, needy):
         evicted(client)
-    (order,) = holder.take(messages.Restore)
-    holder.say(messages.MoveProgress(0, order.order_id, SIZE, 1, True, 2))
+    holder.comes_to(SIZE, error=2)
     assert harness.scheduler.wants_looks
     harness.advance(3 * SECOND_NS)
     harness.handle(events.Look())
@@ -112,8 +111,7 @@ def test_a_restoration_that_ends_at_a_segment_parks_nobody() -> None:
     holder.request()
     for client in clients:
         evicted(client)
-    (order,) = holder.take(messages.Restore)
-    holder.say(messages.MoveProgress(0, order.order_id, SIZE, 1, True, 0))
+    holder.comes_to(SIZE)
     assert not harness.scheduler.wants_looks
 
 
