@@ -1,10 +1,10 @@
 """Speed of memory moves in mode `swap`, beside plain pinned copies: `python -m nvshare.bench.memory.swap`.
 
 Method: two programs under the hook, each with `--gib` of allocations of mixed sizes, told by a coordinator that is
-played here: it sends Evict and Restore and takes the time and bytes that the hook's last MoveProgress states.  A
-hand-over is one program's eviction and the other's restoration at the same time, within the capacity: the restoration
-begins with the room that there is and gets credit as the eviction tells what has left; all bytes over the time until
-both are done.  The first program's first eviction finds no pinned memory ready, the second one's all of it.  After the
+played here: it sends targets and takes the bytes and the time that the hook's states give until it is at rest.  A
+hand-over is one program's eviction and the other's restoration at the same time, within the capacity: the target of the
+latter begins with the room that there is and rises as the other tells what has left; all bytes over the time until both
+are done.  The first program's first eviction finds no pinned memory ready, the second one's all of it.  After the
 last round both programs check every byte.  The baseline is a program without the hook that copies between pinned memory
 and the device, and two such programs, one for each direction.
 
@@ -39,6 +39,7 @@ from nvshare.coordinator.system.devices import real_card
 
 GIB, MIB = 1 << 30, 1 << 20
 BOUND_S = 60.0
+EVERYTHING = 1 << 45
 WORKER = (sys.executable, "-m", "nvshare.bench.workloads.swap_worker")
 
 M = TypeVar("M", bound=messages.Message)
@@ -55,6 +56,9 @@ class Program(Member):
         super().__init__(stand, WORKER, hooked=False, name="program", extra=environment)
         self.peer = b""
         self.inbox: list[messages.Message] = []
+        self.state = messages.State(0, 0, 0, 0, 0, 0)
+        """The newest one."""
+        self.targets = 0
         self.result()
 
     def result(self) -> Any:
@@ -114,6 +118,8 @@ class Coordinator:
         message = messages.decode(frame, messages.TO_COORDINATOR)
         if not isinstance(message, messages.Message) or peer not in self._programs:
             return None
+        if isinstance(message, messages.State):
+            self._programs[peer].state = message
         if isinstance(message, messages.ReserveHost):
             self.send(self._programs[peer], messages.HostReserved(message.sequence, message.bytes))
         return self._programs[peer], message
@@ -158,46 +164,46 @@ class Coordinator:
         self.expect(program, messages.Release)
         return answer
 
-    def order(
-        self, program: Program, kind: type[messages.Evict] | type[messages.Restore], size: int = 1 << 50, **more: int
-    ) -> int:
-        """Sends an order, for everything unless said otherwise; its number."""
-        self._number += 1
-        self.send(program, kind(gpu=0, order_id=self._number, bytes=size, **more))
-        return self._number
+    def aim(self, program: Program, size: int, *, rises: bool = False) -> None:
+        """Sends the next target."""
+        program.targets += 1
+        self.send(program, messages.Target(0, program.targets, size, rises))
 
-    def finished(self, program: Program, order: int, *, may_be_nothing: bool = False) -> tuple[int, int]:
-        """(bytes, ns) of an order that must succeed."""
-        while True:
-            progress = self.expect(program, messages.MoveProgress)
-            if progress.order_id == order and progress.finished:
-                return _moved(progress, may_be_nothing=may_be_nothing)
+    def move(self, program: Program, size: int, *, may_be_nothing: bool = False) -> tuple[int, int]:
+        """(bytes, ns) on the way to a target that must be reached as far as memory can move."""
+        before = program.state
+        self.aim(program, size)
+        while not _rests(program):
+            self.expect(program, messages.State)
+        return _moved(before, program.state, may_be_nothing=may_be_nothing)
 
-    def hand_over(self, going: Program, coming: Program, held_bytes: int) -> list[tuple[int, int]]:
+    def hand_over(self, going: Program, coming: Program) -> list[tuple[int, int]]:
         """One goes out while the other comes in, never more than the capacity on the card; (bytes, ns) of both."""
-        room = max(0, self.capacity_bytes - held_bytes)
-        out = self.order(going, messages.Evict)
-        into = self.order(coming, messages.Restore, credit_bytes=room)
-        done: dict[int, tuple[int, int]] = {}
-        deadline = time.monotonic() + BOUND_S
-        while len(done) < 2:
+        before = [program.state for program in (going, coming)]
+        room = self.capacity_bytes - going.state.resident_bytes
+        self.aim(going, 0)
+        self.aim(coming, room, rises=True)
+        deadline, left = time.monotonic() + BOUND_S, False
+        while not (left and _rests(coming)):
             if time.monotonic() > deadline:
                 raise BenchError(f"a hand-over did not end within {BOUND_S:.0f} s")
-            taken = self._take(1.0)
-            if taken is None or not isinstance(progress := taken[1], messages.MoveProgress):
-                continue
-            if progress.order_id == out:
-                credit = messages.UNBOUNDED if progress.finished else room + progress.moved_bytes
-                self.send(coming, messages.MoveCredit(gpu=0, order_id=into, credit_bytes=credit))
-            if progress.finished and progress.order_id in {out, into}:
-                done[progress.order_id] = _moved(progress)
-        return list(done.values())
+            self._take(1.0)
+            now = self.capacity_bytes - going.state.resident_bytes
+            if not left and (now > room or _rests(going)):
+                room, left = now, _rests(going)
+                self.aim(coming, EVERYTHING if left else room, rises=not left)
+        return [_moved(was, program.state) for was, program in zip(before, (going, coming), strict=True)]
 
 
-def _moved(progress: messages.MoveProgress, *, may_be_nothing: bool = False) -> tuple[int, int]:
-    if progress.error or not (progress.moved_bytes or may_be_nothing):
-        raise BenchError(f"an order moved {progress.moved_bytes} bytes and ended with {progress.error}")
-    return progress.moved_bytes, progress.elapsed_ns
+def _rests(program: Program) -> bool:
+    return program.state.target == program.targets and program.state.at_rest
+
+
+def _moved(before: messages.State, after: messages.State, *, may_be_nothing: bool = False) -> tuple[int, int]:
+    out, into = after.moved_out_bytes - before.moved_out_bytes, after.moved_in_bytes - before.moved_in_bytes
+    if after.error or not (out or into or may_be_nothing):
+        raise BenchError(f"{out} bytes have moved out and {into} in, and it has ended with {after.error}")
+    return out + into, after.moving_ns - before.moving_ns
 
 
 @contextmanager
@@ -223,21 +229,21 @@ def measure(coordinator: Coordinator, programs: Sequence[Program], sizes: Sequen
         if program is second:
             _have_ready(coordinator, program, sum(sizes))
         name = "first_evict_gib_s" if program is first else "first_evict_prepared_gib_s"
-        told[name] = rate([coordinator.finished(program, coordinator.order(program, messages.Evict))])
+        told[name] = rate([coordinator.move(program, 0)])
     evicts, restores, handovers = [], [], []
     for _ in range(rounds):
-        restores.append(rate([coordinator.finished(first, coordinator.order(first, messages.Restore))]))
-        evicts.append(rate([coordinator.finished(first, coordinator.order(first, messages.Evict))]))
-    coordinator.finished(first, coordinator.order(first, messages.Restore))
+        restores.append(rate([coordinator.move(first, EVERYTHING)]))
+        evicts.append(rate([coordinator.move(first, 0)]))
+    coordinator.move(first, EVERYTHING)
     for _ in range(rounds):
         for going, coming in ((first, second), (second, first)):
-            handovers.append(rate(coordinator.hand_over(going, coming, sum(sizes))))
-    coordinator.finished(first, coordinator.order(first, messages.Evict))  # the checks bring in what they need
+            handovers.append(rate(coordinator.hand_over(going, coming)))
+    coordinator.move(first, 0)  # the checks bring in what they need
     wrong = 0
     for program in programs:
-        coordinator.finished(program, coordinator.order(program, messages.Restore))
+        coordinator.move(program, EVERYTHING)
         wrong += coordinator.under_lease(program, "check")
-        coordinator.finished(program, coordinator.order(program, messages.Evict))
+        coordinator.move(program, 0)
     if wrong:
         raise BenchError(f"{wrong} parts of memory are not what was written")
     series = {"evict": evicts, "restore": restores, "handover": handovers}
@@ -292,12 +298,11 @@ def checked(coordinator: Coordinator, program: Program, rounds: int, seed: int) 
     wrong = moved = 0
     for turn in track(range(1, rounds + 1), "turn"):
         everything = turn % 3 == 0
-        amount = 1 << 50 if everything else dice.randrange(MIB, 64 * MIB)
-        out = coordinator.order(program, messages.Evict, amount)
-        moved += coordinator.finished(program, out)[0]
+        less = 0 if everything else program.state.resident_bytes - dice.randrange(MIB, 64 * MIB)
+        moved += coordinator.move(program, max(0, less))[0]
         if not everything:  # what this leaves out, the program finds missing and has brought in
-            into = coordinator.order(program, messages.Restore, dice.randrange(2 * MIB, 64 * MIB))
-            moved += coordinator.finished(program, into, may_be_nothing=True)[0]
+            more = program.state.resident_bytes + dice.randrange(2 * MIB, 64 * MIB)
+            moved += coordinator.move(program, more, may_be_nothing=True)[0]
         wrong += coordinator.under_lease(program, "check")
         sizes = " ".join(str(size()) for _ in range(3))
         coordinator.under_lease(program, f"renew {turn} {sizes}")

@@ -53,6 +53,8 @@ class ScriptedCoordinator:
         self._unread: deque[tuple[bytes, messages.Message]] = deque()
         self.unasked = False
         """The client of the last AttachGpu has not asked for the lease of GPU 0."""
+        self._states: dict[int, messages.State] = {}
+        self._targets: dict[int, int] = {}
         self.has_host_budget = False
         """Else it says at once, as an older coordinator does, that it does not know of one."""
         try:
@@ -126,8 +128,14 @@ class ScriptedCoordinator:
         self.peer, message = self._unread.popleft()
         self.received.append(message)
         match message:
-            case messages.AttachGpu(gpu=0, lease_id=lease_id, wanted=wanted):
-                self.unasked = lease_id == 0 and not wanted
+            case messages.AttachGpu():
+                if message.gpu == 0:
+                    self.unasked = message.lease_id == 0 and not message.wanted
+                figures = message.allocated_bytes, message.resident_bytes, message.pinned_bytes
+                self._states[message.gpu] = messages.State(message.gpu, 0, *figures, 0)
+                self._targets[message.gpu] = 0
+            case messages.State():
+                self._states[message.gpu] = message
             case messages.Request(gpu=0):
                 self.unasked = False
         return message
@@ -167,6 +175,38 @@ class ScriptedCoordinator:
     def grant(self, lease_id: int, waiters: int = 0, gpu: int = 0) -> None:
         """For a long time."""
         self.send(messages.Grant(gpu=gpu, lease_id=lease_id, quantum_ns=10**9, waiters=waiters))
+
+    def state(self, gpu: int = 0) -> messages.State:
+        """The newest one that was read; before the first, what AttachGpu says."""
+        return self._states[gpu]
+
+    def target(self, size: int, gpu: int = 0, *, rises: bool = False) -> None:
+        """The next Target of this connection."""
+        self._targets[gpu] += 1
+        self.send(messages.Target(gpu, self._targets[gpu], size, rises))
+
+    def rests(self, gpu: int = 0) -> messages.State:
+        """Waits until the client is at rest with the newest target."""
+        while (state := self.state(gpu)).target != self._targets[gpu] or not state.at_rest:
+            self.expect(messages.State)
+        return state
+
+    def move(self, size: int, gpu: int = 0) -> tuple[int, int]:
+        """(bytes moved, CUresult) on the way to a target."""
+        before = self.state(gpu)
+        self.target(size, gpu)
+        after = self.rests(gpu)
+        out, into = after.moved_out_bytes - before.moved_out_bytes, after.moved_in_bytes - before.moved_in_bytes
+        assert out == 0 or into == 0
+        return out + into, after.error
+
+    def evict(self, size: int, gpu: int = 0) -> tuple[int, int]:
+        """(bytes moved, CUresult) on the way to a target that is so much below what is there."""
+        return self.move(max(0, self.state(gpu).resident_bytes - size), gpu)
+
+    def restore(self, size: int, gpu: int = 0) -> tuple[int, int]:
+        """(bytes moved, CUresult) on the way to a target that is so much above what is there."""
+        return self.move(self.state(gpu).resident_bytes + size, gpu)
 
     def revoke(self, lease_id: int, deadline_ns: int = NEVER_NS, gpu: int = 0) -> messages.Release:
         """Takes the lease back and waits for its release."""

@@ -143,7 +143,7 @@ nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
 uint8_t nvs_agent_unanswered[NVS_MAX_GPUS];
 uint32_t nvs_agent_unanswered_count;
 
-/* The next report of memory says that the GPU is linked; it comes soon. */
+/* The next State says that the GPU is linked; it comes soon. */
 static void report_link(uint32_t gpu)
 {
     atomic_store_explicit(&nvs_ledgers[gpu].to_report, 1, memory_order_seq_cst); /* as nvs_agent_memory_changed */
@@ -170,6 +170,7 @@ static void send_attach(uint32_t gpu)
     nvs_agent_gpus[gpu].connection.reserve = nvs_agent_gpus[gpu].connection.pins = 0;
     nvs_agent_gpus[gpu].connection.settled = false;
     nvs_link_send(frame, nvs_encode_attach_gpu(&message, frame, sizeof frame));
+    nvs_state_attached(gpu);
 }
 
 static void show(uint32_t gpu)
@@ -190,8 +191,8 @@ static void release(uint32_t gpu, bool drained)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     uint64_t now = nvs_now_ns();
-    if (nvs_report_is_due(gpu))
-        nvs_report_memory(gpu, now);
+    if (nvs_state_due(gpu) != UINT64_MAX)
+        nvs_state_send(gpu);
     progress_before_release(gpu, mine->lease.release.id);
     NVS_LINK_SEND(release, .gpu = (uint8_t)gpu, .lease_id = mine->lease.release.id, .reason = mine->lease.release.reason,
                   .drained = drained, .wanted = mine->lease.release.wanted, .drain_ns = now - mine->closing.began_ns,
@@ -215,7 +216,7 @@ static bool others_may_open(uint32_t gpu)
 {
     EACH_LINKED(other, gpu) {
         const nvs_agent_gpu *its = &nvs_agent_gpus[other];
-        if (other != gpu && (!nvs_lease_open(&its->lease) || nvs_moves_busy(other) || its->duty.phase == NVS_DUTY_CLOSING || its->duty.phase == NVS_DUTY_CLOSED))
+        if (other != gpu && (!nvs_lease_open(&its->lease) || nvs_mover_state_of(other)->busy || its->duty.phase == NVS_DUTY_CLOSING || its->duty.phase == NVS_DUTY_CLOSED))
             return false;
     }
     return true;
@@ -243,7 +244,7 @@ static void open_gate(uint32_t gpu)
     mine->opening.pending = mine->opening.restoring = true;
     mine->opening.incomplete = false;
     mine->opening.since_ns = nvs_now_ns();
-    if (nvs_moves_busy(gpu)) {
+    if (nvs_mover_state_of(gpu)->busy) {
         nvs_mover_hurry(gpu);
     } else if (nvs_memory_open_gates(gpu, gpus, paced, &missing)) {
         EACH_LINKED(each, gpu)
@@ -321,7 +322,7 @@ void nvs_agent_tick(uint32_t gpu)
 {
     bool in_use = false;
     EACH_LINKED(each, gpu)
-        in_use = in_use || nvs_gate_in_use(each) || nvs_moves_busy(each);
+        in_use = in_use || nvs_gate_in_use(each) || nvs_mover_state_of(each)->busy;
     nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_TICK, .number = calls_of(gpu), .flag = in_use});
     if (nvs_gate_dead(gpu) && nvs_gate_linked_with(gpu) == UINT32_C(1) << gpu)
         (void)give_back(gpu); /* calls need none */
@@ -353,8 +354,8 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
     }
     if (todo & NVS_LEASE_DO_ATTACH)
         send_attach(gpu);
-    if ((todo & NVS_LEASE_DO_REQUEST) && nvs_report_is_due(gpu))
-        nvs_report_memory(gpu, nvs_now_ns()); /* so that the coordinator makes room for memory that was allocated without a lease */
+    if ((todo & NVS_LEASE_DO_REQUEST) && nvs_state_due(gpu) != UINT64_MAX)
+        nvs_state_send(gpu); /* so that the coordinator makes room for memory that was allocated without a lease */
     if (todo & NVS_LEASE_DO_REQUEST)
         NVS_LINK_SEND(request, (uint8_t)gpu);
     if (todo & NVS_LEASE_DO_OPEN) {
@@ -464,7 +465,7 @@ void nvs_agent_continue_end(uint32_t gpu)
         end = mine->closing.began_ns + HOST_FUNCTION_NS;
     uint64_t slice = end < now + SLICE_NS ? end : now + SLICE_NS;
     bool overdue;
-    if (nvs_moves_busy(gpu)) { /* the gate is still closed: the lease was granted while an order was open, or memory is restored for it */
+    if (nvs_mover_state_of(gpu)->busy) { /* the gate is still closed: the lease was granted while memory moved, or memory is restored for it */
         if (mine->opening.aimed)
             nvs_mover_hold(gpu);
         return;
@@ -517,7 +518,7 @@ void nvs_agent_continue_open(uint32_t gpu, uint64_t now)
     if (mine->opening.incomplete && !others_may_open(gpu))
         return;
     if (mine->opening.restoring) {
-        if (nvs_moves_busy(gpu))
+        if (nvs_mover_state_of(gpu)->busy)
             return;
         if (mine->opening.aimed)
             restored(gpu);

@@ -28,7 +28,7 @@ typedef struct nvs_agent_gpu {
     } closing;
     struct {                   /* the begin of a lease: open_gate, nvs_agent_continue_open */
         bool pending;          /* the gate stays closed: memory is missing on the GPU, or moves */
-        bool restoring;        /* the mover restores it, or ends an order first */
+        bool restoring;        /* the mover restores it, or comes to rest first */
         bool aimed;            /* the mover restores it for this opening */
         uint64_t in_bytes;     /* what the mover had brought in before */
         bool incomplete;       /* nothing is missing here, but the lease or memory of a linked GPU is */

@@ -1,7 +1,7 @@
 /* The agent thread: joins transport, lease, gate, memory and pacing.
  *
  * It sleeps in ppoll() on the eventfd of the application's threads and the connection, for a second unless something is due earlier: a drain, a phase
- * of a limited rate, the detection of idleness while other programs wait, a report of memory or progress, a new connection.  Each round reads all
+ * of a limited rate, the detection of idleness while other programs wait, a State, a report of progress, a new connection.  Each round reads all
  * mailboxes, so several pokes may cause one round.
  *
  * A drain is done in slices, so that the other GPUs of the process, the connection and exit() are served meanwhile.  Memory is
@@ -113,17 +113,6 @@ static void notice_lost(void)
 /* On standby: the agent naps, so that a processor is awake for the grant. */
 static uint64_t awake_until_ns;
 
-static void move_memory(uint8_t gpu, uint64_t order_id, bool out, uint64_t bytes, uint64_t credit_bytes)
-{
-    const nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-    if (!nvs_lease_open(&mine->lease) && !nvs_agent_ending(mine)) {
-        nvs_order_begin(gpu, order_id, out, bytes, credit_bytes);
-        return;
-    }
-    nvs_report_memory(gpu, nvs_now_ns()); /* memory moves only while the program has no lease */
-    NVS_LINK_SEND(move_progress, gpu, order_id, 0, 0, true, CUDA_ERROR_NOT_PERMITTED);
-}
-
 static void settle(uint32_t gpu)
 {
     atomic_store_explicit(&nvs_mail[gpu].settled, 1, memory_order_release); /* pairs with nvs_agent_attach */
@@ -137,7 +126,7 @@ static void on_lost(void)
     reconnects = true;
     atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed); /* a hint */
     nvs_agent_unanswered_count = 0;
-    nvs_orders_lost();
+    nvs_targets_lost();
     nvs_budget_lost();
     notice_lost();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
@@ -201,6 +190,12 @@ static void on_settings(const nvs_gpu_settings *settings)
     settle(gpu);
 }
 
+static void on_target(const nvs_target *target)
+{
+    const nvs_agent_gpu *mine = &nvs_agent_gpus[target->gpu];
+    nvs_target_received(target, nvs_lease_open(&mine->lease) || nvs_agent_ending(mine));
+}
+
 static void on_reserved(const nvs_memory_reserved *answer)
 {
     atomic_store_explicit(&nvs_ledgers[answer->gpu].quota.limited, answer->by_limit, memory_order_relaxed); /* see memory/quota.h */
@@ -250,14 +245,7 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_GPU_SETTINGS: on_settings(&in.gpu_settings); return;
     case NVS_TYPE_MEMORY_RESERVED: on_reserved(&in.memory_reserved); return;
     case NVS_TYPE_PINS_RESERVED: on_pins(&in.pins_reserved); return;
-    case NVS_TYPE_EVICT:
-        (void)atomic_fetch_add_explicit(&nvs_pressure_times, 1, memory_order_relaxed); /* see its declaration */
-        move_memory(in.evict.gpu, in.evict.order_id, true, in.evict.bytes, in.evict.bytes);
-        return;
-    case NVS_TYPE_RESTORE:
-        move_memory(in.restore.gpu, in.restore.order_id, false, in.restore.bytes, in.restore.credit_bytes);
-        return;
-    case NVS_TYPE_MOVE_CREDIT: nvs_order_credit(&in.move_credit); return;
+    case NVS_TYPE_TARGET: on_target(&in.target); return;
     case NVS_TYPE_HOST_RESERVED: nvs_budget_answer(&in.host_reserved); return;
     case NVS_TYPE_GRANT:
         event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
@@ -351,8 +339,8 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
             NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, asked, bytes, atomic_load_explicit(&mail->reserve.lacking, memory_order_relaxed));
         }
         ask_for_pins(gpu);
-        if (nvs_report_is_due(gpu) && !nvs_moves_busy(gpu) && now >= nvs_report_at(gpu))
-            nvs_report_memory(gpu, now);
+        if (now >= nvs_state_due(gpu))
+            nvs_state_send(gpu);
     }
 }
 
@@ -405,13 +393,13 @@ static uint64_t serve_gpus(void)
             nvs_agent_continue_end(gpu);
         due = earlier(due, nvs_agent_hold_rate(gpu));
         tick(gpu, now); /* last: after an end that was cancelled the tick is due again */
-        if (nvs_agent_ending(mine) && !nvs_moves_busy(gpu))
+        if (nvs_agent_ending(mine) && !nvs_mover_state_of(gpu)->busy)
             due = 0;
         due = earlier(due, mine->tick_at_ns);
         if (mine->opening.pending && !mine->opening.restoring)
             due = earlier(due, mine->opening.since_ns + mine->opening.patience_ns);
-        if (mine->lease.link.attached && mine->connection.settled && nvs_report_is_due(gpu) && !nvs_moves_busy(gpu))
-            due = earlier(due, nvs_report_at(gpu));
+        if (mine->lease.link.attached && mine->connection.settled)
+            due = earlier(due, nvs_state_due(gpu));
         due = earlier(due, notice_serve(gpu, mine->lease.state == NVS_LEASE_ASKED, now));
         const bool runs = mine->lease.state == NVS_LEASE_HELD && !mine->opening.pending;
         due = earlier(due, nvs_progress_serve(gpu, runs ? mine->lease.grant.id : 0, now));
@@ -541,7 +529,7 @@ void *nvs_agent_main(void *nothing)
     /* acquire: pairs with the release in at_exit (agent.c) */
     while (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire)) {
         nvs_link_serve(&message_handlers);
-        nvs_orders_serve();
+        nvs_targets_look();
         uint64_t due = earlier(serve_gpus(), nvs_budget_serve(nvs_now_ns()));
         due = earlier(due, nvs_parking_serve(nvs_now_ns()));
         due = earlier(due, give_back());

@@ -23,13 +23,16 @@ typedef struct mover {
     /* Under the lock. */
     nvs_goal goal;          /* the newest */
     uint32_t goals, aimed_at; /* numbers of the newest, and of the newest that a pass has worked for */
+    uint32_t rested;        /* number of the newest at which a waiting pass has said that it is at rest */
     bool held, running;
+    bool hurried;           /* the pass, or the next one, does not wait for its goal to rise */
     struct {
         bool out;
+        bool lacks;           /* something did not fit below the goal */
         uint64_t from, moved; /* bytes on the GPU at its begin, and moved since */
         uint64_t told, told_ns;
     } pass;
-    nvs_mover_state state;  /* without `busy` */
+    nvs_mover_state state;  /* without `busy` and `at_rest` */
     nvs_mover_state seen;   /* of the agent thread */
 } mover;
 
@@ -39,9 +42,9 @@ NVS_FORK_STATE static mover movers[NVS_MAX_GPUS];
 NVS_FORK_STATE static uint32_t passes; /* that are under way */
 NVS_FORK_STATE static bool stopping;
 
-static bool at_rest(const mover *m) /* locked */
+static bool is_busy(const mover *m) /* locked */
 {
-    return !m->running && (m->held || m->aimed_at == m->goals);
+    return m->running || (!m->held && m->aimed_at != m->goals);
 }
 
 /* --- one pass --- */
@@ -52,15 +55,33 @@ static uint64_t ahead(mover *m, uint64_t moved)
 {
     const uint64_t goal = m->goal.bytes, from = m->pass.from;
     const uint64_t at = !m->pass.out ? from + moved : from > moved ? from - moved : 0;
-    const uint64_t left = stopping || m->held || (at < goal) == m->pass.out ? 0 : m->pass.out ? at - goal : goal - at;
-    if (left != 0 && !m->pass.out && !m->state.lacks)
+    const bool over = stopping || m->held || m->rested == m->goals || (at < goal) == m->pass.out;
+    const uint64_t left = over ? 0 : m->pass.out ? at - goal : goal - at;
+    if (left != 0 && !m->pass.out && !m->pass.lacks)
         m->aimed_at = m->goals;
     return left;
 }
 
 static bool may_rise(const mover *m, uint64_t moved) /* locked */
 {
-    return m->goal.rises && !m->state.hurried && !m->state.lacks && !m->held && !stopping && m->goal.bytes >= m->pass.from + moved;
+    return m->goal.rises && !m->hurried && !m->pass.lacks && !m->held && !stopping && m->goal.bytes >= m->pass.from + moved;
+}
+
+/* Locked: everything up to `moved` has moved. */
+static void count(mover *m, uint64_t moved, bool tell)
+{
+    *(m->pass.out ? &m->state.out_bytes : &m->state.in_bytes) += moved - m->pass.moved;
+    m->pass.moved = moved;
+    if (tell || m->goal.rises) /* `left` may wait for it */
+        pthread_cond_broadcast(&changed);
+    if (tell) {
+        const uint64_t now = nvs_now_ns();
+        m->state.news++;
+        m->state.moving_ns += now - m->pass.told_ns;
+        m->pass.told = moved;
+        m->pass.told_ns = now;
+        nvs_agent_poke();
+    }
 }
 
 static uint64_t left(void *argument, uint64_t moved, uint64_t least)
@@ -69,35 +90,27 @@ static uint64_t left(void *argument, uint64_t moved, uint64_t least)
     const struct timespec until = nvs_wait_until(RAISE_NS);
     pthread_mutex_lock(&lock);
     uint64_t bytes = ahead(m, moved);
-    while (bytes < least && may_rise(m, moved) && nvs_cond_wait(&changed, &lock, &until) == 0)
+    while (bytes < least && may_rise(m, moved)) {
+        if (m->pass.moved == moved && m->rested != m->goals) { /* all that has begun has come in */
+            m->rested = m->goals;
+            bytes = 0;
+            count(m, moved, true);
+        }
+        if (nvs_cond_wait(&changed, &lock, &until) != 0)
+            break;
         bytes = ahead(m, moved);
-    m->state.lacks = m->state.lacks || bytes < least;
+    }
+    m->pass.lacks = m->pass.lacks || bytes < least;
     pthread_mutex_unlock(&lock);
     return bytes;
-}
-
-static void count(mover *m, uint64_t moved, bool tell) /* locked */
-{
-    m->state.in_bytes += m->pass.out ? 0 : moved - m->pass.moved;
-    m->pass.moved = moved;
-    if (tell) {
-        const uint64_t now = nvs_now_ns();
-        m->state.news++;
-        m->state.moving_ns += now - m->pass.told_ns;
-        m->pass.told = moved;
-        m->pass.told_ns = now;
-    }
 }
 
 static void on_moved(void *argument, uint64_t moved)
 {
     mover *m = argument;
     pthread_mutex_lock(&lock);
-    const bool tell = moved >= m->pass.told + NEWS_BYTES || nvs_now_ns() >= m->pass.told_ns + NEWS_NS;
-    count(m, moved, tell);
+    count(m, moved, moved >= m->pass.told + NEWS_BYTES || nvs_now_ns() >= m->pass.told_ns + NEWS_NS);
     pthread_mutex_unlock(&lock);
-    if (tell)
-        nvs_agent_poke();
 }
 
 /* The gate is closed already; a release may have left work behind that still runs. */
@@ -141,19 +154,14 @@ static void make_pass(mover *m)
     m->aimed_at = m->goals;
     m->pass.moved = m->pass.told = 0;
     m->pass.told_ns = nvs_now_ns();
-    m->state.lacks = false;
+    m->pass.lacks = false;
     pthread_mutex_unlock(&lock);
     const uint32_t error = approach(m, &watch, &moved);
-    atomic_store_explicit(&nvs_ledgers[m->gpu].to_report, 1, memory_order_seq_cst); /* as nvs_agent_memory_changed */
     pthread_mutex_lock(&lock);
-    count(m, moved, true);
     m->state.error = error;
     m->running = false;
     passes--;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
-    nvs_agent_poke();
-    pthread_mutex_lock(&lock);
+    count(m, moved, true);
 }
 
 static void *mover_main(void *argument)
@@ -162,7 +170,7 @@ static void *mover_main(void *argument)
     (void)prctl(PR_SET_NAME, "nvshare-mover", 0, 0, 0);
     pthread_mutex_lock(&lock);
     for (;;) {
-        if (stopping || at_rest(m))
+        if (stopping || !is_busy(m))
             nvs_cond_wait(&changed, &lock, NULL);
         else
             make_pass(m);
@@ -184,9 +192,11 @@ void nvs_mover_aim(uint32_t gpu, const nvs_goal *goal)
     m->goal = *goal;
     m->goals++;
     m->held = false;
-    m->state.hurried = !m->has_thread;
+    if (!m->running)
+        m->hurried = !m->has_thread;
     m->state.error = 0;
     m->seen.busy = true;
+    m->seen.at_rest = false;
     pthread_cond_broadcast(&changed);
     if (!m->has_thread)
         make_pass(m);
@@ -206,7 +216,7 @@ void nvs_mover_hurry(uint32_t gpu)
     pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < NVS_MAX_GPUS; i++)
         if (movers[i].goals != 0 && (i == gpu || gpu == NVS_NO_GPU))
-            movers[i].state.hurried = true;
+            movers[i].hurried = true;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -219,7 +229,8 @@ void nvs_movers_look(void)
         if (m->goals == 0)
             continue;
         m->seen = m->state;
-        m->seen.busy = !at_rest(m);
+        m->seen.busy = is_busy(m);
+        m->seen.at_rest = !m->seen.busy || m->rested == m->goals;
     }
     pthread_mutex_unlock(&lock);
 }

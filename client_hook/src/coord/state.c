@@ -15,33 +15,83 @@
 #include <errno.h>
 #include <string.h>
 
-/* --- reports --- */
+/* --- states and targets --- */
 
-/* At most one report in that time.  In mode `device` no memory moves, and the coordinator acts upon no report. */
-#define REPORT_NS (nvs_config.memory_mode == NVS_MODE_DEVICE ? 100000000u : 10000000u)
+/* At most one State in that time, unless memory moves.  In mode `device` none does, and the coordinator acts upon no State. */
+#define STATE_NS (nvs_config.memory_mode == NVS_MODE_DEVICE ? 100000000u : 10000000u)
 
-static uint64_t reported_ns[NVS_MAX_GPUS];
+/* Of the agent thread, and of this connection. */
+static struct told {
+    uint32_t target;        /* number of the newest one */
+    bool obeyed;            /* the mover works for it */
+    uint32_t error;         /* why it came to rest */
+    uint64_t sent_ns;       /* the last State */
+    uint32_t news;          /* the mover's, of the last State */
+    nvs_mover_state before; /* the mover's, at AttachGpu */
+} told[NVS_MAX_GPUS];
 
-void nvs_report_memory(uint32_t gpu, uint64_t now_ns)
+void nvs_state_attached(uint32_t gpu)
 {
+    const nvs_mover_state *its = nvs_mover_state_of(gpu);
+    told[gpu] = (struct told){.news = its->news, .before = *its};
+}
+
+void nvs_state_send(uint32_t gpu)
+{
+    const nvs_mover_state *its = nvs_mover_state_of(gpu);
+    struct told *mine = &told[gpu];
     nvs_usage usage;
     /* seq_cst: the flag goes before the figures are read, see nvs_agent_memory_changed */
     (void)atomic_exchange_explicit(&nvs_ledgers[gpu].to_report, 0, memory_order_seq_cst);
     nvs_memory_usage(gpu, &usage);
-    reported_ns[gpu] = now_ns;
-    NVS_LINK_SEND(memory_report, (uint8_t)gpu, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes,
-                  usage.host_bytes, atomic_load_explicit(&nvs_mail[gpu].released_bytes, memory_order_relaxed), /* see its declaration */
-                  nvs_host_ready_bytes(), nvs_gate_linked_with(gpu) != UINT32_C(1) << gpu);
+    mine->sent_ns = nvs_now_ns();
+    mine->news = its->news;
+    NVS_LINK_SEND(state, (uint8_t)gpu, mine->target, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes, usage.host_bytes,
+                  atomic_load_explicit(&nvs_mail[gpu].released_bytes, memory_order_relaxed), /* see its declaration */
+                  nvs_host_ready_bytes(), nvs_gate_linked_with(gpu) != UINT32_C(1) << gpu, its->out_bytes - mine->before.out_bytes,
+                  its->in_bytes - mine->before.in_bytes, its->moving_ns - mine->before.moving_ns, !mine->obeyed || its->at_rest,
+                  mine->error);
 }
 
-bool nvs_report_is_due(uint32_t gpu)
+uint64_t nvs_state_due(uint32_t gpu)
 {
-    return atomic_load_explicit(&nvs_ledgers[gpu].to_report, memory_order_seq_cst) != 0; /* pairs with the exchange above */
+    if (told[gpu].news != nvs_mover_state_of(gpu)->news)
+        return 0;
+    /* seq_cst: pairs with the exchange above */
+    return atomic_load_explicit(&nvs_ledgers[gpu].to_report, memory_order_seq_cst) != 0 ? told[gpu].sent_ns + STATE_NS : UINT64_MAX;
 }
 
-uint64_t nvs_report_at(uint32_t gpu)
+void nvs_target_received(const nvs_target *target, bool leased)
 {
-    return reported_ns[gpu] + REPORT_NS;
+    struct told *mine = &told[target->gpu];
+    if (target->bytes < nvs_memory_resident(target->gpu))
+        (void)atomic_fetch_add_explicit(&nvs_pressure_times, 1, memory_order_relaxed); /* see its declaration */
+    mine->target = target->number;
+    mine->obeyed = !leased;
+    mine->error = leased ? CUDA_ERROR_NOT_PERMITTED : 0;
+    if (leased)
+        nvs_state_send(target->gpu);
+    else
+        nvs_mover_aim(target->gpu, &(nvs_goal){.bytes = target->bytes, .rises = target->rises, .promised = true});
+}
+
+void nvs_targets_look(void)
+{
+    nvs_movers_look();
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        const nvs_mover_state *its = nvs_mover_state_of(gpu);
+        if (told[gpu].obeyed && !its->busy) {
+            told[gpu].obeyed = false;
+            told[gpu].error = its->error;
+        }
+    }
+}
+
+void nvs_targets_lost(void)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if (told[gpu].obeyed)
+            nvs_mover_hold(gpu);
 }
 
 /* --- the share of the node's host memory --- */
@@ -147,92 +197,6 @@ uint64_t nvs_budget_serve(uint64_t now_ns)
     return unanswered_ns + ANSWER_NS;
 }
 
-/* --- orders --- */
-
-/* Of the agent thread. */
-NVS_FORK_STATE static struct order {
-    bool open, out;
-    uint8_t gpu;
-    uint64_t id, bytes;
-    uint64_t credit;        /* of `bytes`: so many may move now */
-    uint64_t before;        /* bytes on the GPU at its begin */
-    nvs_mover_state its;    /* the mover's, at its begin and with the news of the last report */
-} orders[NVS_MAX_GPUS];
-
-static void aim(const struct order *o)
-{
-    const uint64_t out = o->before > o->bytes ? o->before - o->bytes : 0;
-    const uint64_t in = o->credit < UINT64_MAX - o->before ? o->before + o->credit : UINT64_MAX;
-    nvs_mover_aim(o->gpu, &(nvs_goal){.bytes = o->out ? out : in, .rises = o->credit < o->bytes, .promised = true});
-}
-
-static void tell(struct order *o, bool finished)
-{
-    const nvs_mover_state *its = nvs_mover_state_of(o->gpu);
-    const uint64_t now = nvs_memory_resident(o->gpu), in = its->in_bytes - o->its.in_bytes;
-    const uint64_t moved = o->out ? (o->before > now ? o->before - now : 0) : in < o->credit ? in : o->credit;
-    o->its.news = its->news;
-    NVS_LINK_SEND(move_progress, o->gpu, o->id, moved, its->moving_ns - o->its.moving_ns, finished, finished ? its->error : 0);
-}
-
-static void end(struct order *o)
-{
-    o->open = false;
-    nvs_report_memory(o->gpu, nvs_now_ns());
-    tell(o, true);
-}
-
-void nvs_order_begin(uint8_t gpu, uint64_t id, bool out, uint64_t bytes, uint64_t credit_bytes)
-{
-    struct order *o = &orders[gpu];
-    const nvs_mover_state *its = nvs_mover_state_of(gpu);
-    nvs_movers_look();
-    if (o->open)
-        end(o);
-    *o = (struct order){.open = true, .out = out, .gpu = gpu, .id = id, .bytes = bytes, .credit = credit_bytes < bytes ? credit_bytes : bytes,
-                        .before = nvs_memory_resident(gpu), .its = *its};
-    aim(o);
-}
-
-void nvs_order_credit(const nvs_move_credit *more)
-{
-    struct order *o = &orders[more->gpu];
-    const uint64_t credit = more->credit_bytes < o->bytes ? more->credit_bytes : o->bytes;
-    nvs_movers_look();
-    if (!o->open || o->id != more->order_id || credit <= o->credit || nvs_mover_state_of(more->gpu)->hurried)
-        return; /* hurried: it ends with what it has */
-    o->credit = credit;
-    aim(o);
-}
-
-void nvs_orders_lost(void)
-{
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        if (orders[gpu].open)
-            nvs_mover_hold(gpu);
-        orders[gpu].open = false;
-    }
-}
-
-void nvs_orders_serve(void)
-{
-    nvs_movers_look();
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        struct order *o = &orders[gpu];
-        const nvs_mover_state *its = nvs_mover_state_of(gpu);
-        const bool waits = its->lacks && o->credit < o->bytes && !its->hurried && its->error == 0;
-        if (o->open && !its->busy && !waits)
-            end(o);
-        else if (o->open && its->news != o->its.news)
-            tell(o, false);
-    }
-}
-
-bool nvs_moves_busy(uint32_t gpu)
-{
-    return orders[gpu].open || nvs_mover_state_of(gpu)->busy;
-}
-
 NVS_FORK_CODE void nvs_state_after_fork(void)
 {
     pthread_mutex_init(&mail.asking, NULL); /* a thread that does not exist here may have held it */
@@ -241,7 +205,4 @@ NVS_FORK_CODE void nvs_state_after_fork(void)
     state = NO_BUDGET;
     sequence = question = 0;
     unanswered_ns = 0;
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if (orders[gpu].open)
-            orders[gpu].open = false;
 }

@@ -140,7 +140,8 @@ static void wait_for_oldest(mover *m)
     }
     if (m->flight.lost)
         return;
-    nvs_memory_set_evicted(m->gpu, oldest->of, oldest->evicted);
+    if (m->out)
+        nvs_memory_set_evicted(m->gpu, oldest->of, oldest->evicted);
     m->moved += oldest->bytes;
     m->watch->moved(m->watch->argument, m->moved);
 }
@@ -214,7 +215,11 @@ static CUresult move_piece(mover *m, const nvs_extent *extent, uint64_t *evicted
         return CUDA_SUCCESS;
     const uint64_t from = m->out ? *evicted : *evicted - bytes;
     const uint64_t to = from + bytes < extent->length ? from + bytes : extent->length;
+    if (!m->out) /* before its pages come in: a State never counts too little */
+        nvs_memory_set_evicted(m->gpu, extent, from);
     CUresult result = to > from ? prefetch(m, extent->key + from, to - from) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS && !m->out)
+        nvs_memory_set_evicted(m->gpu, extent, *evicted);
     if (result != CUDA_SUCCESS)
         return result;
     piece *next = &m->flight.pieces[(m->flight.first + m->flight.count) % IN_FLIGHT];
@@ -264,7 +269,7 @@ static nvs_status move(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t 
         return NVS_NO_MEMORY;
     size_t count = nvs_allocation_extents(gpu, out, extents, room);
     if (count > room)
-        count = room; /* the next order finds allocations that are newer */
+        count = room; /* the next pass finds allocations that are newer */
     qsort(extents, count, sizeof *extents, larger_first);
 
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the application's captures are not disturbed */

@@ -1,6 +1,6 @@
 /* Memory mode `swap` as a backend (memory/backend.h): allocations, moves, the gate, figures.
  *
- * While the gate is closed an allocation succeeds without physical memory; the Restore before the next Grant maps it.  While the gate is open
+ * While the gate is closed an allocation succeeds without physical memory; the mover maps it before the gate opens.  While the gate is open
  * the allocation is backed at once, after the coordinator has granted the room; without room the call returns out-of-memory.
  *
  * A chunk has up to 64 MiB, and less where the capacity is small, so that a move has little surplus.  Allocations of up to half a chunk share

@@ -15,7 +15,7 @@
 
 enum {
     MOST_FAILURES = 16,        /* consecutive failed restorations: one to two seconds with the agent's growing pauses (coord/lease.c) */
-    MOST_FAILED_EVICTIONS = 3, /* consecutive ones, in which the driver has failed as a lost GPU does: the coordinator orders few */
+    MOST_FAILED_EVICTIONS = 3, /* consecutive ones, in which the driver has failed as a lost GPU does: there are few */
 };
 
 /* --- choosing --- */
@@ -239,7 +239,7 @@ static uint64_t discard_all(uint32_t gpu, bool dead)
     nvs_transfer m = {.gpu = gpu, .out = dead, .discard = true};
     uint64_t left = 0;
     if (!gather(&m))
-        return 0; /* the next order tries again */
+        return 0; /* the next pass tries again */
     for (size_t i = 0; i < m.count; i++)
         left += discard(&m.places[i]);
     free_places(&m);

@@ -19,12 +19,12 @@ FREED = ["freed in MainThread"]
 
 @pytest.fixture
 def program(coordinator: ScriptedCoordinator, hook_env: dict[str, str]) -> Iterator[JsonClient]:
-    """It has used the GPU and has given its lease back; 32 MiB of its memory are cached."""
+    """It has used the GPU and has given its lease back; of its memory 32 MiB are cached, and 8 MiB are not."""
     with JsonClient([sys.executable, str(PROGRAM)], hook_env | {"NVSHARE_MEMORY": "managed"}) as client:
         assert client.ask("start") == 0
         client.tell(f"cache {32 * MIB}")
         coordinator.welcome()
-        assert client.result() == 0
+        assert client.result() == client.ask("need", 8 * MIB) == 0
         client.tell("work")
         coordinator.asked()
         coordinator.grant(1)
@@ -33,31 +33,30 @@ def program(coordinator: ScriptedCoordinator, hook_env: dict[str, str]) -> Itera
         yield client
 
 
-def evict(coordinator: ScriptedCoordinator, number: int) -> None:
-    """Orders an eviction and waits for its end."""
-    coordinator.send(messages.Evict(gpu=0, order_id=number, bytes=32 * MIB))
-    while not coordinator.expect(messages.MoveProgress).finished:
-        pass
+def evict(coordinator: ScriptedCoordinator) -> None:
+    """All that is there, and the memory that the program needs always is."""
+    coordinator.move(1 << 30)
+    coordinator.move(0)
 
 
 def released_bytes(coordinator: ScriptedCoordinator) -> int:
     """By the next report of memory that differs from the last one."""
-    return coordinator.expect(messages.MemoryReport).released_bytes
+    return coordinator.expect(messages.State).released_bytes
 
 
 def test_a_step_calls_once_for_an_eviction(coordinator: ScriptedCoordinator, program: JsonClient) -> None:
     """Broken: cached memory is never freed, or the coordinator does not learn how much was."""
     program.ask("on_pressure", "free")
     assert program.ask("step") == [], "nothing was evicted"
-    evict(coordinator, 1)
+    evict(coordinator)
     assert program.ask("step") == FREED
     assert program.ask("step") == [], "once"
     while (released := released_bytes(coordinator)) == 0:
         pass
     assert released == 32 * MIB
-    evict(coordinator, 2)
+    evict(coordinator)
     assert program.ask("step") == FREED
-    evict(coordinator, 3)
+    evict(coordinator)
     assert program.ask("step") == FREED, "the program took nothing back"
 
 
@@ -68,7 +67,7 @@ def test_a_program_that_takes_the_memory_back_is_called_less(
     program.ask("on_pressure", "free")
     calls = []
     for number in range(1, 60):
-        evict(coordinator, number)
+        evict(coordinator)
         if program.ask("step"):
             calls.append(number)
             assert program.ask("cache", 32 * MIB) == 0
@@ -97,8 +96,8 @@ def test_the_expectation_of_evictions_is_pressure(coordinator: ScriptedCoordinat
 def test_nothing_is_called_in_a_capture(coordinator: ScriptedCoordinator, program: JsonClient) -> None:
     """Broken: a callback frees memory while a stream is captured, which invalidates the capture."""
     program.ask("on_pressure", "free")
-    coordinator.send(messages.Evict(gpu=0, order_id=1, bytes=MIB))
-    eventually(lambda: program.ask("pressure") == [0, 1], "the order")
+    evict(coordinator)
+    assert program.ask("pressure") == [0, 1]
     program.tell("capture 1")
     coordinator.expect(messages.Request)
     coordinator.grant(2)
@@ -114,8 +113,8 @@ def test_a_callback_that_raises(coordinator: ScriptedCoordinator, program: JsonC
     program.ask("on_pressure", "fail")
     program.ask("on_pressure", "free")
     program.ask("on_pressure", "fail")
-    for number in (1, 2):
-        evict(coordinator, number)
+    for _ in range(2):
+        evict(coordinator)
         assert program.ask("step") == ["failed", *FREED]
     code, errors = program.finish()
     assert code == 0
@@ -125,14 +124,14 @@ def test_a_callback_that_raises(coordinator: ScriptedCoordinator, program: JsonC
 def test_a_callback_does_not_call_itself(coordinator: ScriptedCoordinator, program: JsonClient) -> None:
     """Broken: a callback that makes a step never ends."""
     program.ask("on_pressure", "step")
-    evict(coordinator, 1)
+    evict(coordinator)
     assert program.ask("step") == ["stepped"]
 
 
 def test_callbacks_belong_to_a_thread(coordinator: ScriptedCoordinator, program: JsonClient) -> None:
     """Broken: memory is freed in the middle of another thread's step."""
     program.ask("on_pressure", "free")
-    evict(coordinator, 1)
+    evict(coordinator)
     assert program.ask("step_apart") == []
     assert program.ask("register_apart") == ["freed in apart"]
     assert program.ask("step") == FREED
@@ -141,6 +140,6 @@ def test_callbacks_belong_to_a_thread(coordinator: ScriptedCoordinator, program:
 def test_a_forked_child_has_its_own_pressure(coordinator: ScriptedCoordinator, program: JsonClient) -> None:
     """Broken: a child frees its parent's memory, which it must not touch."""
     program.ask("on_pressure", "free")
-    evict(coordinator, 1)
+    evict(coordinator)
     assert program.ask("fork") == 0
     assert program.ask("step") == FREED

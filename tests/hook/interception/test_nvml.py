@@ -73,9 +73,9 @@ def test_nvml_agrees_with_cuda_and_coordinator(coordinator: ScriptedCoordinator,
     free, total, of_device = client.ask("info")
     assert (free, total, of_device) == (4 * GIB - 300 * MIB, 4 * GIB, 4 * GIB)
     assert client.card() == (total, free, 300 * MIB)
-    report = coordinator.expect(messages.MemoryReport)
+    report = coordinator.expect(messages.State)
     while report.allocated_bytes == 0:
-        report = coordinator.expect(messages.MemoryReport)
+        report = coordinator.expect(messages.State)
     assert report.allocated_bytes == 300 * MIB
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import Client, last_report, order, start
+from tests.hook.memory.test_memory_process import Client, start
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.swap.conftest import environment
 from tests.hook.swap.test_swap_process import GIB, MIB, attached, hold
@@ -73,8 +73,8 @@ def opened(client: Client, handle: int) -> int:
 
 def await_pinned(coordinator: ScriptedCoordinator, size: int) -> None:
     """Until the exporter has reported so much as pinned."""
-    while last_report(coordinator).pinned_bytes != size:
-        coordinator.expect(messages.MemoryReport)
+    while coordinator.state().pinned_bytes != size:
+        coordinator.expect(messages.State)
 
 
 def names_in(client: Client, folder: str) -> list[str]:
@@ -100,12 +100,12 @@ def test_both_see_the_same_bytes_while_the_rest_moves(
         mapped = opened(guest, handle)
         coordinator.revoke(1)
         await_pinned(coordinator, shared)
-        moved, error = order(coordinator, messages.Evict, 1, GIB)
+        moved, error = coordinator.evict(GIB)
         assert (moved, error) == (rest, 0)
         assert guest.ask("same", mapped, shared, 1) is True
         assert guest.ask("write", mapped, shared, 3) == 0, "an importer works while the exporter has no lease"
         assert guest.ask("range", mapped + 5) == [0, mapped, shared]
-        assert order(coordinator, messages.Restore, 2, GIB) == (rest, 0)
+        assert coordinator.restore(GIB) == (rest, 0)
         coordinator.grant(2)
         assert exporter.ask("same", pointer, shared, 3) is True
         assert exporter.ask("same", other, rest, 2) is True
@@ -137,7 +137,7 @@ def test_freed_memory_has_a_new_handle(
     assert guest.ask("same", mapped, 40 * MIB, 1) is True, "who has it open keeps it"
     assert importer().ask("ipc_open", handle, LAZY)[0] == INVALID_HANDLE, "nobody else gets it"
     coordinator.revoke(1)
-    assert last_report(coordinator).pinned_bytes == 40 * MIB, "it takes room of the card as long as it is open"
+    assert coordinator.state().pinned_bytes == 40 * MIB, "it takes room of the card as long as it is open"
     assert guest.ask("ipc_close", mapped) == 0
     await_pinned(coordinator, 0)
     coordinator.grant(2)

@@ -24,17 +24,9 @@ EACH_S = 0.4
 """Time of a chunk or piece that is made to take long: several of them take longer than the hook once waited."""
 
 
-def progress(coordinator: ScriptedCoordinator, order: int, finished: bool) -> messages.MoveProgress:
-    """The next word about an order, or the last."""
-    while True:
-        told = coordinator.expect(messages.MoveProgress)
-        if told.order_id == order and told.finished >= finished:
-            return told
-
-
-def finished(coordinator: ScriptedCoordinator, order: int) -> int:
-    """Its CUresult."""
-    return progress(coordinator, order, True).error
+def moved(before: messages.State, after: messages.State) -> int:
+    """In either direction."""
+    return after.moved_out_bytes + after.moved_in_bytes - before.moved_out_bytes - before.moved_in_bytes
 
 
 def fill(client: ScriptedClient, coordinator: ScriptedCoordinator) -> None:
@@ -57,26 +49,19 @@ def test_a_context_ends_beside_moves(
     program = compile_c(tmp_path / "moves", PROGRAM, built.sim_dir / "libcuda.so.1")
     with ScriptedClient(program, hook_env | {"NVSHARE_MEMORY": "swap"}) as client:
         fill(client, coordinator)
-        for order in range(1, 3 * ROUNDS, 3):
-            coordinator.send(messages.Evict(gpu=0, order_id=order, bytes=ALL))
-            assert finished(coordinator, order) == 0
-            coordinator.send(messages.Restore(gpu=0, order_id=order + 1, bytes=ALL))
-            assert finished(coordinator, order + 1) == 0
+        for _ in range(ROUNDS):
+            assert coordinator.evict(ALL)[1] == 0
+            assert coordinator.restore(ALL)[1] == 0
             client.tell("end")
-            coordinator.send(messages.Evict(gpu=0, order_id=order + 2, bytes=ALL))
-            assert finished(coordinator, order + 2) == 0
+            assert coordinator.evict(ALL)[1] == 0
             assert client.answer() == "0"
             assert client.do("make") == "0"
         assert client.do("lost") == "0"
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind", "slow"),
-    [
-        ("swap", messages.Evict, "cuMemUnmap"),
-        ("swap", messages.Restore, "cuMemMap"),
-        ("managed", messages.Evict, "cuMemPrefetchAsync"),
-    ],
+    ("mode", "size", "slow"),
+    [("swap", 0, "cuMemUnmap"), ("swap", ALL, "cuMemMap"), ("managed", 0, "cuMemPrefetchAsync")],
 )
 def test_a_context_ends_in_the_middle_of_a_long_move(
     tmp_path: Path,
@@ -84,7 +69,7 @@ def test_a_context_ends_in_the_middle_of_a_long_move(
     hook_env: dict[str, str],
     coordinator: ScriptedCoordinator,
     mode: str,
-    kind: type[messages.Evict] | type[messages.Restore],
+    size: int,
     slow: str,
 ) -> None:
     """Broken: a context is destroyed below the mover, which fails or crashes; or memory of another one stays behind."""
@@ -92,15 +77,17 @@ def test_a_context_ends_in_the_middle_of_a_long_move(
     faults = f"slow:{slow}={int(EACH_S * 1e9)}"
     with ScriptedClient(program, hook_env | {"NVSHARE_MEMORY": mode, "NVSHARE_SIM_FAULTS": faults}) as client:
         fill(client, coordinator)
-        if kind is messages.Restore:
-            coordinator.send(messages.Evict(gpu=0, order_id=1, bytes=ALL))
-            assert finished(coordinator, 1) == 0
-        coordinator.send(kind(gpu=0, order_id=2, bytes=ALL))
-        assert not progress(coordinator, 2, False).finished
+        if size:
+            assert coordinator.evict(ALL)[1] == 0
+        coordinator.target(size)
+        before = coordinator.state()
+        while moved(before, coordinator.expect(messages.State)) == 0:
+            pass
+        assert not coordinator.state().at_rest
         client.tell("end")
-        last = progress(coordinator, 2, True)
+        last = coordinator.rests()
         assert last.error == 0
         if mode == "swap":  # else the memory ends with the context
-            assert last.moved_bytes >= OTHER, "what the living context has moves on"
+            assert moved(before, last) >= OTHER, "what the living context has moves on"
         assert client.answer() == "0"
         assert client.do("make") == "0"

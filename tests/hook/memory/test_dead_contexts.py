@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import MIB, Client, attached, order, reported, simulated, start
+from tests.hook.memory.test_memory_process import MIB, Client, attached, reported, simulated, start
 from tests.hook.scripted import ScriptedCoordinator
 
 __all__ = ["simulated"]  # fixture
@@ -55,10 +55,10 @@ def test_memory_is_dropped(
         attached(client, coordinator)
         faulted(client, coordinator)
         moved = SIZE if mode == "swap" else 0
-        assert order(coordinator, messages.Evict, 5, SIZE) == (moved, 0)
+        assert coordinator.evict(SIZE) == (moved, 0)
         report = reported(coordinator, resident=0)
         assert (report.allocated_bytes, report.pinned_bytes, report.host_bytes) == (0, 0, 0)
-        assert order(coordinator, messages.Restore, 6, SIZE) == (0, 0)
+        assert coordinator.restore(SIZE) == (0, 0)
         assert reported(coordinator, resident=0).allocated_bytes == 0
     log = (tmp_path / "log").read_text()
     assert log.count("\n") == 1, log
@@ -77,10 +77,10 @@ def test_a_context_beside_a_dead_one(coordinator: ScriptedCoordinator, simulated
         assert client.ask("kernel_copy", NOWHERE, NOWHERE, 4) == ILLEGAL_ADDRESS
         assert client.ask("switch", 0) == 0
         assert coordinator.revoke(1).drained
-        assert order(coordinator, messages.Evict, 5, SIZE) == (SIZE, 0)
+        assert coordinator.evict(SIZE) == (SIZE, 0)
         client.tell(f"same {pointer} {SIZE} 3")
         coordinator.expect(messages.Request)
-        assert order(coordinator, messages.Restore, 6, SIZE) == (SIZE, 0)
+        assert coordinator.restore(SIZE) == (SIZE, 0)
         coordinator.grant(2)
         assert client.result() is True
 
@@ -98,10 +98,10 @@ def test_memory_of_a_lost_gpu_is_dropped(
         pointer = client.ask("alloc", SIZE)[1]
         assert client.ask("write", pointer, SIZE, 3) == 0
         assert coordinator.revoke(1).drained
-        for number in (5, 6):
-            assert order(coordinator, messages.Evict, number, SIZE) == (0, UNKNOWN)
+        for _ in range(2):
+            assert coordinator.evict(SIZE) == (0, UNKNOWN)
             assert reported(coordinator, resident=SIZE).allocated_bytes == SIZE, "it may have been a passing failure"
-        assert order(coordinator, messages.Evict, 7, SIZE) == (SIZE, 0)
+        assert coordinator.evict(SIZE) == (SIZE, 0)
         assert reported(coordinator, resident=0).allocated_bytes == 0
     log = (tmp_path / "log").read_text()
     assert f"have the CUDA error {code} until the program ends" in log

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from nvshare.coordinator.protocol import messages
 from tests.hook.memory.test_memory_process import (
     INVALID_VALUE,
     MIB,
@@ -18,7 +17,6 @@ from tests.hook.memory.test_memory_process import (
     Client,
     attached,
     environment,
-    finished,
     reported,
     simulated,
     start,
@@ -142,8 +140,7 @@ def test_what_the_driver_keeps_for_graphs_gives_way(
         assert client.ask("graph_launch", executable) == client.ask("graph_end", executable) == 0
         coordinator.revoke(1)
         assert reported(coordinator, resident=64 * MIB).pinned_bytes == 64 * MIB
-        coordinator.send(messages.Evict(gpu=0, order_id=5, bytes=64 * MIB))
-        assert finished(coordinator, 5) == (64 * MIB, 0)
+        assert coordinator.evict(64 * MIB) == (64 * MIB, 0)
         assert reported(coordinator, resident=0).allocated_bytes == 0
 
 

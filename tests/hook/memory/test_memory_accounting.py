@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.protocol import messages
 from nvshare.simulated_gpu.trace import read_trace
 from tests.conftest import Built
 from tests.hook.compiled import SOURCE, compile_c
@@ -23,8 +22,6 @@ from tests.hook.memory.test_memory_process import (
     OUT_OF_MEMORY,
     Client,
     attached,
-    last_report,
-    order,
     reported,
     simulated,
     start,
@@ -150,14 +147,14 @@ def test_no_more_is_moved_than_asked(coordinator: ScriptedCoordinator, simulated
     """Broken: a small overflow moves a whole working set, or bytes of freed memory stay in the figures."""
     with start({**simulated, "NVSHARE_MEMORY": "managed"}) as client:
         big, _ = filled(client, coordinator, 200 * MIB, 10 * MIB)
-        assert order(coordinator, messages.Evict, 2, 30 * MIB) == (30 * MIB, 0)
-        assert order(coordinator, messages.Evict, 3, 171 * MIB) == (172 * MIB, 0), "whole pages"
-        assert last_report(coordinator).host_bytes == 202 * MIB
+        assert coordinator.evict(30 * MIB) == (30 * MIB, 0)
+        assert coordinator.evict(171 * MIB) == (172 * MIB, 0), "whole pages"
+        assert coordinator.state().host_bytes == 202 * MIB
         part = 50 * MIB + 1
-        assert order(coordinator, messages.Restore, 4, part) == (part, 0)
+        assert coordinator.restore(part) == (part, 0)
         assert client.ask("free", big) == 0
         assert reported(coordinator, resident=8 * MIB).allocated_bytes == 10 * MIB
-        assert order(coordinator, messages.Restore, 5, GIB) == (2 * MIB, 0)
+        assert coordinator.restore(GIB) == (2 * MIB, 0)
 
 
 def test_a_refusing_driver_is_reported(coordinator: ScriptedCoordinator, simulated: dict[str, str]) -> None:
@@ -165,9 +162,9 @@ def test_a_refusing_driver_is_reported(coordinator: ScriptedCoordinator, simulat
     faults = {"NVSHARE_SIM_FAULTS": "cuMemPrefetchAsync@1=719", "NVSHARE_MEMORY": "managed"}
     with start({**simulated, **faults}) as client:
         filled(client, coordinator, 10 * MIB)
-        assert order(coordinator, messages.Evict, 2, GIB) == (0, UNKNOWN)
-        assert last_report(coordinator).host_bytes == 0
-        assert order(coordinator, messages.Evict, 3, GIB) == (10 * MIB, 0)
+        assert coordinator.evict(GIB) == (0, UNKNOWN)
+        assert coordinator.state().host_bytes == 0
+        assert coordinator.evict(GIB) == (10 * MIB, 0)
 
 
 def test_a_driver_before_cuda_12_2_moves_memory(
@@ -181,8 +178,8 @@ def test_a_driver_before_cuda_12_2_moves_memory(
     with start({**simulated, "NVSHARE_MEMORY": "managed", "LD_LIBRARY_PATH": str(older)}) as client:
         (pointer,) = filled(client, coordinator, 10 * MIB)
         assert pointer != 0
-        assert order(coordinator, messages.Evict, 2, GIB) == (10 * MIB, 0)
-        assert order(coordinator, messages.Restore, 3, GIB) == (10 * MIB, 0)
+        assert coordinator.evict(GIB) == (10 * MIB, 0)
+        assert coordinator.restore(GIB) == (10 * MIB, 0)
 
 
 @pytest.mark.sanitizer

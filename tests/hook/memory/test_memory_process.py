@@ -27,7 +27,6 @@ OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 PROGRAM = Path(__file__).resolve().parent / "programs" / "memory_program.py"
 MODES = pytest.mark.parametrize("mode", ["device", "managed", "swap"])
 Client = JsonClient
-Order = type[messages.Evict] | type[messages.Restore]
 
 
 @pytest.fixture
@@ -97,13 +96,13 @@ def test_data_survives_eviction(coordinator: ScriptedCoordinator, environment: d
             assert result == 0
             assert client.ask("write", pointers[seed], size, seed) == 0
         coordinator.revoke(1)
-        report = last_report(coordinator)
+        report = coordinator.state()
         charged = 102 * MIB if mode == "swap" else 99 * MIB + 4608 + 512
         movable = charged if mode != "device" else 0
         assert (report.allocated_bytes, report.pinned_bytes) == (charged, charged - movable)
-        assert order(coordinator, messages.Evict, 5, charged) == (movable, 0)
+        assert coordinator.evict(charged) == (movable, 0)
         assert reported(coordinator, resident=charged - movable).host_bytes == movable
-        assert order(coordinator, messages.Restore, 6, charged) == (movable, 0)
+        assert coordinator.restore(charged) == (movable, 0)
         coordinator.grant(2)
         for seed, size in sizes.items():
             assert client.ask("same", pointers[seed], size, seed) is True
@@ -142,8 +141,8 @@ def test_data_survives_many_partial_moves(
             charged = 16 * GIB - client.ask("info")[1]
             assert charged == sum((size + 511) // 512 * 512 for _, size in held.values()) or mode == "swap"
             coordinator.revoke(turn)
-            for number, kind_of_order in enumerate((messages.Evict, messages.Restore)):
-                partial_move(coordinator, kind_of_order, 2 * turn + number, dice.randrange(1, 2 * charged))
+            for out in (True, False):
+                partial_move(coordinator, dice.randrange(1, 2 * charged), out=out)
             for number in [n for n in held if dice.random() < 0.1]:  # without a lease, wherever it is
                 assert client.ask("free", held.pop(number)[0]) == 0
             coordinator.grant(turn + 1)
@@ -152,15 +151,15 @@ def test_data_survives_many_partial_moves(
         until(client, "info", [0, 16 * GIB, 16 * GIB, 16 * GIB])
 
 
-def partial_move(coordinator: ScriptedCoordinator, kind: Order, number: int, wanted: int) -> None:
-    """An order of anything up to everything; what is told agrees."""
-    before = last_report(coordinator)
-    moved, error = order(coordinator, kind, number, wanted)
-    after = last_report(coordinator)
+def partial_move(coordinator: ScriptedCoordinator, wanted: int, *, out: bool) -> None:
+    """A target that is anywhere up to everything away; what is told agrees."""
+    before = coordinator.state()
+    moved, error = coordinator.evict(wanted) if out else coordinator.restore(wanted)
+    after = coordinator.state()
     assert error == 0
-    arena = 2 * MIB if kind is messages.Evict else 0  # an eviction may free one that is empty
+    arena = 2 * MIB if out else 0  # an eviction may free one that is empty
     assert 0 <= before.allocated_bytes - after.allocated_bytes <= arena
-    if kind is messages.Evict:
+    if out:
         assert moved >= min(wanted, before.resident_bytes - before.pinned_bytes)
         assert after.resident_bytes == before.resident_bytes - moved
     else:
@@ -168,31 +167,11 @@ def partial_move(coordinator: ScriptedCoordinator, kind: Order, number: int, wan
         assert after.resident_bytes == before.resident_bytes + moved
 
 
-def order(coordinator: ScriptedCoordinator, kind: Order, number: int, size: int) -> tuple[int, int]:
-    """(bytes moved, CUresult) of an order."""
-    coordinator.send(kind(gpu=0, order_id=number, bytes=size))
-    return finished(coordinator, number)
-
-
-def last_report(coordinator: ScriptedCoordinator) -> messages.MemoryReport:
-    """The newest report that was read."""
-    return [m for m in coordinator.received if isinstance(m, messages.MemoryReport)][-1]
-
-
-def finished(coordinator: ScriptedCoordinator, order_id: int) -> tuple[int, int]:
-    """(bytes moved, CUresult) when an order has ended."""
-    while True:
-        progress = coordinator.expect(messages.MoveProgress)
-        assert progress.order_id == order_id
-        if progress.finished:
-            return progress.moved_bytes, progress.error
-
-
-def reported(coordinator: ScriptedCoordinator, resident: int) -> messages.MemoryReport:
-    """The report that says so; every wait inside is bounded."""
-    known = [m for m in coordinator.received if isinstance(m, messages.MemoryReport)]
+def reported(coordinator: ScriptedCoordinator, resident: int) -> messages.State:
+    """The State that says so; every wait inside is bounded."""
+    known = [m for m in coordinator.received if isinstance(m, messages.State)]
     while not known or known[-1].resident_bytes != resident:
-        known.append(coordinator.expect(messages.MemoryReport))
+        known.append(coordinator.expect(messages.State))
     return known[-1]
 
 
@@ -270,7 +249,7 @@ def test_stream_ordered_memory_in_and_out_of_captures(
         assert client.ask("attribute", 8, pointer) == [0, 0, 0, 0]
         assert client.ask("write", pointer, 2 * MIB, 9) == 0
         coordinator.revoke(1)
-        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+        assert coordinator.evict(GIB)[1] == 0
         coordinator.grant(2)
         assert client.ask("same", pointer, 2 * MIB, 9) is True
         assert client.ask("free_async", pointer) == 0

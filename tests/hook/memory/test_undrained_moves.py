@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.protocol import messages
 from nvshare.simulated_gpu.trace import read_trace
-from tests.hook.memory.test_memory_process import finished, start
+from tests.hook.memory.test_memory_process import start
 from tests.hook.scripted import ScriptedCoordinator
 
 MIB, MS = 1 << 20, 1_000_000
@@ -23,7 +22,7 @@ KERNEL_NS = 8000 * MS
 
 @pytest.mark.parametrize("mode", ["managed", "swap"])
 def test_memory_stays_while_work_runs(coordinator: ScriptedCoordinator, hook_env: dict[str, str], mode: str) -> None:
-    """Broken: memory moves under a kernel that uses it, or an order that cannot be carried out hangs or lies."""
+    """Broken: memory moves under a kernel that uses it, or a target that cannot be reached hangs or lies."""
     environment = hook_env | {"NVSHARE_MEMORY": mode}
     size = 8 * MIB
     with start(environment) as client:
@@ -40,9 +39,8 @@ def test_memory_stays_while_work_runs(coordinator: ScriptedCoordinator, hook_env
         release = coordinator.revoke(1, deadline_ns=MS)
         assert not release.drained
         outcomes = []
-        for order_id in range(5, 99):
-            coordinator.send(messages.Evict(gpu=0, order_id=order_id, bytes=size))
-            outcomes.append(finished(coordinator, order_id))
+        for _ in range(94):
+            outcomes.append(coordinator.evict(size))
             if outcomes[-1] != (0, NOT_READY):
                 break
         assert outcomes[0] == (0, NOT_READY), "moved while the kernel ran"
@@ -51,7 +49,6 @@ def test_memory_stays_while_work_runs(coordinator: ScriptedCoordinator, hook_env
             one for one in read_trace(Path(environment["NVSHARE_SIM_STATE"])) if one.end_ns - one.start_ns >= KERNEL_NS
         )
         assert kernel.end_ns <= time.monotonic_ns()
-        coordinator.send(messages.Restore(gpu=0, order_id=99, bytes=size))
-        assert finished(coordinator, 99) == (size, 0)
+        assert coordinator.restore(size) == (size, 0)
         coordinator.grant(2)
         assert client.ask("same", pointer, size, 3) is True

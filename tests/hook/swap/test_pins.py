@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import Client, last_report, start
+from tests.hook.memory.test_memory_process import Client, start
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.swap.test_swap_process import CAPACITY, MIB, hold
 
@@ -66,7 +66,7 @@ def test_an_export_asks_first(client: Client, coordinator: ScriptedCoordinator) 
     assert asked(coordinator, allow=True) == 170 * MIB, "in all"
     assert client.result()[0] == 0
     coordinator.revoke(1)
-    assert last_report(coordinator).pinned_bytes == 170 * MIB
+    assert coordinator.state().pinned_bytes == 170 * MIB
 
 
 def test_a_refused_export_is_out_of_memory_and_pins_nothing(
@@ -164,7 +164,7 @@ def test_an_array_asks_first(client: Client, coordinator: ScriptedCoordinator) -
     assert asked(coordinator, allow=True) == 20 * MIB
     assert client.result()[0] == 0
     coordinator.revoke(1)
-    assert last_report(coordinator).pinned_bytes == 20 * MIB
+    assert coordinator.state().pinned_bytes == 20 * MIB
 
 
 def test_what_waits_for_an_answer_is_not_reported_as_pinned(client: Client, coordinator: ScriptedCoordinator) -> None:
@@ -178,8 +178,8 @@ def test_what_waits_for_an_answer_is_not_reported_as_pinned(client: Client, coor
         assert asked(coordinator, allow=False) == 20 * MIB
         assert [client.result()[0] for _ in range(3)] == [0, 0, OUT_OF_MEMORY]
     coordinator.revoke(1)
-    assert last_report(coordinator).allocated_bytes >= 32 * MIB
-    assert not any(m.pinned_bytes for m in coordinator.received if isinstance(m, messages.MemoryReport))
+    assert coordinator.state().allocated_bytes >= 32 * MIB
+    assert not any(m.pinned_bytes for m in coordinator.received if isinstance(m, messages.State))
 
 
 def test_no_more_is_allocated_than_there_is_room_for(client: Client, coordinator: ScriptedCoordinator) -> None:

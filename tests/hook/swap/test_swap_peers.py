@@ -12,7 +12,7 @@ import pytest
 
 from nvshare.coordinator.protocol import messages
 from tests.end_to_end.two_gpus import COPIES
-from tests.hook.memory.test_memory_process import Client, finished, last_report, start
+from tests.hook.memory.test_memory_process import Client, start
 from tests.hook.scripted import ScriptedCoordinator
 
 MIB = 1 << 20
@@ -45,20 +45,13 @@ def both(client: Client, coordinator: ScriptedCoordinator) -> tuple[int, int]:
         pointers.append(pointer)
         client.tell(f"write {pointer} {SIZE} {gpu + 1}")
         assert coordinator.expect(messages.Request).gpu == gpu
-        coordinator.send(messages.Restore(gpu=gpu, order_id=100 + gpu, bytes=SIZE))
-        assert finished(coordinator, 100 + gpu)[1] == 0
+        assert coordinator.restore(SIZE, gpu)[1] == 0
         coordinator.grant(10 + gpu, gpu=gpu)
         assert client.result() == 0
         if gpu == 0:
             assert client.ask("use", 1) == 0
             client.tell("info")
     return pointers[0], pointers[1]
-
-
-def evict(coordinator: ScriptedCoordinator, gpu: int, number: int) -> tuple[int, int]:
-    """(bytes moved, CUresult) of an order for everything."""
-    coordinator.send(messages.Evict(gpu=gpu, order_id=number, bytes=CAPACITY))
-    return finished(coordinator, number)
 
 
 def leave(coordinator: ScriptedCoordinator, lease_id: int) -> None:
@@ -70,8 +63,7 @@ def leave(coordinator: ScriptedCoordinator, lease_id: int) -> None:
 def bring_back(client: Client, coordinator: ScriptedCoordinator, size: int = SIZE) -> None:
     """The program's call waits for the lease and the memory of GPU 0, and ends well."""
     assert coordinator.expect(messages.Request).gpu == 0
-    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=size))
-    assert finished(coordinator, 2) == (size, 0)
+    assert coordinator.restore(size) == (size, 0)
     coordinator.grant(12, gpu=0)
     assert client.result() == 0
 
@@ -83,12 +75,12 @@ def test_a_call_on_the_other_gpus_memory_finds_what_was_evicted(
     """Broken: a fill, a value or a copy with the host fails when the GPU that is current is not the memory's."""
     there, _ = both(client, coordinator)
     coordinator.revoke(10, gpu=0)
-    assert evict(coordinator, 0, 1) == (SIZE, 0)
+    assert coordinator.move(0) == (SIZE, 0)
     client.tell(call.format(there, SIZE))
     bring_back(client, coordinator)
-    assert last_report(coordinator).linked
+    assert coordinator.state().linked
     leave(coordinator, 12)
-    assert evict(coordinator, 0, 3) == (SIZE, 0)
+    assert coordinator.move(0) == (SIZE, 0)
     assert "they have one turn" in (tmp_path / "log").read_text()
 
 
@@ -103,7 +95,7 @@ def test_an_edit_waits_for_the_memory_that_it_names(
     there, _ = both(client, coordinator)
     assert client.ask("use", 0) == 0
     coordinator.revoke(10, gpu=0)
-    assert evict(coordinator, 0, 1) == (SIZE, 0)
+    assert coordinator.move(0) == (SIZE, 0)
     half = SIZE // 2
     client.tell(f"copy_between {COPIES[name]} {there + half} {there} {half}")
     bring_back(client, coordinator)
@@ -111,7 +103,7 @@ def test_an_edit_waits_for_the_memory_that_it_names(
         leave(coordinator, 12)
     else:
         coordinator.revoke(12, gpu=0)
-    assert evict(coordinator, 0, 3) == (SIZE, 0)
+    assert coordinator.move(0) == (SIZE, 0)
 
 
 def test_a_graph_over_two_gpus_finds_its_memory(coordinator: ScriptedCoordinator, client: Client) -> None:
@@ -119,12 +111,11 @@ def test_a_graph_over_two_gpus_finds_its_memory(coordinator: ScriptedCoordinator
     there, _ = both(client, coordinator)
     assert client.ask("spread", there, SIZE) == 0
     leave(coordinator, 10)
-    assert evict(coordinator, 0, 1) == (SIZE, 0)
+    assert coordinator.move(0) == (SIZE, 0)
     client.tell("launch_spread")
     assert {coordinator.expect(messages.Request).gpu for _ in range(2)} == {0, 1}
     coordinator.grant(13, gpu=1)
-    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-    assert finished(coordinator, 2) == (SIZE, 0)
+    assert coordinator.restore(SIZE) == (SIZE, 0)
     coordinator.grant(12, gpu=0)
     assert client.result() == 0
 
@@ -139,7 +130,7 @@ def test_a_pool_is_opened_after_it_gave_memory(coordinator: ScriptedCoordinator,
     assert client.ask("pool_allow", 0, 1) == 0
     assert client.ask("kernel_copy", there, here, SIZE) == 0
     leave(coordinator, 10)
-    assert evict(coordinator, 0, 1) == (2 * SIZE, 0)
+    assert coordinator.move(0) == (2 * SIZE, 0)
 
 
 def test_gpus_side_by_side_have_turns_of_their_own(coordinator: ScriptedCoordinator, client: Client) -> None:
@@ -149,9 +140,8 @@ def test_gpus_side_by_side_have_turns_of_their_own(coordinator: ScriptedCoordina
     coordinator.revoke(11, gpu=1)
     assert client.ask("use", 0) == 0
     assert client.ask("set", there, SIZE, 7) == 0
-    assert evict(coordinator, 1, 1) == (SIZE, 0)
-    coordinator.send(messages.Restore(gpu=1, order_id=2, bytes=SIZE))
-    assert finished(coordinator, 2) == (SIZE, 0)
+    assert coordinator.move(0, 1) == (SIZE, 0)
+    assert coordinator.restore(SIZE, 1) == (SIZE, 0)
 
 
 def test_a_handle_that_another_gpu_may_use_moves(coordinator: ScriptedCoordinator, client: Client) -> None:
@@ -161,13 +151,13 @@ def test_a_handle_that_another_gpu_may_use_moves(coordinator: ScriptedCoordinato
     assert result == 0
     assert client.ask("allow", address, SIZE, 0, READ_WRITE) == 0
     coordinator.revoke(10, gpu=0)
-    assert evict(coordinator, 0, 1) == (2 * SIZE, 0), "its own GPU may"
+    assert coordinator.move(0) == (2 * SIZE, 0), "its own GPU may"
     client.tell(f"allow {address} {SIZE} 1 {READ_WRITE}")
     assert client.result() == 0
     client.tell(f"copy_between 1 {address} {address + SIZE // 2} {SIZE // 2}")
     bring_back(client, coordinator, 2 * SIZE)
     leave(coordinator, 12)
-    assert evict(coordinator, 0, 3) == (2 * SIZE, 0)
+    assert coordinator.move(0) == (2 * SIZE, 0)
 
 
 def test_a_pool_that_another_gpu_may_use_stays_the_drivers(coordinator: ScriptedCoordinator, client: Client) -> None:
@@ -178,5 +168,5 @@ def test_a_pool_that_another_gpu_may_use_stays_the_drivers(coordinator: Scripted
     result, _ = client.ask("async", 2 * MIB)
     assert result == 0
     coordinator.revoke(10, gpu=0)
-    assert last_report(coordinator).pinned_bytes == 2 * MIB
-    assert evict(coordinator, 0, 1) == (SIZE, 0)
+    assert coordinator.state().pinned_bytes == 2 * MIB
+    assert coordinator.move(0) == (SIZE, 0)

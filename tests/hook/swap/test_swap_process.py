@@ -5,13 +5,12 @@ The simulated GPU keeps what is in a chunk with the chunk: what was not copied b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import Client, last_report, order, reported, start, until
+from tests.hook.memory.test_memory_process import Client, reported, start, until
 from tests.hook.scripted import ScriptedCoordinator
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -54,8 +53,8 @@ def test_an_allocation_without_a_lease_takes_no_memory_of_the_card(
     assert reported(coordinator, resident=0).allocated_bytes == 100 * MIB
     client.tell(f"write {pointer} {100 * MIB} 7")
     coordinator.expect(messages.Request)
-    assert last_report(coordinator).host_bytes == 100 * MIB, "else nothing would be ordered to be restored"
-    assert order(coordinator, messages.Restore, 1, 100 * MIB) == (100 * MIB, 0)
+    assert coordinator.state().host_bytes == 100 * MIB, "else nothing would be ordered to be restored"
+    assert coordinator.restore(100 * MIB) == (100 * MIB, 0)
     coordinator.grant(1)
     assert client.result() == 0
     assert client.ask("same", pointer, 100 * MIB, 7) is True
@@ -67,7 +66,7 @@ def test_the_gate_opens_with_all_memory_there(coordinator: ScriptedCoordinator, 
     _, pointer = holder.ask("alloc", 80 * MIB)
     assert holder.ask("write", pointer, 80 * MIB, 3) == 0
     coordinator.revoke(1)
-    assert order(coordinator, messages.Evict, 1, 30 * MIB)[1] == 0
+    assert coordinator.evict(30 * MIB)[1] == 0
     coordinator.grant(2)
     assert holder.ask("same", pointer, 80 * MIB, 3) is True
 
@@ -82,9 +81,9 @@ def test_without_room_the_lease_goes_back(coordinator: ScriptedCoordinator, envi
         assert client.ask("write", pointer, 60 * MIB, 3) == 0
         assert client.ask("alloc", 60 * MIB)[0] == OUT_OF_MEMORY
         coordinator.revoke(1)
-        moved, error = order(coordinator, messages.Evict, 1, 60 * MIB)
+        moved, error = coordinator.evict(60 * MIB)
         assert (moved, error) == (60 * MIB, 0)
-        assert order(coordinator, messages.Restore, 2, 60 * MIB) == (0, OUT_OF_MEMORY)
+        assert coordinator.restore(60 * MIB) == (0, OUT_OF_MEMORY)
         coordinator.grant(2)
         assert coordinator.expect(messages.Release).lease_id == 2, "so that others may make room"
         assert client.ask("free", pointer) == 0, "who has nothing to wait for does not"
@@ -99,7 +98,7 @@ def test_growth_under_a_lease_asks_for_room(coordinator: ScriptedCoordinator, en
         _, first = client.ask("alloc", 2 * MIB)
         client.tell(f"write {first} {2 * MIB} 1")
         coordinator.expect(messages.Request)
-        assert order(coordinator, messages.Restore, 1, 2 * MIB) == (2 * MIB, 0)
+        assert coordinator.restore(2 * MIB) == (2 * MIB, 0)
         coordinator.grant(1)
         assert client.result() == 0, "from here on the program knows that it holds the lease"
         client.tell(f"alloc {100 * MIB}")
@@ -116,7 +115,7 @@ def test_growth_under_a_lease_asks_for_room(coordinator: ScriptedCoordinator, en
                 break
         assert client.result()[0] == OUT_OF_MEMORY
         coordinator.revoke(1)
-        assert last_report(coordinator).allocated_bytes == 102 * MIB
+        assert coordinator.state().allocated_bytes == 102 * MIB
         assert client.ask("alloc", 20 * MIB)[0] == 0, "without a lease nobody needs to be asked"
 
 
@@ -125,7 +124,7 @@ def test_what_comes_in_at_a_grant_asks_for_room(coordinator: ScriptedCoordinator
     _, pointer = holder.ask("alloc", 60 * MIB)
     assert holder.ask("write", pointer, 60 * MIB, 5) == 0
     coordinator.revoke(1)
-    assert order(coordinator, messages.Evict, 1, 60 * MIB) == (60 * MIB, 0)
+    assert coordinator.evict(60 * MIB) == (60 * MIB, 0)
     settings(coordinator, reserve=True)
     holder.tell(f"same {pointer} {60 * MIB} 5")
     coordinator.expect(messages.Request)
@@ -137,7 +136,7 @@ def test_what_comes_in_at_a_grant_asks_for_room(coordinator: ScriptedCoordinator
         if asked.bytes == 60 * MIB:
             break
     assert coordinator.expect(messages.Release).lease_id == 2, "refused: the lease goes back, so that room is made"
-    assert last_report(coordinator).resident_bytes == 0
+    assert coordinator.state().resident_bytes == 0
     coordinator.grant(3)
     asked = coordinator.expect(messages.ReserveMemory)
     coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
@@ -158,7 +157,7 @@ def test_what_could_not_be_evicted_is_not_admitted(
         assert client.ask("write", pointer, 60 * MIB, 3) == 0
         assert client.ask("alloc", 60 * MIB)[0] == OUT_OF_MEMORY
         coordinator.revoke(1)
-        assert order(coordinator, messages.Evict, 1, 60 * MIB) == (60 * MIB, 0)
+        assert coordinator.evict(60 * MIB) == (60 * MIB, 0)
         coordinator.grant(2)
         assert client.ask("same", pointer, 60 * MIB, 3) is True
 
@@ -181,7 +180,7 @@ def test_pointers_look_like_plain_device_memory(coordinator: ScriptedCoordinator
         assert holder.ask("range", small + 1) == [0, small, 1000]
         if turn == 0:
             coordinator.revoke(1)
-            assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+            assert coordinator.evict(GIB)[1] == 0
 
 
 CALLS = (
@@ -209,11 +208,10 @@ def test_a_failing_call_loses_no_data(
                 assert client.ask("free", pointer) == 0
         assert held
         coordinator.revoke(1)
-        numbers = iter(range(1, 1000))
         for _ in range(2):
-            everything = last_report(coordinator).allocated_bytes
-            settle(coordinator, messages.Evict, numbers, everything, resident=0)
-            settle(coordinator, messages.Restore, numbers, everything, resident=everything)
+            everything = coordinator.state().allocated_bytes
+            settle(coordinator, resident=0)
+            settle(coordinator, resident=everything)
         coordinator.grant(2)
         for pointer, size, number in held:
             assert any(client.ask("same", pointer, size, number) for _ in range(3)), number
@@ -231,27 +229,20 @@ def test_the_memory_of_a_full_card_can_leave(coordinator: ScriptedCoordinator, e
         assert result == 0
         assert client.ask("write", pointer, CAPACITY, 3) == 0
         coordinator.revoke(1)
-        assert order(coordinator, messages.Evict, 1, CAPACITY) == (CAPACITY, 0)
+        assert coordinator.evict(CAPACITY) == (CAPACITY, 0)
 
 
-def settle(
-    coordinator: ScriptedCoordinator,
-    kind: type[messages.Evict] | type[messages.Restore],
-    numbers: Iterator[int],
-    size: int,
-    *,
-    resident: int,
-) -> None:
-    """Gives an order again and again until all has moved; in between the figures fit what was told to have moved."""
+def settle(coordinator: ScriptedCoordinator, *, resident: int) -> None:
+    """Sets a target again and again until it is reached; in between the figures fit what was told to have moved."""
     for _ in range(40):
-        before = last_report(coordinator).resident_bytes
-        moved, error = order(coordinator, kind, next(numbers), size)
-        after = last_report(coordinator).resident_bytes
-        assert after == before - moved if kind is messages.Evict else after == before + moved
+        before = coordinator.state().resident_bytes
+        moved, error = coordinator.move(resident)
+        after = coordinator.state().resident_bytes
+        assert abs(after - before) == moved
         if after == resident:
             return
         assert error != 0
-        print(kind.__name__, before, moved, error, after)
+        print(resident, before, moved, error, after)
     pytest.fail("it never all moved")
 
 
@@ -263,13 +254,13 @@ def test_what_may_be_refused_is_in_no_report(coordinator: ScriptedCoordinator, c
     for number, allowed in ((1, False), (2, False), (3, True)):
         question = coordinator.expect(messages.ReserveMemory)
         assert question.bytes >= 16 * MIB
-        order(coordinator, messages.Evict, number, MIB)  # its end reports the memory
-        assert last_report(coordinator).allocated_bytes == 0
+        coordinator.evict(MIB)  # its end reports the memory
+        assert coordinator.state().allocated_bytes == 0
         answer = question.bytes if allowed else 0
         coordinator.send(messages.MemoryReserved(0, question.sequence, answer))
         if number == 2:
             assert client.result()[0] == OUT_OF_MEMORY
             client.tell(f"alloc {16 * MIB}")
     assert client.result()[0] == 0
-    order(coordinator, messages.Evict, 4, MIB)
-    assert last_report(coordinator).allocated_bytes == 16 * MIB
+    coordinator.evict(MIB)
+    assert coordinator.state().allocated_bytes == 16 * MIB

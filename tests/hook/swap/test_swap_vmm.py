@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.memory.test_memory_process import Client, last_report, order, start, until
+from tests.hook.memory.test_memory_process import Client, start, until
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.swap.test_swap_process import CAPACITY, GIB, MIB, attached, hold, settings, settle
 
@@ -34,9 +34,9 @@ def test_without_a_lease_a_handle_takes_no_memory_of_the_card(coordinator: Scrip
     address = mapped(client, handle, size)
     client.tell(f"write {address} {size} 7")
     coordinator.expect(messages.Request)
-    assert last_report(coordinator).resident_bytes == 0
-    assert last_report(coordinator).allocated_bytes == size
-    assert order(coordinator, messages.Restore, 1, size) == (size, 0)
+    assert coordinator.state().resident_bytes == 0
+    assert coordinator.state().allocated_bytes == size
+    assert coordinator.restore(size) == (size, 0)
     coordinator.grant(1)
     assert client.result() == 0
     assert client.ask("same", address, size, 7) is True
@@ -56,7 +56,7 @@ def test_questions_are_answered_as_the_driver_would(
         assert client.ask("write", address, size, 5) == 0
         if not there:
             coordinator.revoke(1)
-            assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+            assert coordinator.evict(GIB)[1] == 0
         inside = address + 5 * MIB
         assert client.ask("retain", inside) == [0, handle]
         assert client.ask("release", handle) == 0
@@ -89,7 +89,7 @@ def test_questions_are_answered_as_the_driver_would(
             assert client.ask("attribute", attribute, inside) == [0, value, 0, value], attribute
         assert client.ask("descriptor", address, size) == NOT_SUPPORTED
         if not there:
-            assert order(coordinator, messages.Restore, 2, GIB)[1] == 0
+            assert coordinator.restore(GIB)[1] == 0
             coordinator.grant(2)
             assert client.ask("allow", address, size, 1, READ_WRITE) == 0
         assert client.ask("access", inside, 1) == [0, READ_WRITE]
@@ -118,9 +118,9 @@ def test_what_others_know_of_stays(coordinator: ScriptedCoordinator, holder: Cli
     result, descriptor = holder.ask("export", handle, DESCRIPTOR)
     assert result == 0
     coordinator.revoke(1)
-    assert last_report(coordinator).pinned_bytes == size
-    assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
-    assert last_report(coordinator).resident_bytes == size
+    assert coordinator.state().pinned_bytes == size
+    assert coordinator.evict(GIB)[1] == 0
+    assert coordinator.state().resident_bytes == size
     result, other = holder.ask("import", descriptor)
     assert result == 0
     seen = mapped(holder, other, size)
@@ -160,15 +160,15 @@ def test_what_may_be_exported_moves_until_it_is(coordinator: ScriptedCoordinator
     first, second = mapped(holder, handle, size), mapped(holder, handle, size)
     assert holder.ask("write", first, size, 3) == 0
     coordinator.revoke(1)
-    assert last_report(coordinator).pinned_bytes == 0
-    moved, error = order(coordinator, messages.Evict, 1, 50 * MIB)
+    assert coordinator.state().pinned_bytes == 0
+    moved, error = coordinator.evict(50 * MIB)
     assert (50 * MIB <= moved < 60 * MIB, error) == (True, 0), "in parts"
     if there:
         coordinator.grant(2)
         assert holder.ask("same", second, size, 3) is True
         result, descriptor = holder.ask("export", handle, DESCRIPTOR)
     else:
-        assert order(coordinator, messages.Evict, 2, GIB)[1] == 0
+        assert coordinator.evict(GIB)[1] == 0
         holder.tell(f"export {handle} {DESCRIPTOR}")
         coordinator.expect(messages.Request)
         coordinator.grant(2)
@@ -181,9 +181,9 @@ def test_what_may_be_exported_moves_until_it_is(coordinator: ScriptedCoordinator
     imported_is(holder, descriptor, size, 4)
     assert holder.ask("same", first, size, 4) is True
     coordinator.revoke(2)
-    report = last_report(coordinator)
+    report = coordinator.state()
     assert (report.allocated_bytes, report.resident_bytes, report.pinned_bytes) == (size, size, size)
-    assert order(coordinator, messages.Evict, 3, GIB) == (0, 0)
+    assert coordinator.evict(GIB) == (0, 0)
     for address in (first, second):
         assert holder.ask("unmap", address, size) == 0
     assert holder.ask("release", handle) == 0
@@ -232,9 +232,9 @@ def test_a_failing_export_loses_nothing(
         assert client.ask("export", handle, DESCRIPTOR)[0] == UNKNOWN
         assert client.ask("same", address, size, 5) is True
         coordinator.revoke(1)
-        assert last_report(coordinator).pinned_bytes == 0
-        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
-        assert last_report(coordinator).resident_bytes == 0
+        assert coordinator.state().pinned_bytes == 0
+        assert coordinator.evict(GIB)[1] == 0
+        assert coordinator.state().resident_bytes == 0
         coordinator.grant(2)
         result, descriptor = client.ask("export", handle, DESCRIPTOR)
         assert result == 0
@@ -251,7 +251,7 @@ def test_attributes_survive_a_move(coordinator: ScriptedCoordinator, holder: Cli
     assert holder.ask("set_sync", pointer, 1) == 0
     assert holder.ask("write", pointer, 6 * MIB, 1) == 0
     coordinator.revoke(1)
-    assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+    assert coordinator.evict(GIB)[1] == 0
     assert holder.ask("attribute", sync_memops, pointer)[:2] == [0, 1]
     assert holder.ask("set_sync", other, 1) == 0, "also while it is not there"
     coordinator.grant(2)
@@ -290,11 +290,10 @@ def test_a_failing_call_loses_no_data(
                 held.append((handle, places, number))
         assert len(held) > 4
         coordinator.revoke(1)
-        numbers = iter(range(1, 1000))
         for _ in range(2):
-            everything = last_report(coordinator).allocated_bytes
-            settle(coordinator, messages.Evict, numbers, everything, resident=0)
-            settle(coordinator, messages.Restore, numbers, everything, resident=everything)
+            everything = coordinator.state().allocated_bytes
+            settle(coordinator, resident=0)
+            settle(coordinator, resident=everything)
         coordinator.grant(2)
         for handle, places, number in held:
             for address in places:

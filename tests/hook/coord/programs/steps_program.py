@@ -19,6 +19,7 @@ from nvshare.client_hook import steps
 cuda = ctypes.CDLL("libcuda.so.1")
 context, stream = ctypes.c_void_p(), ctypes.c_void_p()
 cached: list[ctypes.c_uint64] = []
+needed: list[ctypes.c_uint64] = []
 called: list[str] = []
 
 
@@ -28,12 +29,10 @@ def start() -> int:
     return int(result or cuda.cuStreamCreate(ctypes.byref(stream), 1))
 
 
-def cache(size: int) -> int:
-    """Memory that the program keeps and does not need."""
-    pointer = ctypes.c_uint64()
-    result = cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size))
-    cached.append(pointer)
-    return int(result)
+def allocate(size: int, into: list[ctypes.c_uint64]) -> int:
+    """Memory of the device."""
+    into.append(ctypes.c_uint64())
+    return int(cuda.cuMemAlloc_v2(ctypes.byref(into[-1]), ctypes.c_size_t(size)))
 
 
 def free() -> None:
@@ -101,7 +100,8 @@ def capture(begin: str) -> int:
 COMMANDS: dict[str, Callable[..., Any]] = {
     "start": start,
     "work": lambda: cuda.cuMemsetD8_v2(cached[0], ctypes.c_ubyte(1), ctypes.c_size_t(1)),
-    "cache": lambda size: cache(int(size)),
+    "cache": lambda size: allocate(int(size), cached),
+    "need": lambda size: allocate(int(size), needed),
     "on_pressure": lambda name: nvshare.on_pressure({"free": free, "fail": fail, "step": step_inside}[name]),
     "step": lambda: since(nvshare.step),
     "cell": lambda: since(steps.between_cells),
