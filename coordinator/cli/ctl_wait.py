@@ -54,6 +54,8 @@ def wait(
         found = api.the_only(client, named, lambda each: f"c{each['client']} (pid {each['process_id']})")
         known = {"client": found["client"], "name": found["name"]}
         present: Mapping[str, Any] | None = found
+        if not _REACHED[until](found):
+            typer.echo(f"waiting for client c{known['client']} ({known['name']})", err=True)
         while present is not None and not _REACHED[until](present) and time.monotonic() < end_s:
             time.sleep(min(PERIOD_S, max(0.0, end_s - time.monotonic())))
             clients = call_patiently(directory, api.Status())["clients"]

@@ -13,9 +13,16 @@ from tests.waiting import BOUND_S, eventually
 
 
 def wait(node: Node, *words: str) -> subprocess.Popen[str]:
-    """`nvshare-ctl wait` in a process of its own."""
+    """`nvshare-ctl wait` in a process of its own, which says first whom it waits for."""
     command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "wait", *words, "--json"]
-    return subprocess.Popen(command, env=node.environment(), stdout=subprocess.PIPE, text=True)
+    environment = node.environment()
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def found(waiting: subprocess.Popen[str]) -> str:
+    """Whom it waits for, once it does."""
+    assert waiting.stderr is not None
+    return waiting.stderr.readline().rstrip()
 
 
 def result(waiting: subprocess.Popen[str]) -> tuple[int, str]:
@@ -38,6 +45,8 @@ def test_a_shell_waits_for_a_program(node: Node, saturate: Path, tmp_path: Path)
     assert result(wait(node, "second", "--until", "room")) == (0, "room")
     assert result(wait(node, "second", "--until", "running", "--timeout", "100ms")) == (1, "waiting")
     running, done = wait(node, "second", "--until", "running"), wait(node, "first; false")
+    assert found(running).endswith("(second)")
+    assert found(done).endswith("(first; false)")
     assert node.control("end", "first; false")["process_id"] == first.pid
     assert first.wait() == 0, "it handles SIGTERM"
     assert result(done) == (0, "done")
