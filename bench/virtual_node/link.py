@@ -76,6 +76,8 @@ class Link:
     def _begin(self, program: Program, mover: Mover) -> None:
         if program.mover is mover and not mover.at_rest and not mover.piece:
             self._next_piece(program)
+            if mover.at_rest:
+                self._tell(program)
 
     def _next_piece(self, program: Program) -> None:
         mover, now_ns = program.mover, self._node.now_ns
@@ -90,7 +92,6 @@ class Link:
                 program.resident_bytes += piece
                 program.card.check_room()
             self._node.after(self._free_ns[mover.out] - now_ns, lambda: self._moved(program, mover, number))
-        self._tell(program)
 
     def _moved(self, program: Program, mover: Mover, number: int) -> None:
         if program.mover is not mover or mover.pieces != number or not mover.piece:
@@ -103,6 +104,7 @@ class Link:
         else:
             mover.in_bytes += piece
         self._next_piece(program)
+        self._tell(program)
 
     def _tell(self, program: Program) -> None:
         mover, resident = program.mover, program.resident_bytes

@@ -280,7 +280,7 @@ class GpuMemorySnapshot:
     overflow_bytes: int
     """Memory that does not fit, as clients were told."""
     moving: int
-    """Open memory orders."""
+    """Clients whose memory moves."""
     recent_moved_bytes: int
     """Moved out and in during the last minute, of clients that have left too."""
     recent_wait_ns: int

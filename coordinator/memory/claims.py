@@ -16,7 +16,7 @@ from nvshare.coordinator.memory import room
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Ending
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, OVERDUE, REVOKING, Seat
+from nvshare.coordinator.model.seat import HOLDING, OVERDUE, REVOKING, WITH_LEASE, Seat
 from nvshare.coordinator.protocol.messages import MOST_BYTES, MemoryMode
 
 
@@ -90,7 +90,9 @@ def claim(seat: Seat) -> None:
 
 def claimed_bytes(seat: Seat) -> int:
     """The most that the client may come to have without another message."""
-    claimed, mode = _most_bytes(seat), seat.client.memory_mode
+    claimed, told, mode = seat.memory.resident_bytes, seat.moves.open, seat.client.memory_mode
+    if told:
+        claimed = max(claimed, *told.values())
     if mode is MemoryMode.DEVICE:
         return max(claimed, seat.memory.reserved_bytes)
     if seat.phase in (HOLDING, REVOKING):
@@ -100,15 +102,10 @@ def claimed_bytes(seat: Seat) -> int:
     return claimed
 
 
-def _most_bytes(seat: Seat) -> int:
-    """What it has, or may have by a target."""
-    return max(seat.memory.resident_bytes, *seat.moves.open.values()) if seat.moves.open else seat.memory.resident_bytes
-
-
 def settled_bytes(seat: Seat) -> int:
-    """What the client has once it has come to its newest target."""
+    """What a client without a lease has once it has come to its newest target."""
     move = seat.moves.move
-    return seat.memory.resident_bytes if move is None else min(_most_bytes(seat), move.target_bytes)
+    return seat.memory.resident_bytes if move is None else min(seat.memory.claimed_bytes, move.target_bytes)
 
 
 def ending_bytes(gpu: Gpu) -> int:
@@ -126,8 +123,9 @@ def leaving_bytes(gpu: Gpu) -> int:
     """Memory that will be free without another message.  O(moves)."""
     leaving = ending_bytes(gpu)
     for seat in gpu.memory.moving.values():
-        if seat.moves.move is not None and not seat.moves.move.stalled:
-            leaving += max(0, _most_bytes(seat) - max(settled_bytes(seat), seat.memory.pinned_bytes))
+        move, memory = seat.moves.move, seat.memory
+        if move is not None and not move.stalled and seat.phase not in WITH_LEASE:
+            leaving += max(0, memory.claimed_bytes - max(move.target_bytes, memory.pinned_bytes))
     return leaving
 
 

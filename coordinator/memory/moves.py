@@ -126,7 +126,7 @@ def _count_moved(seat: Seat, state: State, most: int, now_ns: int) -> bool:
     if now == before:
         return False
     mine.sums = now
-    out_bytes, in_bytes = (max(0, min(now[way] - before[way], most)) for way in (0, 1))
+    out_bytes, in_bytes = max(0, min(now[0] - before[0], most)), max(0, min(now[1] - before[1], most))
     _mark_recent(seat, now_ns)
     gpu.memory.statistics.evicted_bytes += out_bytes
     gpu.memory.statistics.restored_bytes += in_bytes

@@ -6,7 +6,8 @@ Rules:
 - Nothing is raised but into the capacity that nobody claims (memory/claims.py).  `aim` alone sends targets, and it
   alone sees to that.
 - Wishes have one rank, and a lower one gets nothing while a higher one waits: questions for room (admission.py), the
-  memory of the next client, memory ahead of its turn.
+  memory of the next client, memory ahead of its turn.  The first two turn a client in the midst of its move; the last
+  lets it come to rest, or changes of the order of turns would have memory move to and fro.
 - Belady's rule: clients whose next turn is farthest away make room, and never more than is missing.  Under round robin
   that is the client that just ran (L. A. Belady, A study of replacement algorithms for a virtual-storage computer,
   1966).

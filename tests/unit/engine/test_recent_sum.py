@@ -10,7 +10,7 @@ SECOND = 1_000_000_000
 
 
 def burst(recent: RecentSum, begin_s: int, total: int, each: int, seconds: int) -> int:
-    """One report a second, marked before and after it, as memory orders do."""
+    """One report a second, marked before and after it, as moves do."""
     for second in range(begin_s, begin_s + seconds):
         recent.mark(second * SECOND, total)
         total += each
