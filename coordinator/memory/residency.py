@@ -80,6 +80,7 @@ def movable_bytes(node: Node, seat: Seat) -> int:
         or seat.client.stopped
         or not moves.is_free(seat)
         or is_at_rest(seat, -1)
+        or seat.gpu.memory.integrated
     ):
         return 0
     return min(memory.resident_bytes - memory.pinned_bytes, host_budget.room_bytes(node, seat.client))
