@@ -1,6 +1,6 @@
 """Reads the shared state of simulated GPUs: the cards, and the trace of ended work.
 
-The layout is version 5 of include/simulated_gpu.h; other versions are an error.  Reading needs no lock: a record counts
+The layout is version 6 of include/simulated_gpu.h; other versions are an error.  Reading needs no lock: a record counts
 only if its sequence number is the expected one before and after.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from nvshare.simulated_gpu.environment import SimulatedCards, parse_cards
 
 _MAGIC = 0x5550476D6953764E
-_VERSION = 5
+_VERSION = 6
 _HEADER = struct.Struct("<QIIQQQ")
-_GPU = struct.Struct("<16sQIIQ")
+_GPU = struct.Struct("<16sQIIQ8x")
 _RECORD = struct.Struct("<QQQQQQIHH")
 _KINDS = {1: "kernel", 2: "copy", 3: "memset", 4: "prefetch", 5: "graph"}
 

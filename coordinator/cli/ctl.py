@@ -210,7 +210,7 @@ def _report(result: dict[str, Any], done: bool, state: str, as_json: bool) -> No
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        why = f": {result['why']}" if result["why"] and not done else ""
+        why = f": {result['why']}" if result["why"] else ""
         typer.echo(f"{client_name(result)} {'is' if done else 'is not'} {state}{why}")
     if not done:
         raise typer.Exit(1)

@@ -255,6 +255,7 @@ class Coordinator:
                 name=device.name,
                 total_bytes=device.total_bytes,
                 capacity_bytes=min(capacity, device.total_bytes),
+                integrated=device.integrated,
                 next_lease_id=self._journal.next_lease_id(device.uuid),
                 expected_holder=holder,
                 recovery_deadline_ns=now_ns + self.settings.recovery_ns if holder else 0,

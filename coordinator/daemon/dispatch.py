@@ -281,7 +281,7 @@ class Dispatcher:
 
     def _notify(self, command: commands.Notify) -> None:
         self._notes.append((self._now_ns, command))
-        if command.kind == "refused" and command.values["why"] in ("capacity", "pins"):
+        if command.kind == "refused" and command.values["why"] in ("capacity", "pins", "host memory"):
             self._explain_refusal(int(str(command.values["client"])), str(command.values["uuid"]))
 
     def _explain_refusal(self, connection: int, uuid: str) -> None:

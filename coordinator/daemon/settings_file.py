@@ -21,7 +21,7 @@ from nvshare.coordinator.kinds import POLICY, Kind, Setting, Value
 from nvshare.coordinator.model import settings as model
 from nvshare.coordinator.model.settings import CONFIGURED, Settings
 from nvshare.coordinator.system.devices import Device
-from nvshare.coordinator.system.host_memory import default_budget_bytes
+from nvshare.coordinator.system.host_memory import SHARE, default_budget_bytes
 from nvshare.coordinator.system.web_process import check_installed, read_token
 from nvshare.scheduler_policies import registry
 
@@ -198,10 +198,11 @@ def with_machine(settings: Settings, *, several: bool) -> Settings:
 
 def capacity_bytes(settings: Settings, device: Device, *, real: bool) -> int:
     """The configured capacity; by default a card's memory without what programs' CUDA contexts need: 1/32 of it, from
-    512 MiB to 3 GiB.  A simulated GPU's contexts need none."""
+    512 MiB to 3 GiB.  A simulated GPU's contexts need none.  An integrated GPU leaves the host a part of its memory."""
     contexts = min(max(device.total_bytes // 32, 512 * MIB), 3072 * MIB) if real else 0
     capacity: int | None = own(settings, "capacity", device.uuid)
-    return capacity or max(device.total_bytes // 2, device.total_bytes - contexts)
+    default = int(SHARE * device.total_bytes) if device.integrated else device.total_bytes - contexts
+    return capacity or max(device.total_bytes // 2, default)
 
 
 def tls_dir(settings: Settings) -> Path | None:

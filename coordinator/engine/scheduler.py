@@ -96,7 +96,7 @@ class Scheduler:
             events.Received: self._received,
             events.ClientGone: self._gone,
             events.ProcessEnded: self._process_ended,
-            events.MemoryChecked: lambda event, _: checks.checked(self._node, event),
+            events.MemoryChecked: lambda event, now: checks.checked(self._node, event, now),
             events.TimerFired: self._timer_fired,
             events.Settled: self._settled,
             events.Saved: lambda event, now: parking.saved(self._node, event, now),
@@ -256,7 +256,7 @@ class Scheduler:
                 recorded=(next_lease_id - 1, event.expected_holder or 0),
             ),
             leases=GpuLeases(next_lease_id),
-            memory=GpuMemory(event.total_bytes, event.capacity_bytes),
+            memory=GpuMemory(event.total_bytes, event.capacity_bytes, event.integrated),
         )
         gpu.rules.quantum_ns = settings.quantum_ns or automatic_quantum_ns(gpu)
         self._node.gpus[event.uuid] = gpu

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from nvshare.coordinator.engine import progress
 from nvshare.coordinator.engine.parking import parking
 from nvshare.coordinator.engine.standing import Standing, standing
-from nvshare.coordinator.memory import host_budget, room
+from nvshare.coordinator.memory import claims, host_budget, room
 from nvshare.coordinator.model.client import Client, Identity
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.gpu import Gpu
@@ -273,6 +273,8 @@ class GpuMemorySnapshot:
 
     total_bytes: int
     capacity_bytes: int
+    integrated: bool
+    kept_bytes: int
     allocated_bytes: int
     resident_bytes: int
     pinned_bytes: int
@@ -463,6 +465,8 @@ class RefusalSnapshot:
     capacity_bytes: int
     immovable: tuple[tuple[Identity, int], ...]
     """Immovable memory of the other clients, most first."""
+    host_left_bytes: int | None = None
+    """Of an integrated GPU: what the host's memory and the capacity leave for programs now."""
 
 
 def take_wait(node: Node, seat: Seat) -> WaitSnapshot | None:
@@ -482,9 +486,11 @@ def take_refusal(node: Node, client: Client, uuid: str) -> RefusalSnapshot:
     gpu = node.gpus[uuid]
     others = [seat for seat in gpu.seats.values() if seat.client is not client and seat.room.immovable_bytes]
     others.sort(key=lambda seat: -seat.room.immovable_bytes)
+    left_bytes = claims.free_bytes(gpu) - claims.crowded_bytes(gpu)
     return RefusalSnapshot(
         index=list(node.gpus).index(uuid),
         identity=client.identity,
         capacity_bytes=gpu.memory.capacity_bytes,
         immovable=tuple((seat.client.identity, seat.room.immovable_bytes) for seat in others),
+        host_left_bytes=max(0, left_bytes) if gpu.memory.integrated else None,
     )

@@ -18,6 +18,8 @@ members of the running set that do not fit beside it give their leases back.
 - Every question is answered: when there is room, when no client is left that could make some, at the deadline, or
   when the lease ends.  Then the client needs no physical memory, and the next switch brings it in, if it will fit
   beside immovable memory.  After a restart the answer waits until clients have connected again.
+- An *integrated* GPU has the host's memory, so nobody makes room there by moving.  Growth is admitted if the host has
+  that much left beside what it keeps, by figures of at most `FRESH_NS` ago; else it waits for `HOST_WAIT_NS`.
 
 Non-goals: how others make room (memory/residency.py).
 """
@@ -25,15 +27,22 @@ Non-goals: how others make room (memory/residency.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from nvshare.coordinator.memory import claims, host_budget, moves, residency, room
+from nvshare.coordinator.memory import checks, claims, host_budget, moves, residency, room
 from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Notify, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Growth
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import REVOKING, WITH_LEASE, Seat
+from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode, MemoryReserved, ReserveMemory
+
+FRESH_NS: Final = SECOND_NS
+"""While clients grow, figures come four times a second."""
+HOST_WAIT_NS: Final = 5 * SECOND_NS
+"""Shorter than a hook waits for an answer: after that it would allocate without one."""
 
 
 def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
@@ -74,10 +83,12 @@ def ask(node: Node, seat: Seat, message: ReserveMemory, now_ns: int) -> Sequence
     gives_back = total_bytes <= seat.memory.reserved_bytes and not message.lacking_bytes
     moves_itself = seat.client.memory_mode is MemoryMode.MANAGED
     if not (moves_itself or gives_back) and refusal(node, seat, total_bytes) is None:
-        until_ns = now_ns + node.settings.move_deadline_ns
+        until_ns = now_ns + (HOST_WAIT_NS if gpu.memory.integrated else node.settings.move_deadline_ns)
         seat.memory.growth = Growth(message.sequence, total_bytes, now_ns, until_ns, message.lacking_bytes)
         gpu.memory.growing[seat.client.client_id] = seat
         room.update(seat)
+        if gpu.memory.integrated:
+            checks.ask(node, gpu)
         return (gpu,)
     _reserve(node, seat, message.sequence, total_bytes)
     return (gpu,) if gives_back or gpu.memory.immovable.stale else ()
@@ -174,7 +185,10 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
             return
         memory.reserved_bytes = 0
     elif not _has_room(node, gpu, seat, growth, now_ns):
-        why = "capacity"
+        why = "host memory" if gpu.memory.integrated else "capacity"
+        if gpu.memory.integrated and now_ns < growth.deadline_ns:
+            checks.ask(node, gpu)
+            return
         if now_ns < growth.deadline_ns and (moves.any_moving(gpu) or _leases_are_ending(gpu)):
             return
         memory.reserved_bytes = min(memory.reserved_bytes, memory.resident_bytes) if swaps else memory.reserved_bytes
@@ -188,6 +202,10 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
 
 def _has_room(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> bool:
     """Whether all of it is free; else others are lowered, if they have enough."""
+    if gpu.memory.integrated:
+        at_ns, free = gpu.memory.checked_at_ns, claims.free_bytes(gpu) - claims.crowded_bytes(gpu)
+        fresh = at_ns is not None and now_ns < at_ns + FRESH_NS
+        return fresh and growth.total_bytes - seat.memory.claimed_bytes <= free
     paged = _paged_bytes(gpu, leased=seat.client.memory_mode is not MemoryMode.SWAP)
     lacking = growth.total_bytes - seat.memory.claimed_bytes - claims.free_bytes(gpu) - paged
     if lacking <= 0:

@@ -97,7 +97,7 @@ def process_ended(node: Node, gpu: Gpu, process_id: int) -> bool:
     return ending is not None
 
 
-def checked(node: Node, event: MemoryChecked) -> Iterable[Gpu]:
+def checked(node: Node, event: MemoryChecked, now_ns: int) -> Iterable[Gpu]:
     """The driver's figures have come."""
     gpu = node.gpus[event.uuid]
     ending = gpu.memory.immovable.ending
@@ -108,6 +108,7 @@ def checked(node: Node, event: MemoryChecked) -> Iterable[Gpu]:
     used_bytes = sum(event.by_process.values()) + event.unlisted_bytes
     if used_bytes <= gpu.memory.total_bytes:  # else NVML does not say
         gpu.memory.other_bytes = max(0, used_bytes - gpu.memory.resident_bytes - claims.ending_bytes(gpu))
+        gpu.memory.checked_at_ns = now_ns
     for seat in gpu.seats.values():
         if seat.client.memory_mode is not MemoryMode.MANAGED:
             listed = event.by_process.get(str(seat.client.identity.process_id), 0)

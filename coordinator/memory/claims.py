@@ -130,9 +130,12 @@ def leaving_bytes(gpu: Gpu) -> int:
 
 
 def crowded_bytes(gpu: Gpu) -> int:
-    """What the driver's figures show beside clients and spare memory: contexts, and memory that only importers hold."""
+    """What the driver's figures show beside clients and spare memory: contexts, and memory that only importers hold.
+
+    On an integrated GPU, everything else of the host, and what it keeps.
+    """
     memory = gpu.memory
-    return max(0, memory.other_bytes - (memory.total_bytes - memory.capacity_bytes))
+    return max(0, memory.other_bytes + memory.kept_bytes - (memory.total_bytes - memory.capacity_bytes))
 
 
 def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:

@@ -84,6 +84,7 @@ def movable_bytes(node: Node, seat: Seat, *, turn: bool = True) -> int:
         or seat.client.stopped
         or (move is not None and (move.stalled or not (turn or move.out)))
         or is_at_rest(seat, -1)
+        or seat.gpu.memory.integrated
     ):
         return 0
     settled = settled_bytes(seat)

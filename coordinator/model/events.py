@@ -15,7 +15,7 @@ from nvshare.coordinator.protocol.messages import Hello, Message
 
 @dataclass(frozen=True, slots=True)
 class GpuAdded:
-    """A scheduling domain exists.  `capacity_bytes` is what clients may have resident.
+    """A scheduling domain exists.  `capacity_bytes` is what clients may have resident; `integrated`: of the host's own.
 
     `next_lease_id` continues the numbering of an earlier coordinator.  `expected_holder` is the process that held the
     lease then and still lives.  No lease is granted until it claims its lease, is reported gone (`HolderGone`), or
@@ -30,6 +30,7 @@ class GpuAdded:
     next_lease_id: int = 1
     expected_holder: int | None = None
     recovery_deadline_ns: int = 0
+    integrated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,8 @@ class GpuMemory:
 
     total_bytes: int
     capacity_bytes: int
+    integrated: bool = False
+    """The GPU has the host's memory: programs there share `total_bytes` with all else, and moves make no room."""
     allocated_bytes: int = 0
     resident_bytes: int = 0
     host_bytes: int = 0
@@ -223,6 +225,8 @@ class GpuMemory:
     """The driver's figures are asked for.  Changed by memory/checks.py."""
     answered: bool = False
     """They have come once."""
+    checked_at_ns: int | None = None
+    """When they said last how much is used."""
     unproven: set[int] = field(default_factory=set)
     """Users of whom a client has left before its memory was checked.  Changed by memory/checks.py."""
     other_bytes: int = 0
@@ -234,6 +238,11 @@ class GpuMemory:
     """Bytes moved out and in, of clients that have left too."""
     recent_waited: RecentSum = field(default_factory=RecentSum)
     """Time that grants waited for memory.  Both are changed by memory/moves.py."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the host keeps available of a memory that it shares with the GPU."""
+        return self.total_bytes // 10 if self.integrated else 0
 
 
 @dataclass(slots=True, eq=False)

@@ -107,7 +107,8 @@ class Settings:
         SIZE, None, by_gpu=True, sample='"20GiB"', default_text="most of the card's",
         chapter="Memory; the defaults are the card's own, and 3/4 of the machine's or container's",
         help="Bytes of each GPU that all programs together may have resident. By default all but what CUDA contexts "
-        "need: 1/32 of the card's memory, from 512 MiB to 3 GiB. A context needs 0.2 to 0.6 GiB",
+        "need: 1/32 of the card's memory, from 512 MiB to 3 GiB. A context needs 0.2 to 0.6 GiB. An integrated GPU, "
+        "whose memory is the machine's: 3/4 of that",
     )  # fmt: skip
     host_budget_bytes: int | None = setting(
         SIZE, None, live=True, sample='"64GiB"', default_text="3/4 of memory",

@@ -1,7 +1,7 @@
-"""Discovers the GPUs and MIG instances of this node with NVML.
+"""Discovers the GPUs and MIG instances of this node with NVML, and reads their memory.
 
 Invariants: a GPU with MIG enabled is represented by its instances only, as CUDA sees it.  UUIDs have NVML's spelling,
-which equals CUDA's formatted one.
+which equals CUDA's formatted one.  An *integrated* GPU (GB10, Jetson) has no memory of its own: it uses the machine's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+
+from nvshare.coordinator.system.host_memory import machine_bytes
 
 NVML: Final = "libnvidia-ml.so.1"
 
@@ -30,6 +32,8 @@ class Device:
     name: str
     total_bytes: int
     is_mig: bool = False
+    integrated: bool = False
+    """Its memory is the machine's."""
     distances: Mapping[str, int] = field(default_factory=dict, compare=False)
     """NVML's topology level to the other GPUs, as far as it knows, by UUID; 0 over NVLink."""
 
@@ -125,13 +129,45 @@ def mig_enabled(pynvml: Any, handle: Any) -> bool:
     return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Memory of a GPU; of an integrated one, that of the machine, whoever uses it."""
+
+    total_bytes: int
+    used_bytes: int
+    integrated: bool = False
+
+
+def memory_figures(pynvml: Any, handle: Any) -> MemoryFigures:
+    """NVML does not say how much memory an integrated GPU has.  Raises pynvml.NVMLError."""
+    try:
+        figures = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        if figures.total:
+            return MemoryFigures(int(figures.total), int(figures.used))
+    except pynvml.NVMLError_NotSupported:
+        pass
+    total, available = integrated_bytes()
+    return MemoryFigures(total, total - available, integrated=True)
+
+
+def integrated_bytes() -> tuple[int, int]:
+    """Total and available memory of an integrated GPU's machine, as it is or as it is simulated."""
+    simulated = getattr(ctypes.CDLL(NVML), "nvs_sim_host_memory", None)
+    figures = (ctypes.c_uint64(), ctypes.c_uint64())
+    if simulated is not None and simulated(*map(ctypes.byref, figures)):
+        return figures[0].value, figures[1].value
+    return machine_bytes()
+
+
 def _describe(pynvml: Any, handle: Any, index: int, *, is_mig: bool) -> Device:
+    memory = memory_figures(pynvml, handle)
     return Device(
         index=index,
         uuid=text_of(pynvml.nvmlDeviceGetUUID(handle)),
         name=text_of(pynvml.nvmlDeviceGetName(handle)),
-        total_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        total_bytes=memory.total_bytes,
         is_mig=is_mig,
+        integrated=memory.integrated,
     )
 
 

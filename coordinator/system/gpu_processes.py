@@ -5,6 +5,7 @@ Threads ask it, because a call takes milliseconds: rarely for programs without t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Final
 
-from nvshare.coordinator.system.devices import nvml
+from nvshare.coordinator.system.devices import memory_figures, nvml
 from nvshare.coordinator.system.processes import ProcessFacts, read_process
 
 log: Final = logging.getLogger("nvshare")
@@ -84,14 +85,19 @@ def in_initial_pid_namespace() -> bool:
 
 
 def read_memory(uuid: str, *, by_process: bool) -> tuple[dict[str, int], int]:
-    """Memory by process id, and of processes that are not listed: at most `UNKNOWN` if NVML does not say."""
+    """Memory by process id, and other used memory, `UNKNOWN` if NVML does not say.
+
+    The latter is of processes that are not listed, and of an integrated GPU's machine.
+    """
     import pynvml
 
     try:
         with nvml():
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle) if by_process else []
-            used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+            used, processes = memory_figures(pynvml, handle).used_bytes, []
+            if by_process:
+                with contextlib.suppress(pynvml.NVMLError_NotSupported):  # Jetson, as reported
+                    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:
         return {}, UNKNOWN
     listed = {str(each.pid): int(each.usedGpuMemory) for each in processes if each.usedGpuMemory is not None}

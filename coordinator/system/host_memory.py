@@ -1,4 +1,4 @@
-"""Memory size of this machine or of the coordinator's container, and the default host budget.
+"""Memory of this machine or of the coordinator's container, and the part of it that the GPUs' programs may have.
 
 An unreadable file counts as no limit.
 """
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 SHARE: Final = 0.75
-"""Share of the memory for pinned buffers of all clients; the rest is for programs and the system."""
+"""Share of the memory for pinned buffers of all clients; the rest is for programs and the system.  By default, clients
+have the same share of an integrated GPU's, which is the machine's."""
 LEAST_BYTES: Final = 1 << 30
 _ROOT: Final = Path("/")
 
@@ -19,16 +20,21 @@ def default_budget_bytes(root: Path = _ROOT) -> int:
     return max(LEAST_BYTES, int(SHARE * memory_bytes(root)))
 
 
+def machine_bytes(root: Path = _ROOT) -> tuple[int, int]:
+    """Total and available memory of the machine; its control groups do not count.  0: unknown."""
+    return _meminfo_bytes(root, "MemTotal") or 0, _meminfo_bytes(root, "MemAvailable") or 0
+
+
 def memory_bytes(root: Path = _ROOT, process: str = "self") -> int:
     """The memory that this process may use; 0: unknown."""
-    known = [size for size in (_machine_bytes(root), *_container_bytes(root, process)) if size]
+    known = [size for size in (_meminfo_bytes(root, "MemTotal"), *_container_bytes(root, process)) if size]
     return min(known, default=0)
 
 
-def _machine_bytes(root: Path) -> int | None:
+def _meminfo_bytes(root: Path, field: str) -> int | None:
     for line in _text(root / "proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
-        if name == "MemTotal" and rest.split()[:1]:
+        if name == field and rest.split()[:1]:
             number = rest.split()[0]
             return int(number) << 10 if number.isdecimal() else None
     return None

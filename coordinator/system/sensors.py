@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from nvshare.coordinator.system.devices import nvml
+from nvshare.coordinator.system.devices import memory_figures, nvml
 
 PERIOD_S: Final = 0.5
 WANTED_S: Final = 5.0
@@ -29,7 +29,7 @@ class CardSensors:
     power_watts: float | None = None
     power_limit_watts: float | None = None
     used_bytes: int | None = None
-    """Memory in use, contexts and programs without the hook included."""
+    """Memory in use, contexts and programs without the hook included; of an integrated GPU, by the whole machine."""
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -40,7 +40,7 @@ _READS: Final[dict[str, Callable[[Any, Any], float]]] = {
     "temperature_c": lambda n, card: n.nvmlDeviceGetTemperature(card, n.NVML_TEMPERATURE_GPU),
     "power_watts": lambda n, card: n.nvmlDeviceGetPowerUsage(card) / 1000,
     "power_limit_watts": lambda n, card: n.nvmlDeviceGetEnforcedPowerLimit(card) / 1000,
-    "used_bytes": lambda n, card: n.nvmlDeviceGetMemoryInfo(card).used,
+    "used_bytes": lambda n, card: memory_figures(n, card).used_bytes,
 }
 
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define NVS_SIM_MAGIC 0x5550476d6953764eull /* "NvSimGPU" in memory */
-#define NVS_SIM_VERSION 5u
+#define NVS_SIM_VERSION 6u
 #define NVS_SIM_MAX_GPUS 32u
 #define NVS_SIM_MAX_PROCESSES 1024u
 #define NVS_SIM_TRACE_RECORDS (1u << 20)
@@ -44,6 +44,7 @@ typedef struct nvs_sim_gpu {
     uint32_t card;     /* number of the physical card, as NVML counts */
     uint32_t instance; /* 0: the whole card; else 1 + the number of the MIG instance */
     uint64_t context_switches; /* ends of time slices before the work of their program */
+    uint64_t integrated;       /* 1: its memory is that of the machine, so page-locked host memory comes from it too */
 } nvs_sim_gpu;
 
 /* The time slices of a program on a GPU.  A program is a process, or all clients of MPS together. */

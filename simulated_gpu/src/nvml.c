@@ -339,8 +339,10 @@ typedef struct nvml_detail_list {
     nvml_detail *entries;
 } nvml_detail_list;
 
-static void memory_of(const nvml_device *device, nvml_memory *out)
+/* False: the card is integrated.  NVML has no figures of such a card's memory, but lists the memory of its processes. */
+static bool memory_of(const nvml_device *device, nvml_memory *out)
 {
+    bool own = true;
     memset(out, 0, sizeof *out);
     nvs_sim_shared_lock(shared);
     nvs_sim_shared_reap(shared);
@@ -348,16 +350,29 @@ static void memory_of(const nvml_device *device, nvml_memory *out)
         if (covers(device, i)) {
             out->total += shared->gpus[i].capacity_bytes;
             out->used += nvs_sim_shared_used(shared, i);
+            own = own && !shared->gpus[i].integrated;
         }
     nvs_sim_shared_unlock(shared);
     out->free = out->used < out->total ? out->total - out->used : 0;
+    return own;
+}
+
+/* No function of NVML: the MemTotal and MemAvailable of a machine with the first card, where it is integrated.  Needs no nvmlInit once there
+ * was one. */
+SIM_EXPORT int nvs_sim_host_memory(uint64_t *total, uint64_t *available)
+{
+    nvml_memory memory;
+    if (shared == NULL || memory_of(&cards[0], &memory))
+        return 0;
+    *total = memory.total;
+    *available = memory.free;
+    return 1;
 }
 
 SIM_EXPORT nvml_result nvmlDeviceGetMemoryInfo(nvml_device *device, nvml_memory *memory)
 {
     REQUIRE(valid(device) && memory != NULL);
-    memory_of(device, memory);
-    return NVML_SUCCESS;
+    return memory_of(device, memory) ? NVML_SUCCESS : NVML_NOT_SUPPORTED;
 }
 
 SIM_EXPORT nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device *device, nvml_memory_v2 *memory)
@@ -366,7 +381,8 @@ SIM_EXPORT nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device *device, nvml_memo
     REQUIRE(valid(device) && memory != NULL);
     if (memory->version != (sizeof *memory | 2u << 24))
         return NVML_ARGUMENT_VERSION_MISMATCH;
-    memory_of(device, &plain);
+    if (!memory_of(device, &plain))
+        return NVML_NOT_SUPPORTED;
     *memory = (nvml_memory_v2){.version = memory->version, .total = plain.total, .free = plain.free, .used = plain.used};
     return NVML_SUCCESS;
 }
@@ -391,7 +407,7 @@ SIM_EXPORT nvml_result nvmlDeviceGetUtilizationRates(nvml_device *device, unsign
     device->last_asked_ns = now_ns;
     device->last_busy_ns = busy_ns;
     pthread_mutex_unlock(&lock);
-    memory_of(device, &memory);
+    (void)memory_of(device, &memory);
     rates[1] = memory.total == 0 ? 0 : (unsigned)(memory.used * 100 / memory.total);
     return NVML_SUCCESS;
 }

@@ -204,3 +204,37 @@ def test_a_graph_keeps_the_gpu_that_its_nodes_were_captured_on(run: Run) -> None
     """,
         **TWO,
     )
+
+
+def test_an_integrated_card_and_page_locked_memory_share_one_budget(run: Run) -> None:
+    """Broken: what freezes a machine with such a card passes here; or NVML says what the real one does not."""
+    run(
+        """
+        import pynvml as n
+        n.nvmlInit()
+        card, size = n.nvmlDeviceGetHandleByIndex(0), 1 << 20
+        d, integrated, pinned, host = Driver(), c_int(), c_void_p(), ctypes.create_string_buffer(size)
+        d.cuDeviceGetAttribute(byref(integrated), 18, 0)
+        assert integrated.value == 1
+        d.cuMemAllocHost_v2(byref(pinned), c_size_t(2 * size))
+        d.cuMemHostRegister_v2(host, c_size_t(size), 0)
+        assert d.used() == 3 * size
+        device = d.allocate(4 * size)
+        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(2 * size)) == 2
+        assert d.result("cuMemAllocHost_v2", byref(c_void_p()), c_size_t(2 * size)) == 2
+        assert d.result("cuMemHostRegister_v2", ctypes.create_string_buffer(2 * size), c_size_t(2 * size), 0) == 2
+        for version in (None, n.nvmlMemory_v2):
+            try:
+                raise AssertionError(n.nvmlDeviceGetMemoryInfo(card, version))
+            except n.NVMLError_NotSupported:
+                pass
+        assert [each.usedGpuMemory for each in n.nvmlDeviceGetComputeRunningProcesses(card)] == [7 * size]
+        n.nvmlDeviceGetUtilizationRates(card)
+        d.cuMemHostUnregister(host)
+        d.cuMemFreeHost(pinned)
+        d.cuMemFree_v2(device)
+        assert d.used() == 0
+        """,
+        NVSHARE_SIMULATE="1x8MiB",
+        NVSHARE_SIM_INTEGRATED="1",
+    )

@@ -358,6 +358,7 @@ void nvs_config_read(void)
     read_text("NVSHARE_PLACEMENT", nvs_config.placement, sizeof nvs_config.placement);
     nvs_config.memory_mode = (uint8_t)read_choice("NVSHARE_MEMORY", modes, NVS_MODE_AUTO);
     nvs_config.memory_auto = nvs_config.memory_mode == NVS_MODE_AUTO;
+    nvs_config.memory_late = nvs_config.memory_auto || nvs_config.memory_mode == NVS_MODE_SWAP;
     nvs_config.memory_limit = read_quantity("NVSHARE_MEMORY_LIMIT", size_units, "4GiB", 0);
     nvs_config.host_limit = read_quantity("NVSHARE_HOST_LIMIT", size_units, "64GiB", 0);
     nvs_config.spatial = mps != NULL && strcmp(mps, "1") == 0;

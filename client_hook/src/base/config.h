@@ -22,6 +22,7 @@ typedef struct nvs_settings {
     char placement[256];     /* NVSHARE_PLACEMENT, as the launcher got it from the coordinator; empty: none */
     uint8_t memory_mode;     /* NVSHARE_MEMORY: an nvs_mode; the one in force once it is chosen */
     bool memory_auto;        /* it was AUTO */
+    bool memory_late;        /* it was AUTO or SWAP, so the GPUs decide: it is chosen once the driver has begun */
     uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */
     uint64_t host_limit;     /* NVSHARE_HOST_LIMIT, likewise: host memory for evicted memory in mode swap */
     bool spatial;            /* NVSHARE_MPS=1: a client of MPS */

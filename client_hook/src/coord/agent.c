@@ -336,7 +336,7 @@ void nvs_agent_driver_begun(bool ready)
     nvs_memory_choose_mode();
     if (ready)
         register_once(&registered, at_exit);
-    if (nvs_config.memory_auto)
+    if (nvs_config.memory_late)
         nvs_agent_poke();
     errno = saved;
 }

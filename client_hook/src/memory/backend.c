@@ -329,32 +329,39 @@ static _Atomic bool chosen;
 /* Only attributes are asked: there may be no context yet.  A driver that knows no GPU makes any mode right. */
 static void choose_mode(void)
 {
-    static _Atomic uint8_t known[NVS_MAX_GPUS];
+    static _Atomic uint8_t known[NVS_MAX_GPUS], integrated[NVS_MAX_GPUS];
     static const char *const reasons[] = {
         [NVS_MODE_SWAP] = "swap, as every GPU of this program has virtual memory management",
         [NVS_MODE_MANAGED] = "managed, as not every GPU of this program has virtual memory management",
         [NVS_MODE_DEVICE] = "device, as not every GPU of this program has virtual memory management, and none moves managed memory while it is in use",
     };
-    bool chunked = true, managed = false;
+    bool chunked = true, managed = false, of_host = false;
     for (uint32_t gpu = 0; nvs_context_possible(gpu); gpu++) {
         chunked = chunked && nvs_gpu_supports(gpu, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, known);
         managed = managed || backend_managed_works(gpu);
+        of_host = of_host || nvs_gpu_supports(gpu, CU_DEVICE_ATTRIBUTE_INTEGRATED, integrated);
     }
-    nvs_config.memory_mode = chunked ? NVS_MODE_SWAP : managed ? NVS_MODE_MANAGED : NVS_MODE_DEVICE;
-    nvs_log(NVS_LOG_DEBUG, "memory mode %s", reasons[nvs_config.memory_mode]);
+    if (of_host) {
+        nvs_log(nvs_config.memory_auto ? NVS_LOG_DEBUG : NVS_LOG_WARNING,
+                "memory mode device, as a GPU of this program has no memory but the host's, within which swap would move nothing");
+        nvs_config.memory_mode = NVS_MODE_DEVICE;
+    } else if (nvs_config.memory_auto) {
+        nvs_config.memory_mode = chunked ? NVS_MODE_SWAP : managed ? NVS_MODE_MANAGED : NVS_MODE_DEVICE;
+        nvs_log(NVS_LOG_DEBUG, "memory mode %s", reasons[nvs_config.memory_mode]);
+    }
     atomic_store_explicit(&chosen, true, memory_order_release); /* pairs with nvs_memory_mode_chosen */
 }
 
 void nvs_memory_choose_mode(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (nvs_config.memory_auto)
+    if (nvs_config.memory_late)
         pthread_once(&once, choose_mode);
 }
 
 bool nvs_memory_mode_chosen(void)
 {
-    return !nvs_config.memory_auto || atomic_load_explicit(&chosen, memory_order_acquire);
+    return !nvs_config.memory_late || atomic_load_explicit(&chosen, memory_order_acquire);
 }
 
 const nvs_backend *nvs_memory_backend(uint32_t gpu)

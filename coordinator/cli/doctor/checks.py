@@ -7,7 +7,7 @@ from typing import Any
 
 from nvshare.client_hook.launcher import HOOK_NAME, preload_entries
 from nvshare.coordinator.cli.doctor.facts import Facts, Finding
-from nvshare.coordinator.cli.views.sentences import WHY_NOT_SWAP, mode_lines
+from nvshare.coordinator.cli.views.sentences import WHY_NOT_SWAP, integrated_lines, mode_lines
 from nvshare.coordinator.cli.views.slots import pod_of
 from nvshare.coordinator.kubernetes.slots.boundary import VARIABLE
 from nvshare.coordinator.model.profile import MEMORY_MODES
@@ -133,8 +133,11 @@ def _mode(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "memory mode", f"programs started here have {wanted}, from NVSHARE_MEMORY")
     elif mode:
         why = f": {WHY_NOT_SWAP[mode]}" if mode in WHY_NOT_SWAP else ""
+        mode = "device" if mode == "integrated" else mode
         yield Finding("ok", "memory mode", f"programs started here have {mode} (auto){why}")
-    for line in mode_lines(facts.coordinator.status or {"clients": ()}):
+    for line in integrated_lines(facts.coordinator.status or {"gpus": ()}):
+        yield Finding("ok", "memory", line)
+    for line in mode_lines(facts.coordinator.status or {"gpus": (), "clients": ()}):
         yield Finding("ok", "memory mode", line)
 
 

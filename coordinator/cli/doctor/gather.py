@@ -108,9 +108,12 @@ def has(attribute, gpu):
     return cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, gpu) == 0 and value.value != 0
 if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0 and number.value > 0:
     gpus = range(number.value)
-    print("swap" if all(has(102, g) for g in gpus) else "managed" if any(has(89, g) for g in gpus) else "device")
+    integrated, chunked, managed = ([has(number, gpu) for gpu in gpus] for number in (18, 102, 89))
+    found = (any(integrated), "integrated"), (all(chunked), "swap"), (any(managed), "managed"), (True, "device")
+    print(next(mode for holds, mode in found if holds))
 """
-"""The rule of client_hook/src/memory/backend.c: virtual memory management, and managed access beside the GPU's."""
+"""The rule of client_hook/src/memory/backend.c: the host's memory, virtual memory management, managed access beside the
+GPU's."""
 
 
 def _memory_mode(environ: dict[str, str], directory: RuntimeDir) -> str:

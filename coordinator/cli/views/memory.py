@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nvshare.coordinator.cli.views.sentences import host_lines, room_lines
+from nvshare.coordinator.cli.views.sentences import host_lines, integrated_lines, room_lines
 from nvshare.coordinator.cli.views.table import layout, number, text, word
 from nvshare.coordinator.cli.views.words import program, size
 from nvshare.coordinator.units import format_duration, format_size
@@ -29,7 +29,8 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
             for seat in client["seats"]
             if seat["uuid"] == gpu["uuid"]
         ]
-    found = [*layout(_COLUMNS, rows, width, wide=wide), *host_lines(status), *room_lines(status)]
+    found = layout(_COLUMNS, rows, width, wide=wide)
+    found += [*integrated_lines(status), *host_lines(status), *room_lines(status)]
     found += [
         f"  c{client['client']} {program(client)}: {format_size(client['host_share_bytes'])} pinned"
         for client in status["clients"]

@@ -74,17 +74,30 @@ def room_lines(status: Mapping[str, Any]) -> list[str]:
 WHY_NOT_SWAP: Final = {
     "managed": "not every GPU has virtual memory management, which swap needs",
     "device": "not every GPU has virtual memory management, and none moves managed memory while it is in use",
+    "integrated": "a GPU has no memory but the host's, within which swap would move nothing",
 }
 """Why the hook chose this memory mode for a program that was started with `auto`."""
 
 
 def mode_lines(status: Mapping[str, Any]) -> list[str]:
     """Clients for which `--memory auto` is not `swap`, with the reason."""
+    integrated = any(gpu.get("integrated") for gpu in status["gpus"])
     return [
         f"{client['name']} ({client['process_id']}) has memory mode {client['memory_mode']}: "
-        f"{WHY_NOT_SWAP[client['memory_mode']]}"
+        f"{WHY_NOT_SWAP['integrated' if integrated else client['memory_mode']]}"
         for client in status["clients"]
         if client.get("memory_auto") and client["memory_mode"] in WHY_NOT_SWAP
+    ]
+
+
+def integrated_lines(status: Mapping[str, Any]) -> list[str]:
+    """One line for each GPU that shares its memory with the host: what programs may have there, and what is left."""
+    return [
+        f"GPU {gpu['index']} has no memory but the host's: programs may have {format_size(gpu['capacity_bytes'])} of "
+        f"{format_size(gpu['total_bytes'])} (capacity); {format_size(gpu['available_bytes'])} are free now, of which "
+        f"the host keeps {format_size(gpu['kept_bytes'])}"
+        for gpu in status["gpus"]
+        if gpu.get("integrated")
     ]
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nvshare.coordinator.cli.views.sentences import gang_lines, host_lines, live_lines, mps_line, room_lines
+from nvshare.coordinator.cli.views.sentences import (
+    gang_lines,
+    host_lines,
+    integrated_lines,
+    live_lines,
+    mps_line,
+    room_lines,
+)
 from nvshare.coordinator.cli.views.table import layout, number, text, word
 from nvshare.coordinator.cli.views.words import first_of, programs, quantum, size_of
 from nvshare.coordinator.units import count, format_duration, format_share
@@ -25,7 +32,7 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     head = f"coordinator {status['pid']} in {status['runtime_dir']}, {gpus}"
     found = [head, *_table(status, names, width, wide=wide)]
     found += [f"problem: {problem}" for problem in status.get("problems", ())]
-    found += [mps_line(status["mps"]), *host_lines(status), *room_lines(status)]
+    found += [mps_line(status["mps"]), *integrated_lines(status), *host_lines(status), *room_lines(status)]
     for gpu in status["gpus"]:
         if gpu.get("expected_stopped"):
             text = f"GPU {gpu['index']} is not granted: process {gpu['expected_process']} held it before the restart"

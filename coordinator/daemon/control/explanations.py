@@ -23,7 +23,10 @@ def wait(wait: WaitSnapshot, *, hide_names: bool) -> str:
 
 def refusal(refused: RefusalSnapshot, *, hide_names: bool) -> str:
     """For example `GPU 0 has 4GiB; of that train.py (alice) has 3GiB that cannot move`."""
+    left_bytes = refused.host_left_bytes
     begin = f"GPU {refused.index} has {format_size(refused.capacity_bytes)} for programs"
+    if left_bytes is not None:
+        begin += f", of the host's memory, with {format_size(left_bytes)} left"
     if not refused.immovable:
         return f"{begin}, and this one wants more of it than can be kept there"
     holder, size = refused.immovable[0]
@@ -32,7 +35,8 @@ def refusal(refused: RefusalSnapshot, *, hide_names: bool) -> str:
     if others:
         rest = format_size(sum(size for _, size in others))
         named += f", {len(others)} other program{'s' if len(others) > 1 else ''} {rest}"
-    return f"{begin}, and {named}; free memory there, or start device-mode programs with `--memory swap`"
+    remedy = ", or start device-mode programs with `--memory swap`" if left_bytes is None else " or on the host"
+    return f"{begin}, and {named}; free memory there{remedy}"
 
 
 def _holder(holder: Identity, asker: Identity, hide_names: bool) -> str:

@@ -25,6 +25,7 @@ from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.kinds import Value
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import SETTINGS
+from nvshare.coordinator.system.devices import integrated_bytes
 from nvshare.coordinator.system.processes import end_process
 from nvshare.coordinator.system.sensors import CardSensors
 
@@ -127,6 +128,8 @@ class Administration:
                 values[name.replace("recent_", "").replace("_ns", "") + "_us"] = _quantiles(values.pop(name))
             device = self._devices[gpu.uuid]
             sensors = self._sensors(gpu.uuid).plain()
+            if gpu.memory.integrated:
+                values["available_bytes"] = integrated_bytes()[1]
             gpus.append({"index": device.index, "is_mig": device.is_mig, **values, "sensors": sensors})
         clients = [plain(client) for client in snapshot.clients] if request.clients or hides else []
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}

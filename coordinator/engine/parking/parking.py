@@ -18,6 +18,7 @@ Rules:
 - A client of an earlier coordinator that was told to close counts as parked: perhaps a checkpoint was made.
 - When a client that wants the GPU finds no room on the card although the figures leave it some, contexts have it, which
   no eviction frees.  Then the client that has been idle longest is parked, then the next one, until there is room.
+  On an integrated GPU nobody is parked for that: all would lie in the same memory.
 - A client is idle when it submits nothing and waits for nothing, also with a lease: parking takes the lease first.
 - A request for room is refused when no client is leaving and none can count as idle before long.
 - Each state has an end: a client that does not leave or close in time stays.  After `move_stall_ns` the next one is
@@ -52,6 +53,7 @@ LEAST_IDLE_NS: Final = 2 * SECOND_NS
 """A client that was idle for less is not parked for others: it would come back at once."""
 PREPARE_NS: Final = SECOND_NS
 """Preparing lasts no longer than this time and a nanosecond for each byte."""
+NO_ROOM: Final = "its memory stays within the host's, which the GPU shares, so others have no more room"
 RUNNING, PREPARING, LEAVING, CLOSING, SAVING, PARKED, WAKING = ParkState
 
 
@@ -77,7 +79,8 @@ def set_parked(node: Node, client: Client, parked: bool, uuid: str | None, now_n
     """The operator parks or wakes a client."""
     if parked:
         client.parking.refused_at = -1
-        begin(node, client, now_ns)
+        integrated = any(seat.gpu.memory.integrated for seat in client.seats.values())
+        begin(node, client, now_ns, NO_ROOM if integrated else "")
         return ()
     client.parking.move.target = ""
     if client.parking.state is PARKED:
@@ -165,7 +168,7 @@ def _make_room(node: Node, gpu: Gpu, now_ns: int) -> None:
     leaving = [client.parking for client in clients if client.parking.state in (LEAVING, CLOSING, SAVING)]
     if any(now_ns - parking.began_ns < node.settings.move_stall_ns for parking in leaving):
         return
-    may_park = (client for client in clients if client.facts.park_after_ns != 0)
+    may_park = (client for client in clients if client.facts.park_after_ns != 0 and not gpu.memory.integrated)
     idle = {client: ns for client in may_park if (ns := _idle_ns(node, client, now_ns)) is not None}
     longest = max(idle, key=lambda client: idle[client], default=None)
     if longest is not None and idle[longest] >= LEAST_IDLE_NS:

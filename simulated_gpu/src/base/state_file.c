@@ -90,6 +90,7 @@ static bool fill(nvs_sim_shared *shared)
 {
     const char *spec = getenv("NVSHARE_SIMULATE");
     uint32_t cards = 1;
+    const char *integrated = getenv("NVSHARE_SIM_INTEGRATED");
     uint64_t capacity = 16ull << 30;
     if (spec != NULL && *spec != '\0' && !parse_spec(spec, &cards, &capacity)) {
         nvs_sim_say("NVSHARE_SIMULATE=%.64s is not GPUS[xCAPACITY], for example 2x8GiB (1 to %u GPUs, at least 1MiB)", spec,
@@ -106,6 +107,7 @@ static bool fill(nvs_sim_shared *shared)
             gpu->card = card;
             gpu->instance = split != 0 ? part + 1 : 0;
             gpu->capacity_bytes = capacity / parts;
+            gpu->integrated = integrated != NULL && strcmp(integrated, "1") == 0;
             make_uuid(gpu->uuid, card, gpu->instance);
         }
     }

@@ -102,7 +102,7 @@ static CUresult checkpoint(const nvs_sim_request *request)
     NVS_SIM_TRY(refusal());
     for (int i = 0; i < nvs_sim_device_count; i++) {
         const uint32_t gpu = nvs_sim_devices[i].gpu;
-        kept[i].bytes = nvs_sim_self->fixed_bytes[gpu];
+        kept[i].bytes = nvs_sim_shared_state->gpus[gpu].integrated ? 0 : nvs_sim_self->fixed_bytes[gpu]; /* copied within one memory */
         kept[i].contexts = nvs_sim_self->attached[gpu];
         bytes += kept[i].bytes;
     }

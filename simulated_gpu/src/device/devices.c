@@ -275,6 +275,8 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute att
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
         if (attributes[i].attribute == attrib)
             *pi = attributes[i].value;
+    if (attrib == CU_DEVICE_ATTRIBUTE_INTEGRATED)
+        *pi = (int)nvs_sim_shared_state->gpus[device->gpu].integrated;
     override(attrib, pi);
     if (attrib == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
         *pi = (int)device->card + 1;

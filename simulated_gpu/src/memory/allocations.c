@@ -109,7 +109,13 @@ SIM_EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void *p, size_t bytesize, unsig
     NVS_SIM_CHECK(!nvs_sim_overlaps((uintptr_t)p, bytesize), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     sim_allocation allocation = {.base = (uintptr_t)p, .bytes = bytesize, .kind = MEM_REGISTERED, .device = context->device,
                                  .context = context};
-    return nvs_sim_insert(&allocation);
+    if (nvs_sim_shared_state->gpus[context->device->gpu].integrated)
+        allocation.charged_bytes = bytesize;
+    NVS_SIM_CHECK(nvs_sim_charge(context->device->gpu, allocation.charged_bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    const CUresult result = nvs_sim_insert(&allocation);
+    if (result != CUDA_SUCCESS)
+        nvs_sim_uncharge(context->device->gpu, allocation.charged_bytes);
+    return result;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemHostUnregister(void *p)

@@ -206,7 +206,7 @@ static void free_bytes(const sim_allocation *allocation)
 CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_kind kind, CUdeviceptr *out)
 {
     sim_device *device = context->device;
-    bool charged = kind == MEM_DEVICE || kind == MEM_POOL;
+    bool charged = kind == MEM_DEVICE || kind == MEM_POOL || (kind == MEM_HOST && nvs_sim_shared_state->gpus[device->gpu].integrated);
     size_t charge = charged ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
     if (bytes == 0)
         return CUDA_ERROR_INVALID_VALUE;

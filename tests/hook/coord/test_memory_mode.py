@@ -16,6 +16,8 @@ NO_VMM = "102=0"
 """CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED."""
 NEITHER = "102=0,89=0"
 """Nor CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS."""
+OF_HOST = "18=1"
+"""CU_DEVICE_ATTRIBUTE_INTEGRATED."""
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,7 @@ NEITHER = "102=0,89=0"
         ("", MemoryMode.SWAP, "swap, as every GPU of this program has virtual memory management"),
         (NO_VMM, MemoryMode.MANAGED, "managed, as not every GPU"),
         (NEITHER, MemoryMode.DEVICE, "device, as not every GPU"),
+        (OF_HOST, MemoryMode.DEVICE, "device, as a GPU of this program has no memory but the host's"),
     ],
 )
 @pytest.mark.parametrize(("asked", "gpus"), [(None, 1), ("auto", 2)])
@@ -61,6 +64,21 @@ def test_a_mode_that_was_asked_for_stays(
     client.tell(f"alloc {1 << 20}")
     hello = coordinator.expect(messages.Hello)
     assert (hello.memory_mode, hello.memory_auto) == (mode, False)
+
+
+def test_swap_within_the_hosts_memory_is_device(start: StartClient, coordinator: ScriptedCoordinator) -> None:
+    """Broken: memory is copied within one memory, or the user is not told that nothing moves."""
+    client = start(NVSHARE_MEMORY="swap", NVSHARE_SIM_ATTRIBUTES=OF_HOST)
+    client.tell(f"alloc {1 << 20}")
+    hello = coordinator.expect(messages.Hello)
+    assert (hello.memory_mode, hello.memory_auto) == (MemoryMode.DEVICE, False)
+    coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+    coordinator.expect(messages.AttachGpu)
+    coordinator.settings()
+    assert client.answer() == "allocated"
+    _, log = client.finish()
+    (line,) = [line for line in log.splitlines() if "warning" in line]
+    assert "swap would move nothing" in line
 
 
 def test_a_program_without_a_gpu_is_known_too(hook_env: dict[str, str], coordinator: ScriptedCoordinator) -> None:

@@ -83,6 +83,10 @@ def test_a_healthy_machine_has_no_remedies() -> None:
         assert {(finding.level, finding.remedy) for finding in examine(facts)} == {("ok", "")}
 
 
+OF_HOST = {"index": 0, "integrated": True, "capacity_bytes": 96 << 30, "total_bytes": 128 << 30} | {
+    "available_bytes": 20 << 30,
+    "kept_bytes": 12 << 30,
+}
 TOLD = [{"process_id": 41, "name": "job", "memory_mode": "device", "memory_auto": True}]
 
 
@@ -91,15 +95,29 @@ TOLD = [{"process_id": 41, "name": "job", "memory_mode": "device", "memory_auto"
     [
         ({}, "programs started here have swap (auto)"),
         (machine(memory_mode="managed"), f"programs started here have managed (auto): {WHY_NOT_SWAP['managed']}"),
+        (machine(memory_mode="integrated"), f"programs started here have device (auto): {WHY_NOT_SWAP['integrated']}"),
         (machine(memory_mode=""), ""),
         (shell(NVSHARE_MEMORY="managed"), "programs started here have managed, from NVSHARE_MEMORY"),
         (well(clients=TOLD) | machine(memory_mode=""), f"job (41) has memory mode device: {WHY_NOT_SWAP['device']}"),
+        (
+            well(clients=TOLD, gpus=[OF_HOST]) | machine(memory_mode=""),
+            f"job (41) has memory mode device: {WHY_NOT_SWAP['integrated']}",
+        ),
     ],
 )
 def test_the_memory_mode_is_told_with_its_reason(changes: dict[str, Any], text: str) -> None:
     """Broken: nobody finds out why programs do not swap."""
     found = examine(replace(WELL, **changes))
     assert [finding.text for finding in found if finding.about == "memory mode"] == ([text] if text else [])
+
+
+def test_a_gpu_without_memory_of_its_own_is_explained() -> None:
+    """Broken: a user takes the capacity for what is free, or does not learn that the host's programs count."""
+    found = [each.text for each in examine(replace(WELL, **well(gpus=[OF_HOST]))) if each.about == "memory"]
+    assert found == [
+        "GPU 0 has no memory but the host's: programs may have 96GiB of 128GiB (capacity); "
+        "20GiB are free now, of which the host keeps 12GiB"
+    ]
 
 
 @pytest.mark.parametrize(

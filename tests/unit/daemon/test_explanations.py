@@ -72,3 +72,13 @@ def test_a_refusal_names_who_has_the_memory() -> None:
         "GPU 0 has 4GiB for programs, and train.py (alice) has 3GiB that cannot move, 1 other program"
     )
     assert "train.py" not in explanations.refusal(refused, hide_names=True)
+
+
+@pytest.mark.parametrize(
+    ("immovable", "why"), [((), "this one wants more"), (((THEIRS, 3 << 30),), "train.py (alice)")]
+)
+def test_a_refusal_names_the_hosts_memory(immovable: tuple[tuple[Identity, int], ...], why: str) -> None:
+    """Broken: a program is out of memory on a GPU with room, and nobody says that the host has none."""
+    text = explanations.refusal(RefusalSnapshot(0, MINE, 4 << 30, immovable, 1 << 29), hide_names=False)
+    assert text.startswith(f"GPU 0 has 4GiB for programs, of the host's memory, with 512MiB left, and {why}")
+    assert "swap" not in text

@@ -13,13 +13,20 @@ import pytest
 from nvshare import simulated_gpu
 from nvshare.coordinator.daemon.coordinator import Options
 from nvshare.coordinator.daemon.main import find_devices
-from nvshare.coordinator.daemon.settings_file import StartError
+from nvshare.coordinator.daemon.settings_file import StartError, capacity_bytes
+from nvshare.coordinator.model.settings import Settings
+from nvshare.coordinator.system import devices
 from nvshare.coordinator.system.devices import NoGpuError, discover, load_simulated_nvml
+from nvshare.coordinator.system.gpu_processes import read_memory
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 
 class NvmlError(Exception):
     """Stands for pynvml.NVMLError."""
+
+
+class NotSupportedError(NvmlError):
+    """Stands for pynvml.NVMLError_NotSupported."""
 
 
 @dataclass
@@ -32,6 +39,7 @@ class Card:
     has_mig: bool = True
     peers: dict[str, int] = field(default_factory=dict)
     """NVML's level of other cards; -1: joined by NVLink too."""
+    integrated: bool = False
 
 
 def play(monkeypatch: pytest.MonkeyPatch, cards: list[Card], *, failing: str = "") -> None:
@@ -53,6 +61,11 @@ def play(monkeypatch: pytest.MonkeyPatch, cards: list[Card], *, failing: str = "
             raise NvmlError("not supported")
         return max(10, card.peers[other.uuid])
 
+    def memory(card: Card) -> SimpleNamespace:
+        if card.integrated:
+            raise NotSupportedError("not supported")
+        return SimpleNamespace(total=card.gib << 30, used=0)
+
     functions: dict[str, Any] = {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
@@ -63,9 +76,10 @@ def play(monkeypatch: pytest.MonkeyPatch, cards: list[Card], *, failing: str = "
         "nvmlDeviceGetMigDeviceHandleByIndex": slot_of,
         "nvmlDeviceGetUUID": lambda card: card.uuid.encode(),  # old versions answer bytes
         "nvmlDeviceGetName": lambda card: "Card",
-        "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(total=card.gib << 30),
+        "nvmlDeviceGetMemoryInfo": memory,
         "nvmlDeviceGetHandleByUUID": lambda uuid: next(card for card in cards if card.uuid == uuid),
         "nvmlDeviceGetTopologyCommonAncestor": level,
+        "nvmlDeviceGetComputeRunningProcesses": memory,
         "nvmlDeviceGetP2PStatus": lambda card, other, capability: 0 if card.peers[other.uuid] < capability else 3,
     }
 
@@ -74,7 +88,7 @@ def play(monkeypatch: pytest.MonkeyPatch, cards: list[Card], *, failing: str = "
 
     for name, function in functions.items():
         setattr(module, name, fail if name == failing else function)
-    module.NVMLError = NvmlError
+    module.NVMLError, module.NVMLError_NotSupported = NvmlError, NotSupportedError
     module.NVML_DEVICE_MIG_ENABLE = 1
     module.NVML_P2P_CAPS_INDEX_NVLINK, module.NVML_P2P_STATUS_OK = 2, 0
     monkeypatch.setitem(sys.modules, "pynvml", module)
@@ -88,6 +102,24 @@ def test_cards_are_domains(monkeypatch: pytest.MonkeyPatch) -> None:
         (0, "GPU-a", 80 << 30),
         (1, "GPU-b", 16 << 30),
     ]
+
+
+@pytest.mark.parametrize("card", [Card("GPU-a", integrated=True), Card("GPU-a", gib=0)])
+def test_a_card_whose_memory_nvml_does_not_say_has_the_machines(monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
+    """Broken: the coordinator does not start on such a machine, or programs may have all of its memory."""
+    play(monkeypatch, [card])
+    monkeypatch.setattr(devices, "integrated_bytes", lambda: (128 << 30, 100 << 30))
+    (found,) = discover()
+    assert (found.integrated, found.total_bytes) == (True, 128 << 30)
+    assert capacity_bytes(Settings(), found, real=True) == 96 << 30
+    assert capacity_bytes(Settings(capacity_bytes=120 << 30), found, real=True) == 120 << 30
+
+
+def test_the_hosts_figures_count_where_nvml_lists_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: programs get no memory on a Jetson, because its NVML has figures of nothing."""
+    play(monkeypatch, [Card("GPU-a", integrated=True)])
+    monkeypatch.setattr(devices, "integrated_bytes", lambda: (128 << 30, 100 << 30))
+    assert read_memory("GPU-a", by_process=True) == ({}, 28 << 30)
 
 
 def test_how_far_cards_are_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

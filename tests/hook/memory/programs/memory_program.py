@@ -316,6 +316,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "switch": lambda to_another: cuda.cuCtxSetCurrent(another if to_another else context),
     "held": held,
     "alloc": lambda size: allocate("cuMemAlloc_v2", size_t(size)),
+    "pinned": lambda size: allocate("cuMemAllocHost_v2", size_t(size)),
     "managed": lambda size: allocate("cuMemAllocManaged", size_t(size), 1),
     "async": lambda size: allocate("cuMemAllocAsync", size_t(size), stream),
     "pitch": pitch,
@@ -346,6 +347,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
         ctypes.byref(ctypes.c_int()), u64(pointer), size_t(size), 1, u64(0)
     ),
     "release": lambda handle: cuda.cuMemRelease(u64(handle)),
+    "free_pinned": lambda pointer: cuda.cuMemFreeHost(u64(pointer)),
     "free": lambda pointer: cuda.cuMemFree_v2(u64(pointer)),
     "free_async": lambda pointer: cuda.cuMemFreeAsync(u64(pointer), stream),
     "short_lived": short_lived,
