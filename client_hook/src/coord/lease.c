@@ -216,7 +216,8 @@ static bool others_may_open(uint32_t gpu)
 {
     EACH_LINKED(other, gpu) {
         const nvs_agent_gpu *its = &nvs_agent_gpus[other];
-        if (other != gpu && (!nvs_lease_open(&its->lease) || nvs_mover_state_of(other)->busy || its->duty.phase == NVS_DUTY_CLOSING || its->duty.phase == NVS_DUTY_CLOSED))
+        if (other != gpu && (!nvs_lease_open(&its->lease) || nvs_mover_state_of(other)->busy || its->duty.phase == NVS_DUTY_CLOSING ||
+                             its->duty.phase == NVS_DUTY_CLOSED))
             return false;
     }
     return true;

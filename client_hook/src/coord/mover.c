@@ -23,7 +23,8 @@ typedef struct mover {
     /* Under the lock. */
     nvs_goal goal;          /* the newest */
     uint32_t goals, aimed_at; /* numbers of the newest, and of the newest that a pass has worked for */
-    uint32_t rested;        /* number of the newest at which a waiting pass has said that it is at rest */
+    uint32_t heeded;        /* likewise: the newest that the pass knows */
+    uint32_t rested;        /* likewise: the newest at which a waiting pass has come to rest */
     bool held, running;
     bool hurried;           /* the pass, or the next one, does not wait for its goal to rise */
     struct {
@@ -32,7 +33,7 @@ typedef struct mover {
         uint64_t from, moved; /* bytes on the GPU at its begin, and moved since */
         uint64_t told, told_ns;
     } pass;
-    nvs_mover_state state;  /* without `busy` and `at_rest` */
+    nvs_mover_state state;  /* without `busy`, `at_rest` and `heeds` */
     nvs_mover_state seen;   /* of the agent thread */
 } mover;
 
@@ -57,6 +58,7 @@ static uint64_t ahead(mover *m, uint64_t moved)
     const uint64_t at = !m->pass.out ? from + moved : from > moved ? from - moved : 0;
     const bool over = stopping || m->held || m->rested == m->goals || (at < goal) == m->pass.out;
     const uint64_t left = over ? 0 : m->pass.out ? at - goal : goal - at;
+    m->heeded = m->goals;
     if (left != 0 && !m->pass.out && !m->pass.lacks)
         m->aimed_at = m->goals;
     return left;
@@ -151,7 +153,7 @@ static void make_pass(mover *m)
     uint64_t moved = 0;
     passes++;
     m->running = true;
-    m->aimed_at = m->goals;
+    m->aimed_at = m->heeded = m->goals;
     m->pass.moved = m->pass.told = 0;
     m->pass.told_ns = nvs_now_ns();
     m->pass.lacks = false;
@@ -196,7 +198,7 @@ void nvs_mover_aim(uint32_t gpu, const nvs_goal *goal)
         m->hurried = !m->has_thread;
     m->state.error = 0;
     m->seen.busy = true;
-    m->seen.at_rest = false;
+    m->seen.at_rest = m->seen.heeds = false;
     pthread_cond_broadcast(&changed);
     if (!m->has_thread)
         make_pass(m);
@@ -231,6 +233,7 @@ void nvs_movers_look(void)
         m->seen = m->state;
         m->seen.busy = is_busy(m);
         m->seen.at_rest = !m->seen.busy || m->rested == m->goals;
+        m->seen.heeds = !m->running || m->heeded == m->goals;
     }
     pthread_mutex_unlock(&lock);
 }

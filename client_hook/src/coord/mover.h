@@ -6,8 +6,8 @@
  * Invariants:
  *  - a pass has one direction and asks for each chunk how far the newest goal is.  It goes on while the goal is ahead, and ends when it is behind;
  *  - what comes in stays below the goal; what goes out ends at or below it.  Nothing swings: a goal has one pass, unless a newer one came during it;
- *  - a pass that comes in waits for a moment for a goal that may rise, unless the GPU is needed (`hurry`).  Meanwhile the mover is at rest, and nothing comes in
- *    for this goal any more: its room may be given to others;
+ *  - a pass that comes in waits for a moment for a goal that may rise, unless the GPU is needed (`hurry`).  Meanwhile the mover is at rest: nothing comes
+ *    in for this goal any more, and its room may be given to others;
  *  - memory moves with the gate closed and the work drained.  The agent keeps the gate closed until the mover is idle (lease.c).
  *
  * A mover starts with the first goal of its GPU, blocks all signals, and sleeps at rest.  All functions are for the agent thread, except nvs_mover_hurry.
@@ -28,6 +28,7 @@ typedef struct nvs_goal {
 typedef struct nvs_mover_state {
     bool busy;      /* a pass is under way, or will be */
     bool at_rest;   /* nothing moves before another goal: not busy, or waiting for a rise */
+    bool heeds;     /* the pass knows the newest goal: nothing more moves for an older one */
     uint32_t news;  /* changes when much has moved, and when the mover comes to rest */
     uint32_t error; /* CUresult of the last pass; 0: none */
     uint64_t out_bytes, in_bytes, moving_ns; /* sums: what has moved, and the time of all passes */

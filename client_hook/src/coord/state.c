@@ -23,6 +23,7 @@
 /* Of the agent thread, and of this connection. */
 static struct told {
     uint32_t target;        /* number of the newest one */
+    uint32_t heeded;        /* number of the newest that the mover knows: an older one is not obeyed any more */
     bool obeyed;            /* the mover works for it */
     uint32_t error;         /* why it came to rest */
     uint64_t sent_ns;       /* the last State */
@@ -46,7 +47,7 @@ void nvs_state_send(uint32_t gpu)
     nvs_memory_usage(gpu, &usage);
     mine->sent_ns = nvs_now_ns();
     mine->news = its->news;
-    NVS_LINK_SEND(state, (uint8_t)gpu, mine->target, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes, usage.host_bytes,
+    NVS_LINK_SEND(state, (uint8_t)gpu, mine->heeded, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes, usage.host_bytes,
                   atomic_load_explicit(&nvs_mail[gpu].released_bytes, memory_order_relaxed), /* see its declaration */
                   nvs_host_ready_bytes(), nvs_gate_linked_with(gpu) != UINT32_C(1) << gpu, its->out_bytes - mine->before.out_bytes,
                   its->in_bytes - mine->before.in_bytes, its->moving_ns - mine->before.moving_ns, !mine->obeyed || its->at_rest,
@@ -69,10 +70,12 @@ void nvs_target_received(const nvs_target *target, bool leased)
     mine->target = target->number;
     mine->obeyed = !leased;
     mine->error = leased ? CUDA_ERROR_NOT_PERMITTED : 0;
-    if (leased)
-        nvs_state_send(target->gpu);
-    else
+    if (!leased) {
         nvs_mover_aim(target->gpu, &(nvs_goal){.bytes = target->bytes, .rises = target->rises, .promised = true});
+        return;
+    }
+    mine->heeded = target->number;
+    nvs_state_send(target->gpu);
 }
 
 void nvs_targets_look(void)
@@ -80,6 +83,8 @@ void nvs_targets_look(void)
     nvs_movers_look();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         const nvs_mover_state *its = nvs_mover_state_of(gpu);
+        if (its->heeds)
+            told[gpu].heeded = told[gpu].target;
         if (told[gpu].obeyed && !its->busy) {
             told[gpu].obeyed = false;
             told[gpu].error = its->error;

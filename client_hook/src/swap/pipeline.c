@@ -262,8 +262,8 @@ static size_t count_adjacent(const nvs_place *places, size_t count)
     return found;
 }
 
-/* Maps chunks; returns how many of them, from the first one on. */
-static size_t map_some(pipeline *p, const nvs_place *places, size_t count)
+/* Maps chunks; returns how many of them, from the first one on.  `begun`: bytes before them. */
+static size_t map_some(pipeline *p, const nvs_place *places, size_t count, uint64_t begun)
 {
     CUresult result;
     uint64_t waited_ns = 0;
@@ -277,7 +277,7 @@ static size_t map_some(pipeline *p, const nvs_place *places, size_t count)
             account(&places[i], -(int64_t)places[i].bytes);
         /* A process that has just ended may still have the memory that the coordinator counts as free. */
         bool retry = result == CUDA_ERROR_OUT_OF_MEMORY && p->job->watch != NULL && p->job->watch->promised;
-        if (count == 1 && !(retry && nvs_transfer_left(p->job, 0, 0) != 0 && nvs_swap_pause(&waited_ns)))
+        if (count == 1 && !(retry && nvs_transfer_left(p->job, begun, 0) >= places[0].bytes && nvs_swap_pause(&waited_ns)))
             break;
     }
     fail(p, result == CUDA_ERROR_OUT_OF_MEMORY ? NVS_NO_MEMORY : NVS_CUDA_FAILED, result);
@@ -302,7 +302,7 @@ static size_t prepare_in(pipeline *p, size_t n, size_t most, uint64_t *begun)
         p->flights[n % RING] = (flight){.skipped = true};
         return left != 0;
     }
-    count = map_some(p, places, count);
+    count = map_some(p, places, count, *begun);
     for (size_t i = 0; i < count; i++) {
         const nvs_chunk *chunk = &places[i].segment->chunks[places[i].chunk];
         flight *f = &p->flights[(n + i) % RING];
