@@ -11,10 +11,11 @@ from __future__ import annotations
 import copy
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import grpc
 
@@ -28,19 +29,68 @@ CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 ADDED: Final = "2026-11-28T00:00:00Z"
 
 
+class _Objects(dict[str, Any]):
+    """By path; whoever watches is told of each change."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def __setitem__(self, path: str, value: Any) -> None:
+        with self._changed:
+            super().__setitem__(path, value)
+            self._changed.notify_all()
+
+    def __delitem__(self, path: str) -> None:
+        with self._changed:
+            super().__delitem__(path)
+            self._changed.notify_all()
+
+
 class Api(TlsServer):
     """An API server of one node, `node-1`."""
 
     def __init__(self, folder: Path) -> None:
         self.minor = "36"
         self.gates = {"DRAConsumableCapacity", "DRADeviceTaints"}
+        self.may_watch = True
         self.away = False
-        self.objects: dict[str, Any] = {"/api/v1/nodes/node-1": {"metadata": {"name": "node-1", "uid": "uid-node"}}}
+        self._ends = 0
+        self.lock = threading.Condition()
+        self.objects = _Objects(self.lock)
+        self.objects["/api/v1/nodes/node-1"] = {"metadata": {"name": "node-1", "uid": "uid-node"}}
         self.writes: list[Any] = []
         """Slices as they were stored."""
-        self.reads = 0
-        self.lock = threading.Lock()
+        self.asked: list[str] = []
+        """Requests for slices, such as `GET` and `watch`."""
         super().__init__(folder, _handler(self))
+
+    def end_watches(self) -> None:
+        """As after timeoutSeconds."""
+        with self.lock:
+            self._ends += 1
+            self.lock.notify_all()
+
+    def close(self) -> None:
+        """Ends it."""
+        self.end_watches()
+        super().close()
+
+    def watch(self, path: str) -> Iterator[Any]:
+        """Events of an object, at first as it is."""
+        with self.lock:
+            ends, known = self._ends, None
+            while True:
+                found = self.objects.get(path)
+                if found is not None and found is not known:
+                    yield {"type": "ADDED" if known is None else "MODIFIED", "object": found}
+                elif found is None and known is not None:
+                    yield {"type": "DELETED", "object": known}
+                known = found
+                while self._ends == ends and self.objects.get(path) is known:
+                    self.lock.wait()
+                if self._ends != ends:
+                    return
 
     def add(self, claim: Any) -> None:
         """A claim that the scheduler has allocated."""
@@ -49,11 +99,14 @@ class Api(TlsServer):
     def answer(self, method: str, path: str, query: str, body: Any) -> tuple[int, Any]:
         if self.away:
             return 503, {"message": "the server is shutting down"}
+        if "watch=1" in query:
+            return 403, {"message": "resourceslices is forbidden"}
         if path == "/version":
             return 200, {"major": "1", "minor": self.minor}
         found = self.objects.get(path)
+        if path.startswith(SLICES):
+            self.asked.append(method)
         if method == "GET":
-            self.reads += path.startswith(SLICES)
             return (200, found) if found else (404, {"message": f"{path} not found"})
         name = f"{SLICES}/{body['metadata']['name']}"
         found = self.objects.get(name)
@@ -90,6 +143,10 @@ def _handler(api: Api) -> type[BaseHTTPRequestHandler]:
             parts = urlsplit(self.path)
             length = int(self.headers.get("Content-Length", 0))
             body = json.loads(self.rfile.read(length)) if length else None
+            query = parse_qs(parts.query)
+            if "watch" in query and api.may_watch and not api.away:
+                self._watch(query["fieldSelector"][0].removeprefix("metadata.name="))
+                return
             with api.lock:
                 status, answer = api.answer(self.command, parts.path, parts.query, body)
                 content = json.dumps(answer).encode()
@@ -97,6 +154,16 @@ def _handler(api: Api) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
+
+        def _watch(self, name: str) -> None:
+            api.asked.append("watch")
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for event in api.watch(f"{SLICES}/{name}"):
+                line = json.dumps(event).encode() + b"\n"
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+            self.wfile.write(b"0\r\n\r\n")
 
         do_POST = do_PUT = do_GET  # noqa: N815 - so named in the base class
 

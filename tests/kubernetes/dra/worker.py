@@ -33,15 +33,10 @@ class Worker(nri.Worker):
             "kubelet-dir": self.directory / "k", "cdi-dir": self.containerd.cdi_dir, "slots-dir": self.slots_dir,
             "library-dir": self.library_dir, "runtime-dir": self.directory,
         }  # fmt: skip
-        account = {
-            "KUBERNETES_SERVICE_HOST": self.api.access.host,
-            "KUBERNETES_SERVICE_PORT": str(self.api.access.port),
-            "NVSHARE_SERVICE_ACCOUNT_DIR": str(self.directory / "account"),
-        }
         with (self.directory / "dra.log").open("ab") as log:
             return subprocess.Popen(
                 [*command, *(f"--{name}={path}" for name, path in places.items()), "--on-loss=wait", *options],
-                env=simulated_environment(self.state, self.simulate, self.environment()) | account,
+                env=simulated_environment(self.state, self.simulate, self.environment()) | self.api.environment(),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
