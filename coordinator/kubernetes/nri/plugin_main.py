@@ -140,6 +140,7 @@ def run(
     rules = read_rules("nvshare.com/gpu", priority_range, None)
     try:
         from nvshare.coordinator.kubernetes.nri.plugin import Options, Plugin
+        from nvshare.coordinator.kubernetes.nri.pod_events import PodEvents
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("grpc", "google"):
             raise
@@ -148,7 +149,8 @@ def run(
         Options(
             slots_dir.absolute(), library_dir.absolute(), memory, on_loss, timeout_ns, rules,
             memory_boundary, processes,  # type: ignore[arg-type]
-        )
+        ),
+        PodEvents().tell,
     )  # fmt: skip
     link = Link(nri_socket, plugin)
     for number in (signal.SIGTERM, signal.SIGINT):
