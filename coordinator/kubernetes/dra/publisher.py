@@ -71,7 +71,7 @@ class Publisher:
             )
         node = self._api.call("GET", f"/api/v1/nodes/{self._node}")["metadata"]
         self._owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["uid"], "controller": True}
-        sample = self._slice(slices.spec(self._node, _SAMPLE, 1))
+        sample = self._slice(slices.spec(self._node, _SAMPLE))
         sample["metadata"]["name"] += ".sample"
         try:
             (kept,) = self._api.call("POST", f"{_SLICES}?dryRun=All", sample)["spec"]["devices"]
@@ -89,7 +89,7 @@ class Publisher:
 
     def reconcile(self) -> None:
         """Writes the slice if it is missing or differs.  Raises the API's errors."""
-        spec = slices.spec(self._node, self._state(), 1, self._slots_per_gpu)
+        spec = slices.spec(self._node, self._state(), self._slots_per_gpu)
         wanted, made = spec["devices"], self._slice(spec)
         before = self._stored[1] if self._stored is not None else None
         try:

@@ -28,12 +28,7 @@ from pydantic import ValidationError
 from nvshare.client_hook.launcher import SYSTEM_PRELOAD
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules
 from nvshare.coordinator.kubernetes.node import library
-from nvshare.coordinator.kubernetes.node.allocation import (
-    SLOT_IN_CONTAINER,
-    MountSpec,
-    hook_environment,
-    hook_mounts,
-)
+from nvshare.coordinator.kubernetes.node.allocation import hook_environment, hook_mounts
 from nvshare.coordinator.kubernetes.nri import marks
 from nvshare.coordinator.kubernetes.nri import messages as m
 from nvshare.coordinator.kubernetes.nri.connection import parsed
@@ -138,8 +133,7 @@ class Plugin:
     def _adjust(self, adjust: Any, slot: Slot, destinations: set[str], environment: dict[str, str]) -> None:
         """The pod's own variables and mounts of these names are removed first."""
         options = self._options
-        place, version = options.slots_dir / slot.slot, options.library_dir / slot.library
-        for mount in (MountSpec(place, SLOT_IN_CONTAINER), *hook_mounts(version)):
+        for mount in hook_mounts(options.slots_dir / slot.slot, options.library_dir / slot.library):
             if mount.container_path in destinations:
                 adjust.mounts.add(destination=f"-{mount.container_path}")
             adjust.mounts.add(

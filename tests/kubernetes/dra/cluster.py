@@ -3,7 +3,7 @@
 The API server keeps objects by path, gives each write a resourceVersion, refuses a stale one, and completes or drops
 fields as the real one does.
 
-Invariants: nothing of the product but the definitions of messages.
+Invariants: nothing of the product but the definitions of messages and how a call is made.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-import grpc
-
 from nvshare.coordinator.kubernetes.dra import messages as m
-from nvshare.coordinator.kubernetes.node.messages import CHANNEL_OPTIONS
+from nvshare.coordinator.kubernetes.unix_grpc import call
 from tests.kubernetes.cluster.api_server import TlsServer
 
 SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
@@ -173,10 +171,6 @@ def _handler(api: Api) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _bytes(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
-
-
 class Kubelet:
     """Its calls to the driver below its directory."""
 
@@ -185,14 +179,14 @@ class Kubelet:
 
     def info(self) -> Any:
         """What the driver says of itself."""
-        return self._call(self.registry, "/pluginregistration.Registration/GetInfo", m.InfoRequest(), m.PluginInfo)
+        return call(self.registry, "/pluginregistration.Registration/GetInfo", m.InfoRequest(), m.PluginInfo, 20)
 
     def accept(self) -> Path:
         """Registers the driver; returns its socket."""
         endpoint = Path(self.info().endpoint)
         status = m.RegistrationStatus(plugin_registered=True)
         path = "/pluginregistration.Registration/NotifyRegistrationStatus"
-        self._call(self.registry, path, status, m.RegistrationStatusResponse)
+        call(self.registry, path, status, m.RegistrationStatusResponse, 20)
         return endpoint
 
     def call(self, method: str, *claims: Any, version: str = "v1") -> Any:
@@ -200,9 +194,4 @@ class Kubelet:
         asked = [m.Claim(**{key: claim["metadata"][key] for key in ("namespace", "uid", "name")}) for claim in claims]
         path = f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{method}"
         endpoint = Path(self.info().endpoint)
-        return self._call(endpoint, path, m.ClaimsRequest(claims=asked), getattr(m, method + "Response")).claims
-
-    def _call(self, socket: Path, path: str, request: Any, response: Any) -> Any:
-        with grpc.insecure_channel(f"unix://{socket}", options=CHANNEL_OPTIONS) as channel:
-            unary: Any = channel.unary_unary(path, request_serializer=_bytes, response_deserializer=response.FromString)
-            return unary(request, timeout=20)
+        return call(endpoint, path, m.ClaimsRequest(claims=asked), getattr(m, method + "Response"), 20).claims

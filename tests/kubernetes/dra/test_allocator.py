@@ -31,7 +31,7 @@ DEVICES = st.lists(st.integers(256 << 20, 300 << 30), min_size=1, max_size=4).ma
 @given(DEVICES, st.integers(1, 64), st.lists(st.lists(REQUESTS, min_size=1, max_size=3), max_size=30))
 def test_no_card_is_promised_twice(devices: tuple[Device, ...], parts: int, asked: list[list[dict[str, str]]]) -> None:
     """Limits of the pods of one card would be more than it has, or their guaranteed shares more than all its time."""
-    allocator = Allocator(slices.spec("node-1", State(devices), 1, parts))
+    allocator = Allocator(slices.spec("node-1", State(devices), parts))
     memory: dict[str, int] = {}
     percent: dict[str, float] = {}
     for number, requests in enumerate(asked):
@@ -52,7 +52,7 @@ def test_no_card_is_promised_twice(devices: tuple[Device, ...], parts: int, aske
 
 def test_a_pod_without_a_claim_gets_one_part() -> None:
     """`nvshare.com/gpu: 1` would take a whole card, or more pods than parts one card."""
-    allocator = Allocator(slices.spec("node-1", State((CARD,)), 1, 4))
+    allocator = Allocator(slices.spec("node-1", State((CARD,)), 4))
     given_out = [allocator.allocate(wanted({})) for _ in range(5)]
     assert [results is None for results in given_out] == [False] * 4 + [True]
     sizes = [share.memory_bytes for results in given_out[:4] for share in claims.shares(claim(*(results or [])))]
@@ -63,7 +63,7 @@ def test_what_was_recorded_is_what_is_published() -> None:
     """The recorded allocations would be of other slices than ours, and say nothing of them."""
     card = Device(0, "GPU-a", "NVIDIA H100", 80 << 30)
     (alone,) = (scenario for scenario in RECORDED if scenario["name"] == "alone")
-    assert slices.spec("node-1", State((card,)), 1, 4) == alone["spec"]
+    assert slices.spec("node-1", State((card,)), 4) == alone["spec"]
 
 
 @pytest.mark.parametrize("scenario", RECORDED, ids=lambda scenario: scenario["name"])

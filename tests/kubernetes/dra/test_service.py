@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from nvshare.coordinator.kubernetes.dra import messages as m
 from nvshare.coordinator.kubernetes.dra.driver import Driver, Options
 from nvshare.coordinator.kubernetes.dra.service import Service
 from nvshare.coordinator.kubernetes.node import library
-from nvshare.coordinator.kubernetes.node.messages import CHANNEL_OPTIONS
-from nvshare.coordinator.kubernetes.node.plugin import serialize
 from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.kubernetes.unix_grpc import call
 from tests.kubernetes.dra.claim_shapes import claim, parameters, result
 
 UUIDS = {"gpu-a": "GPU-a", "gpu-b": "GPU-b"}
@@ -42,12 +40,10 @@ class Node:
         self.service.start()
 
     def call(self, method: str, *uids: str, version: str = "v1") -> Any:
-        kind = getattr(m, method + "Response")
-        with grpc.insecure_channel(f"unix://{self.service.endpoint}", options=CHANNEL_OPTIONS) as channel:
-            path = f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{method}"
-            unary: Any = channel.unary_unary(path, request_serializer=serialize, response_deserializer=kind.FromString)
-            asked = [m.Claim(namespace="default", uid=uid, name=f"claim-{uid}") for uid in uids]
-            return unary(m.ClaimsRequest(claims=asked), timeout=20).claims
+        path = f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{method}"
+        asked = [m.Claim(namespace="default", uid=uid, name=f"claim-{uid}") for uid in uids]
+        request, kind = m.ClaimsRequest(claims=asked), getattr(m, method + "Response")
+        return call(self.service.endpoint, path, request, kind, 20).claims
 
     def add(self, uid: str, *results: Any, config: tuple[Any, ...] = ()) -> None:
         self.claims[f"claim-{uid}"] = claim(*results, uid=uid, name=f"claim-{uid}", config=config)
@@ -90,14 +86,8 @@ def node() -> Iterator[Node]:
 
 def test_the_kubelet_learns_the_driver(node: Node) -> None:
     """The kubelet would not find the driver, or speak a version that it does not serve."""
-    options = CHANNEL_OPTIONS
-    with grpc.insecure_channel(f"unix://{node.service.registration}", options=options) as channel:
-        unary: Any = channel.unary_unary(
-            "/pluginregistration.Registration/GetInfo",
-            request_serializer=serialize,
-            response_deserializer=m.PluginInfo.FromString,
-        )
-        info = unary(m.InfoRequest(), timeout=20)
+    method = "/pluginregistration.Registration/GetInfo"
+    info = call(node.service.registration, method, m.InfoRequest(), m.PluginInfo, 20)
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", "gpu.nvshare.com", str(node.service.endpoint))
     assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
 
