@@ -40,7 +40,7 @@ class PodEvents:
             "apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": "WithoutHook",
             "metadata": {"namespace": pod.namespace, "name": f"{pod.name[:200].rstrip('-.')}.{container.id[:32]}"},
             "involvedObject": named | {"fieldPath": f"spec.containers{{{container.name}}}"},
-            "message": f"Container {container.name} runs without the hook, out of turn and without a limit: {why}",
+            "message": f"Container {container.name} runs without the hook, out of turn and without a limit: {why:.800}",
             "source": {"component": "nvshare-nri"}, "firstTimestamp": now, "lastTimestamp": now, "count": 1,
         }  # fmt: skip
         with contextlib.suppress(queue.Full):

@@ -61,6 +61,8 @@ class State:
     asked: list[Asked] = field(default_factory=list)
     created: dict[str, Json] = field(default_factory=dict)
     """Events, by path and name."""
+    refused: int = 0
+    """Events that were there."""
 
 
 class _Quiet(ThreadingHTTPServer):
@@ -157,6 +159,7 @@ def _handler(state: State) -> type[BaseHTTPRequestHandler]:
                 return
             known = state.created.setdefault(name, body) is not body
             self._say(Reply(409 if known else 201, json.dumps(body).encode()))
+            state.refused += known
 
         def _say(self, reply: Reply) -> None:
             self.send_response(reply.status)
