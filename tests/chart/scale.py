@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final
 
-from nvshare.coordinator.kubernetes.cluster.pods import Timing
+from nvshare.coordinator.kubernetes.cluster.api import WATCH_S
 from tests.chart import exporter
 from tests.chart.conftest import Rendered, render
 
@@ -86,7 +86,7 @@ def tables() -> str:
         "|---|---|---|---|---|---|",
     ]
     for nodes in NODES:
-        rate = nodes * watching[1] / (1.5 * Timing().watch_s)  # ended after once to twice that
+        rate = nodes * watching[1] / (1.5 * WATCH_S)  # ended after once to twice that
         counts = [nodes * each for each in (*plain, *watching)]
         lines.append(f"| {nodes} | {' | '.join(map(str, counts))} | {rate:.2f} |")
     lines += [

@@ -168,17 +168,24 @@ def test_its_pods_need_no_privileges(name: str) -> None:
     rendered = render(MATRIX[name])
     watches = MATRIX[name].get("podAnnotations", {}).get("watch", False)
     roles = rendered.all("ClusterRole") + rendered.all("Role")
-    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
-    if name == "dra":
+    uses_api = watches or name in ("dra", "nri")
+    rules: list[dict[str, list[str]]] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    if name == "nri":
+        rules = [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
+    elif name == "dra":
         rules = [
             {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
-            {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["get", "create", "update"]},
+            {
+                "apiGroups": ["resource.k8s.io"],
+                "resources": ["resourceslices"],
+                "verbs": ["get", "watch", "create", "update"],
+            },
             {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
         ]
-    assert [role["rules"] for role in roles] == ([rules] if watches or name == "dra" else [])
+    assert [role["rules"] for role in roles] == ([rules] if uses_api else [])
     for pod in pods(rendered):
         assert {"hostNetwork", "hostPID", "hostIPC"} & set(pod) == ({"hostPID"} if name == "parking" else set())
-        assert pod["automountServiceAccountToken"] is (watches or name == "dra")
+        assert pod["automountServiceAccountToken"] is uses_api
     for container in containers(rendered):
         context = container["securityContext"]
         # The API server refuses SYS_ADMIN together with allowPrivilegeEscalation: false.

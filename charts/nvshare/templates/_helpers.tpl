@@ -138,9 +138,10 @@ imagePullSecrets:
 {{- printf "%s-%s" (include "nvshare.namespace" .) (include "nvshare.fullname" .) | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Whether the device plugin may watch the pods of its node. */}}
-{{- define "nvshare.watchesPods" -}}
-{{- if and .Values.podAnnotations.watch (eq .Values.advertise.mode "plugin") }}true{{ end }}
+{{/* Whether a plugin has an account's token and the rights of rbac.yaml. */}}
+{{- define "nvshare.usesApi" -}}
+{{- $watches := and .Values.podAnnotations.watch (eq .Values.advertise.mode "plugin") }}
+{{- if or $watches .Values.nri.enabled (eq .Values.advertise.mode "dra") }}true{{ end }}
 {{- end }}
 
 {{/* The security context of the DaemonSet's containers.  Reading MIG instances needs SYS_ADMIN, which the API server

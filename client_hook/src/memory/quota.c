@@ -214,7 +214,7 @@ static bool say_limited(uint32_t gpu, uint64_t bytes)
         return false;
     if (atomic_load_explicit(&of->quota.limit_of_slot, memory_order_relaxed))
         NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this container is %llu MiB, for all of its programs "
-                     "together (in a pod: by its annotation nvshare.com/memory-limit)",
+                     "together (in a pod: by its claim, or its annotation nvshare.com/memory-limit)",
                      whole_mib(bytes), gpu, whole_mib(limit));
     else if (limit == nvs_config.memory_limit)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this program is %llu MiB, from NVSHARE_MEMORY_LIMIT "

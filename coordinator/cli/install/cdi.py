@@ -45,8 +45,7 @@ def specification(status: dict[str, Any], version: Path) -> dict[str, Any]:
     from nvshare.coordinator.kubernetes.node.allocation import SLOT_IN_CONTAINER, hook_mounts  # slow
 
     directory = RuntimeDir(Path(status["runtime_dir"]))
-    mounts = [_mount(directory.path, SLOT_IN_CONTAINER)]
-    mounts += [_mount(each.host_path, each.container_path) for each in hook_mounts(version)]
+    mounts = [_mount(each.host_path, each.container_path) for each in hook_mounts(directory.path, version)]
     environment = [f"NVSHARE_SOCKET={SLOT_IN_CONTAINER}/{directory.hooks_socket.name}"]
     if status["simulated"]:
         state = f"{SLOT_IN_CONTAINER}/{directory.simulated_gpu.name}"

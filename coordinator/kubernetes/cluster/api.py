@@ -1,25 +1,33 @@
-"""The API server: its address and credentials in a pod, and one request.
+"""The API server: its address and credentials in a pod, one request, and a stream that another thread may end.
 
 Invariants: the server's certificate is verified; what it answers is bounded.
 
-Non-goals: watches (pods.py), retries.
+Non-goals: retries.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import random
+import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONNECT_S: Final = 10.0
+STREAM_S: Final = 60.0
+"""Without a byte of a stream, besides the time that the server waits for events."""
 MAX_OBJECT_BYTES: Final = 8 << 20
 """etcd stores at most 1.5 MiB for one object."""
+WATCH_S: Final = 300
+"""The API server ends a watch after one to two times this; random, so that nodes do not reconnect together."""
 
 
 class NotInClusterError(Exception):
@@ -82,6 +90,71 @@ class ApiAccess:
             return json.loads(response.read(MAX_OBJECT_BYTES))
         finally:
             connection.close()
+
+
+class Stream:
+    """One long answer; `end` may come from any thread or signal handler, at any time."""
+
+    def __init__(self, api: ApiAccess) -> None:
+        self._api = api
+        self._socket: socket.socket | None = None
+        self._ended = False
+
+    @contextlib.contextmanager
+    def get(self, path: str, read_s: float = STREAM_S) -> Iterator[http.client.HTTPResponse]:
+        """A GET.  Raises ApiError, OSError, HTTPException."""
+        connection = self._api.connect()
+        try:
+            headers = self._api.headers()
+            connection.connect()
+            assert connection.sock is not None
+            connection.sock.settimeout(read_s)
+            self._socket = connection.sock
+            if self._ended:
+                _cut(self._socket)
+            connection.request("GET", path, headers=headers)
+            response = connection.getresponse()
+            check(response)
+            yield response
+        finally:
+            connection.close()
+
+    def watch(self, path: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any] | None]:
+        """None once the server has accepted the watch, then its events until the server or `end` ends it.
+
+        Raises what `get` does, ApiError also for an event that says so, ValueError and KeyError for what is no event.
+        """
+        seconds = WATCH_S + random.randrange(WATCH_S + 1)
+        path = f"{path}?{urlencode({'watch': '1', 'timeoutSeconds': str(seconds), **query})}"
+        try:
+            with self.get(path, seconds + STREAM_S) as response:
+                yield None
+                while (line := response.readline(MAX_OBJECT_BYTES)).endswith(b"\n"):  # else it is incomplete
+                    yield _event(json.loads(line))
+                if len(line) >= MAX_OBJECT_BYTES:
+                    raise ValueError(f"an event of more than {MAX_OBJECT_BYTES} bytes")
+        except (OSError, http.client.HTTPException):
+            if not self._ended:
+                raise
+
+    def end(self) -> None:
+        """Ends the answer, also one that has not begun."""
+        self._ended = True
+        if self._socket is not None:
+            _cut(self._socket)
+
+
+def _event(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    if event["type"] == "ERROR":
+        failure = event["object"]
+        raise ApiError(int(failure.get("code", 0)), str(failure.get("message", "the watch failed")))
+    return event
+
+
+def _cut(connection: socket.socket) -> None:
+    """Wakes the reading thread.  Not SSLSocket.shutdown, which removes TLS from the socket that the thread reads."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def check(response: http.client.HTTPResponse) -> None:

@@ -18,34 +18,29 @@ import http.client
 import json
 import logging
 import random
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules, findings, namespace_of, pod_asks_for, settings_of
-from nvshare.coordinator.kubernetes.cluster.api import ApiAccess, ApiError, NotInClusterError, check
+from nvshare.coordinator.kubernetes.cluster.api import ApiAccess, ApiError, NotInClusterError, Stream
 
 log = logging.getLogger("nvshare.pods")
 
-MAX_LINE_BYTES: Final = 4 << 20
-"""etcd stores at most 1.5 MiB for one object."""
 MAX_LIST_BYTES: Final = 256 << 20
 MAX_PODS: Final = 4096
-LIST_S: Final = 60.0
+_PODS: Final = "/api/v1/pods"
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Pauses and durations of a watch."""
+    """Pauses after a watch."""
 
     first_pause_s: float = 1.0
     longest_pause_s: float = 60.0
-    watch_s: int = 300
-    """The API server ends a watch after one to two times this; random, so that nodes do not reconnect together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +68,7 @@ class PodWatch:
         timing: Timing | None = None,
     ) -> None:
         self._node = node_name
+        self._node_only = {"fieldSelector": f"spec.nodeName={node_name}"}
         self._changed = changed
         self._rules = rules or Rules()
         self._api = api
@@ -82,7 +78,7 @@ class PodWatch:
         self._lists = self._events = self._failures = self._bad = 0
         self._failure = ""
         self._stopping = threading.Event()
-        self._socket: socket.socket | None = None
+        self._stream: Stream | None = None
         self._thread = threading.Thread(target=self._run, name="pod-watch", daemon=True)
 
     def start(self) -> None:
@@ -96,10 +92,8 @@ class PodWatch:
     def stop(self) -> None:
         """Ends the watch; known pods stay known."""
         self._stopping.set()
-        with self._lock:
-            connection = self._socket
-        if connection is not None:
-            _cut(connection)
+        if self._stream is not None:
+            self._stream.end()
         if self._thread.is_alive():
             self._thread.join(2.0)
 
@@ -147,7 +141,8 @@ class PodWatch:
     def _list(self, *, fresh: bool) -> str:
         """Replaces the known pods by the node's list; returns the version from which to watch."""
         # Version 0: the API server may answer from its cache, which spares etcd when all nodes list at once.
-        with self._get({} if fresh else {"resourceVersion": "0"}, LIST_S) as response:
+        query = self._node_only | ({} if fresh else {"resourceVersion": "0"})
+        with self._next_stream().get(f"{_PODS}?{urlencode(query)}") as response:
             body = response.read(MAX_LIST_BYTES + 1)
         if len(body) > MAX_LIST_BYTES:
             raise ValueError(f"a list of more than {MAX_LIST_BYTES} bytes")
@@ -166,23 +161,16 @@ class PodWatch:
 
     def _watch(self, version: str) -> str:
         """Applies events until the server ends the watch; returns the version from which to continue."""
-        seconds = self._timing.watch_s + random.randrange(self._timing.watch_s + 1)
-        query = {
-            "watch": "1",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": version,
-            "timeoutSeconds": str(seconds),
-        }
-        with self._get(query, seconds + LIST_S) as response:
-            self._report("")
-            for event in _lines(response):
+        query = self._node_only | {"allowWatchBookmarks": "true", "resourceVersion": version}
+        for event in self._next_stream().watch(_PODS, query):
+            if event is None:
+                self._report("")
+            else:
                 version = self._event(event) or version
         return version
 
     def _event(self, event: Mapping[str, Any]) -> str:
         kind, pod = event["type"], event["object"]
-        if kind == "ERROR":
-            raise ApiError(int(pod.get("code", 0)), str(pod.get("message", "the watch failed")))
         if kind in ("ADDED", "MODIFIED", "DELETED"):
             key = _key(pod)
             reduced = None if kind == "DELETED" else self._reduced(pod)
@@ -242,59 +230,13 @@ class PodWatch:
             log.info("the watch of pod annotations is restored")
         self._failure = failure
 
-    # --- HTTP ------------------------------------------------------------------------------------------------------
-
-    def _get(self, query: Mapping[str, str], read_s: float) -> _Answer:
-        """A GET of this node's pods.  Raises ApiError, OSError, HTTPException."""
+    def _next_stream(self) -> Stream:
         assert self._api is not None
-        headers = self._api.headers()
-        connection = self._api.connect()
-        try:
-            connection.connect()
-            assert connection.sock is not None
-            connection.sock.settimeout(read_s)
-            with self._lock:
-                self._socket = connection.sock
-            path = "/api/v1/pods?" + urlencode({"fieldSelector": f"spec.nodeName={self._node}", **query})
-            connection.request("GET", path, headers=headers)
-            if self._stopping.is_set():
-                _cut(connection.sock)  # `stop` ran before this socket was registered
-            response = connection.getresponse()
-            check(response)
-        except BaseException:
-            connection.close()
-            raise
-        return _Answer(connection, response)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    connection: http.client.HTTPSConnection
-    response: http.client.HTTPResponse
-
-    def __enter__(self) -> http.client.HTTPResponse:
-        return self.response
-
-    def __exit__(self, *error: object) -> None:
-        self.response.close()
-        self.connection.close()
-
-
-def _lines(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
-    """The events of a watch, without an incomplete last line."""
-    while (line := response.readline(MAX_LINE_BYTES)).endswith(b"\n"):
-        yield json.loads(line)
-    if len(line) >= MAX_LINE_BYTES:
-        raise ValueError(f"an event of more than {MAX_LINE_BYTES} bytes")
+        self._stream = Stream(self._api)
+        if self._stopping.is_set():
+            self._stream.end()
+        return self._stream
 
 
 def _key(pod: Mapping[str, Any]) -> tuple[str, str]:
     return namespace_of(pod), str(pod["metadata"]["name"])
-
-
-def _cut(connection: socket.socket) -> None:
-    """Wakes the reading thread.  Not SSLSocket.shutdown, which removes TLS from the socket that the thread reads."""
-    try:
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-    except OSError:
-        return

@@ -86,7 +86,7 @@ def pod(claim: Mapping[str, Any]) -> str:
 def _share(request: str, results: list[Mapping[str, Any]], configs: list[Mapping[str, Any]]) -> Share:
     consumed = {(_amount(each, "memory"), _amount(each, "compute")) for each in results}
     if len(consumed) != 1:
-        raise ClaimError(f"request {request}: its devices consume different capacities: use one request for each")
+        raise ClaimError(f"request {request}: different parts of its devices: name the memory in capacity.requests")
     memory, compute = consumed.pop()
     if not 0 < memory <= _MOST_BYTES or not 0 <= compute <= 100:
         raise ClaimError(f"request {request}: consumedCapacity: memory is {memory} bytes and compute {compute}")

@@ -27,12 +27,7 @@ from typing import Any, Final
 from nvshare.coordinator.kubernetes.dra import claims
 from nvshare.coordinator.kubernetes.dra.claims import ClaimError, Device, Share
 from nvshare.coordinator.kubernetes.node import library
-from nvshare.coordinator.kubernetes.node.allocation import (
-    SLOT_IN_CONTAINER,
-    MountSpec,
-    hook_environment,
-    hook_mounts,
-)
+from nvshare.coordinator.kubernetes.node.allocation import hook_environment, hook_mounts
 from nvshare.coordinator.kubernetes.slots import boundary
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.slot import MAX_NAME_BYTES, PodRef, Slot, SlotError
@@ -149,14 +144,13 @@ class Driver:
         variables = hook_environment(mode, options.on_loss, options.loss_timeout_ns)
         variables["NVIDIA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
         variables |= boundary.environment(share.memory_bytes, options.memory_boundary, options.processes)
-        place = MountSpec(options.slots_dir / slot.slot, SLOT_IN_CONTAINER)
         mounts = [
             {
                 "hostPath": str(mount.host_path),
                 "containerPath": mount.container_path,
                 "options": ["ro", "rbind", "nosuid", "nodev"],
             }
-            for mount in (place, *hook_mounts(options.library_dir / slot.library))
+            for mount in hook_mounts(options.slots_dir / slot.slot, options.library_dir / slot.library)
         ]
         edits = {"env": [f"{name}={value}" for name, value in variables.items()], "mounts": mounts}
         return {"name": slot.slot, "containerEdits": edits}

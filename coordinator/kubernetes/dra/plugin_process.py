@@ -56,7 +56,7 @@ def serve(options: Options, node: Node) -> None:
     monitor.start()
     try:
         service.start()
-        publisher.run(publisher.reconcile)
+        publisher.run(publisher.follow)
     finally:
         service.stop()
         monitor.stop()

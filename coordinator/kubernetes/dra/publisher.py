@@ -1,8 +1,8 @@
 """Keeps the node's ResourceSlice on the API server as the node's GPUs are.
 
-The slice is read every few seconds, because the kubelet removes it while the driver is away, and written only when it
-is missing or differs.  The server completes what it stores (times of taints, forms of quantities), so what it answered
-is compared with, not what was sent.
+The slice is watched, because the kubelet removes it while the driver is away, and written only when it is missing or
+differs.  The server completes what it stores (times of taints, forms of quantities), so what it answered is compared
+with, not what was sent.
 
 Invariants: every change has a higher generation of the pool.  A failure is logged when its text changes, and tried
 again.
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from http.client import CONFLICT, NOT_FOUND, HTTPException
 from typing import Any, Final
 
-from nvshare.coordinator.kubernetes.cluster.api import ApiAccess, ApiError
+from nvshare.coordinator.kubernetes.cluster.api import ApiAccess, ApiError, Stream
 from nvshare.coordinator.kubernetes.dra import slices
 from nvshare.coordinator.kubernetes.dra.claims import DRIVER
 from nvshare.coordinator.kubernetes.node.health import State
@@ -53,6 +53,9 @@ class Publisher:
         """Devices as they were sent, and the `spec` that the server made of them."""
         self._owner: dict[str, Any] = {}
         self._failure = ""
+        self._version = ""
+        """Of the slice as it was read or written last."""
+        self._stream = Stream(api)
         self._wake = threading.Event()
         self._stopping = False
 
@@ -68,7 +71,7 @@ class Publisher:
             )
         node = self._api.call("GET", f"/api/v1/nodes/{self._node}")["metadata"]
         self._owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["uid"], "controller": True}
-        sample = self._slice(slices.spec(self._node, _SAMPLE, 1))
+        sample = self._slice(slices.spec(self._node, _SAMPLE))
         sample["metadata"]["name"] += ".sample"
         try:
             (kept,) = self._api.call("POST", f"{_SLICES}?dryRun=All", sample)["spec"]["devices"]
@@ -86,7 +89,7 @@ class Publisher:
 
     def reconcile(self) -> None:
         """Writes the slice if it is missing or differs.  Raises the API's errors."""
-        spec = slices.spec(self._node, self._state(), 1, self._slots_per_gpu)
+        spec = slices.spec(self._node, self._state(), self._slots_per_gpu)
         wanted, made = spec["devices"], self._slice(spec)
         before = self._stored[1] if self._stored is not None else None
         try:
@@ -96,16 +99,36 @@ class Publisher:
                 raise
             found = None
         else:
+            self._version = found["metadata"]["resourceVersion"]
             if self._stored == (wanted, found["spec"]) or (before is None and found["spec"]["devices"] == wanted):
                 self._stored = (wanted, found["spec"])
                 return
             before = found["spec"]
-            made["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
+            made["metadata"]["resourceVersion"] = self._version
         if before is not None:
             spec["pool"]["generation"] = int(before["pool"]["generation"]) + 1
         method, path = ("POST", _SLICES) if found is None else ("PUT", f"{_SLICES}/{self._name}")
-        self._stored = (wanted, self._api.call(method, path, made)["spec"])
+        written = self._api.call(method, path, made)
+        self._stored, self._version = (wanted, written["spec"]), written["metadata"]["resourceVersion"]
         log.info("published %d GPUs, generation %d", len(wanted), spec["pool"]["generation"])
+
+    def follow(self) -> None:
+        """Reconciles now and at each change of the slice, until `wake` or the server ends the watch of it.
+
+        Raises the API's errors.
+        """
+        self._stream = Stream(self._api)
+        self.reconcile()
+        # Version 0: the server answers from its cache, which spares etcd.  It begins with the slice as it is.
+        query = {"fieldSelector": f"metadata.name={self._name}", "resourceVersion": "0"}
+        for event in self._stream.watch(_SLICES, query):
+            if (
+                event is None  # it may have changed before the watch began
+                or event["type"] == "DELETED"
+                or event["object"]["metadata"]["resourceVersion"] != self._version
+            ):
+                self.reconcile()
+            self._report("")
 
     def run(self, step: Callable[[], None], *, once: bool = False) -> None:
         """Takes a step every few seconds until `stop`; `once`: until the first that succeeds.  Raises ClusterError."""
@@ -124,11 +147,12 @@ class Publisher:
     def wake(self) -> None:
         """Takes the next step at once; after a change of the GPUs."""
         self._wake.set()
+        self._stream.end()
 
     def stop(self) -> None:
         """Ends `run`.  The slice stays for a successor; the kubelet removes it if none comes."""
         self._stopping = True
-        self._wake.set()
+        self.wake()
 
     def _slice(self, spec: dict[str, Any]) -> dict[str, Any]:
         metadata = {"name": self._name, "ownerReferences": [self._owner]}
@@ -136,7 +160,7 @@ class Publisher:
 
     def _report(self, failure: str) -> None:
         if failure and failure != self._failure:
-            log.warning("the node's slice cannot be published: %s", failure)
+            log.warning("the node's slice cannot be published and watched: %s", failure)
         elif self._failure and not failure:
             log.info("the API server answers again")
         self._failure = failure

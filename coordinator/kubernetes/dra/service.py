@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
-
-import grpc
 
 from nvshare.coordinator.kubernetes.dra import messages as m
 from nvshare.coordinator.kubernetes.dra.claims import DRIVER
 from nvshare.coordinator.kubernetes.dra.driver import Driver
-from nvshare.coordinator.kubernetes.node.messages import CHANNEL_OPTIONS
-from nvshare.coordinator.kubernetes.node.plugin import serialize
+from nvshare.coordinator.kubernetes.unix_grpc import serve, unary
 
 log: Final = logging.getLogger("nvshare.dra")
 
@@ -43,13 +39,13 @@ class Service:
     def start(self) -> None:
         """Serves claims, then announces it.  Raises OSError."""
         calls = {
-            "NodePrepareResources": _unary(self._prepare, m.ClaimsRequest),
-            "NodeUnprepareResources": _unary(self._unprepare, m.ClaimsRequest),
+            "NodePrepareResources": unary(self._prepare, m.ClaimsRequest),
+            "NodeUnprepareResources": unary(self._unprepare, m.ClaimsRequest),
         }
         self._serve(self.endpoint, dict.fromkeys(m.DRA_SERVICES.values(), calls))
         registration = {
-            "GetInfo": _unary(self._info, m.InfoRequest),
-            "NotifyRegistrationStatus": _unary(self._status, m.RegistrationStatus),
+            "GetInfo": unary(self._info, m.InfoRequest),
+            "NotifyRegistrationStatus": unary(self._status, m.RegistrationStatus),
         }
         self._serve(self.registration, {m.REGISTRATION_SERVICE: registration})
 
@@ -63,18 +59,7 @@ class Service:
 
     def _serve(self, path: Path, services: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        server = grpc.server(ThreadPoolExecutor(_CALLS), options=(*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)))
-        handlers = [grpc.method_handlers_generic_handler(name, calls) for name, calls in services.items()]
-        server.add_generic_rpc_handlers(handlers)
-        try:
-            bound = server.add_insecure_port(f"unix://{path}")
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise OSError(0, "cannot be served on", str(path))
-        server.start()
-        self._servers.append(server)
+        self._servers.append(serve(path, services, _CALLS))
 
     def _info(self, request: Any, context: Any) -> Any:
         versions = [f"{version}.DRAPlugin" for version in m.DRA_SERVICES]
@@ -116,9 +101,3 @@ class Service:
                 one.error = f"nvshare: {error}"
                 log.warning("claim %s/%s: %s", each.namespace, each.name, error)
         return answer
-
-
-def _unary(behaviour: Callable[[Any, Any], Any], request: Any) -> Any:
-    return grpc.unary_unary_rpc_method_handler(
-        behaviour, request_deserializer=request.FromString, response_serializer=serialize
-    )

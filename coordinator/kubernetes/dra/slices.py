@@ -29,11 +29,11 @@ def uuids(state: State) -> dict[str, str]:
     return {device_name(device.uuid): device.uuid for device in state.devices}
 
 
-def spec(node: str, state: State, generation: int, slots_per_gpu: int = 1) -> dict[str, Any]:
-    """The slice's `spec`; unhealthy devices have a taint.  A claim that names no memory gets one of `slots_per_gpu`."""
+def spec(node: str, state: State, slots_per_gpu: int = 1) -> dict[str, Any]:
+    """A first slice's `spec`; unhealthy devices have a taint.  A claim without memory gets one of `slots_per_gpu`."""
     health = state.health()
     devices = [_device(each, slots_per_gpu, healthy=health[each.uuid]) for each in state.devices]
-    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
     return {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": devices}
 
 

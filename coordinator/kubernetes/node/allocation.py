@@ -121,7 +121,7 @@ def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -
     store.allocate(slot)
     environment = hook_environment(options.memory, options.on_loss, options.loss_timeout_ns)
     environment["NVIDIA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
-    mounts = (MountSpec(store.directory / slot.slot, SLOT_IN_CONTAINER), *hook_mounts(installed / name))
+    mounts = hook_mounts(store.directory / slot.slot, installed / name)
     cdi_devices = [f"{options.cdi_kind}={uuid}" for uuid in slot.gpus] if options.cdi_kind else []
     if boundary.is_wanted(options.memory_boundary):
         cdi_devices.append(f"{boundary.CDI_KIND}={slot.slot}")
@@ -148,6 +148,10 @@ def hook_environment(memory: str, on_loss: str, loss_timeout_ns: int | None) -> 
     return environment
 
 
-def hook_mounts(version: Path) -> tuple[MountSpec, ...]:
-    """The mounts by which every program of a container has the hook of an installed version."""
-    return (MountSpec(version, library.IN_CONTAINER), MountSpec(version / library.PRELOAD, SYSTEM_PRELOAD))
+def hook_mounts(sockets: Path, version: Path) -> tuple[MountSpec, ...]:
+    """The mounts by which every program of a container has its sockets and the hook of an installed version."""
+    return (
+        MountSpec(sockets, SLOT_IN_CONTAINER),
+        MountSpec(version, library.IN_CONTAINER),
+        MountSpec(version / library.PRELOAD, SYSTEM_PRELOAD),
+    )

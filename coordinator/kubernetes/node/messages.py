@@ -18,12 +18,6 @@ REGISTER: Final = "/v1beta1.Registration/Register"
 PLUGIN_SERVICE: Final = "v1beta1.DevicePlugin"
 LIST_POD_RESOURCES: Final = "/v1.PodResourcesLister/List"
 
-CHANNEL_OPTIONS: Final = (
-    ("grpc.default_authority", "localhost"),  # servers reject the default, a Unix socket's path
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", 16 << 20),
-)
-
 _PLUGIN: Final[dict[str, Fields]] = {
     "Empty": {},
     "DevicePluginOptions": {"pre_start_required": (1, "bool"), "get_preferred_allocation_available": (2, "bool")},

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,6 +20,7 @@ import grpc
 from nvshare.coordinator.kubernetes.node import messages as m
 from nvshare.coordinator.kubernetes.node.allocation import Answer, NotReadyError
 from nvshare.coordinator.kubernetes.slots.device_ids import RequestError
+from nvshare.coordinator.kubernetes.unix_grpc import sentence, serialize, serve, unary
 
 log: Final = logging.getLogger("nvshare.plugin")
 
@@ -71,18 +71,8 @@ class PluginServer:
 
     def start(self) -> None:
         """Starts serving.  Raises OSError if the socket cannot be created."""
-        self.path.unlink(missing_ok=True)
-        options = (*m.CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
-        server = grpc.server(ThreadPoolExecutor(_STREAMS_AND_CALLS), options=options)
-        server.add_generic_rpc_handlers((self._handlers(),))
-        try:
-            bound = server.add_insecure_port(f"unix://{self.path}")
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise OSError(0, "cannot be served on", str(self.path))
-        server.start()
-        self._server, self._socket = server, identity(self.path)
+        self._server = serve(self.path, {m.PLUGIN_SERVICE: self._handlers()}, _STREAMS_AND_CALLS)
+        self._socket = identity(self.path)
 
     def stop(self) -> None:
         """Ends streams, finishes running calls and removes the socket."""
@@ -108,29 +98,20 @@ class PluginServer:
 
     # --- the five calls -----------------------------------------------------------------------------------------------
 
-    def _handlers(self) -> Any:
+    def _handlers(self) -> dict[str, Any]:
         serving = self._serving  # captured at the start: a stream may begin during `stop`
-
-        def unary(behaviour: Callable[[Any, Any], Any], request: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(
-                behaviour, request_deserializer=request.FromString, response_serializer=serialize
-            )
-
         watch = grpc.unary_stream_rpc_method_handler(
             lambda request, context: self._list_and_watch(serving, context),
             request_deserializer=m.Empty.FromString,
             response_serializer=serialize,
         )
-        return grpc.method_handlers_generic_handler(
-            m.PLUGIN_SERVICE,
-            {
-                "GetDevicePluginOptions": unary(lambda request, context: self.options(), m.Empty),
-                "ListAndWatch": watch,
-                "GetPreferredAllocation": unary(self._preferred, m.PreferredAllocationRequest),
-                "Allocate": unary(self._allocate, m.AllocateRequest),
-                "PreStartContainer": unary(self._start, m.PreStartContainerRequest),
-            },
-        )
+        return {
+            "GetDevicePluginOptions": unary(lambda request, context: self.options(), m.Empty),
+            "ListAndWatch": watch,
+            "GetPreferredAllocation": unary(self._preferred, m.PreferredAllocationRequest),
+            "Allocate": unary(self._allocate, m.AllocateRequest),
+            "PreStartContainer": unary(self._start, m.PreStartContainerRequest),
+        }
 
     def options(self) -> Any:
         """The plugin's options, also part of the registration."""
@@ -215,19 +196,6 @@ def identity(path: Path) -> Identity | None:
     except OSError:
         return None
     return found.st_ino, found.st_ctime_ns
-
-
-def serialize(message: Any) -> bytes:
-    """A message's bytes."""
-    data: bytes = message.SerializeToString()
-    return data
-
-
-def sentence(error: Exception) -> str:
-    """An error of a call."""
-    if isinstance(error, grpc.RpcError):
-        return f"{error.code().name.lower()}: {error.details()}"
-    return str(error)
 
 
 def _message(answer: Answer) -> Any:

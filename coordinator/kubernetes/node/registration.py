@@ -17,13 +17,14 @@ import select
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
 from nvshare.coordinator.kubernetes.node import messages as m
-from nvshare.coordinator.kubernetes.node.plugin import Identity, PluginServer, identity, sentence, serialize
+from nvshare.coordinator.kubernetes.node.plugin import Identity, PluginServer, identity
 from nvshare.coordinator.kubernetes.slots import inotify
+from nvshare.coordinator.kubernetes.unix_grpc import call, sentence
 
 log: Final = logging.getLogger("nvshare.plugin")
 
@@ -131,18 +132,13 @@ class Registrar:
         A starting kubelet empties its directory before it creates its socket.  So the socket that we saw may be the
         old kubelet's while the new kubelet answers the call.
         """
-        before = identity(self._directory / KUBELET_SOCKET)
-        with grpc.insecure_channel(f"unix://{self._directory / KUBELET_SOCKET}", options=m.CHANNEL_OPTIONS) as channel:
-            call: Any = channel.unary_unary(
-                m.REGISTER, request_serializer=serialize, response_deserializer=m.Empty.FromString
-            )
-            call(
-                m.RegisterRequest(
-                    version=m.VERSION,
-                    endpoint=self._server.path.name,
-                    resource_name=self._server.resource.name,
-                    options=self._server.options(),
-                ),
-                timeout=REGISTER_S,
-            )
-        return before if before == identity(self._directory / KUBELET_SOCKET) else None
+        socket = self._directory / KUBELET_SOCKET
+        before = identity(socket)
+        request = m.RegisterRequest(
+            version=m.VERSION,
+            endpoint=self._server.path.name,
+            resource_name=self._server.resource.name,
+            options=self._server.options(),
+        )
+        call(socket, m.REGISTER, request, m.Empty, REGISTER_S)
+        return before if before == identity(socket) else None

@@ -31,9 +31,9 @@ from pydantic import ValidationError
 from nvshare.coordinator.kubernetes.node import allocation
 from nvshare.coordinator.kubernetes.node import messages as m
 from nvshare.coordinator.kubernetes.node.allocation import SlotStore
-from nvshare.coordinator.kubernetes.node.plugin import sentence, serialize
 from nvshare.coordinator.kubernetes.slots import device_ids
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
+from nvshare.coordinator.kubernetes.unix_grpc import call, sentence
 
 log: Final = logging.getLogger("nvshare.plugin")
 
@@ -63,14 +63,8 @@ class Policies(Protocol):
 
 def list_tenants(socket: Path, resource: str) -> list[Tenant]:
     """The kubelet's present answer.  Raises grpc.RpcError."""
-    with grpc.insecure_channel(f"unix://{socket}", options=m.CHANNEL_OPTIONS) as channel:
-        call: Any = channel.unary_unary(
-            m.LIST_POD_RESOURCES,
-            request_serializer=serialize,
-            response_deserializer=m.ListPodResourcesResponse.FromString,
-        )
-        answer = call(m.ListPodResourcesRequest(), timeout=LIST_S)
-    return tenants_in(answer, resource)
+    request = m.ListPodResourcesRequest()
+    return tenants_in(call(socket, m.LIST_POD_RESOURCES, request, m.ListPodResourcesResponse, LIST_S), resource)
 
 
 def tenants_in(answer: Any, resource: str) -> list[Tenant]:

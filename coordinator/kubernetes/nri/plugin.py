@@ -6,8 +6,9 @@ so the end of an earlier container ends no later one's slot, and a restarted plu
 Invariants:
 - A request is answered from files of this node alone: the runtime cuts a plugin off after two seconds.
 - A promise that cannot be held keeps its container from starting.  Any other failure lets it start without the hook.
-- A container without the hook has a slot that says why, for `nvshare-ctl slots`, doctor and metrics.  At each
-  connection the runtime lists its containers, so this also holds for those that started while the plugin was away.
+- A container without the hook has an event, and a slot that says why, for `nvshare-ctl slots`, doctor and metrics.
+  At each connection the runtime lists its containers, so this also holds for those that started while the plugin was
+  away.
 
 Non-goals: the socket (connection.py), the meaning of variables and annotations (marks.py).
 """
@@ -27,12 +28,7 @@ from pydantic import ValidationError
 from nvshare.client_hook.launcher import SYSTEM_PRELOAD
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules
 from nvshare.coordinator.kubernetes.node import library
-from nvshare.coordinator.kubernetes.node.allocation import (
-    SLOT_IN_CONTAINER,
-    MountSpec,
-    hook_environment,
-    hook_mounts,
-)
+from nvshare.coordinator.kubernetes.node.allocation import hook_environment, hook_mounts
 from nvshare.coordinator.kubernetes.nri import marks
 from nvshare.coordinator.kubernetes.nri import messages as m
 from nvshare.coordinator.kubernetes.nri.connection import parsed
@@ -70,10 +66,14 @@ class Options:
 class Plugin:
     """The runtime's calls; `answer` is for `connection.serve`."""
 
-    def __init__(self, options: Options) -> None:
-        """Prepares the slots' directory.  Raises SlotError."""
+    def __init__(self, options: Options, tell: Callable[[Any, Any, str], None] = lambda *_: None) -> None:
+        """`tell`: pod, container, and why it has no hook; may not wait.  Prepares the slots' directory.
+
+        Raises SlotError.
+        """
         slots.prepare(options.slots_dir)
         self._options = options
+        self._tell = tell
         self.configured = False
         self._pods: dict[str, Any] = {}
         """By id, of the runtime's list so far."""
@@ -124,7 +124,7 @@ class Plugin:
         try:
             slot = self._write(promise, pod, container, installed or "", missing)
         except (OSError, SlotError, ValidationError) as error:
-            log.warning("%s starts without the hook or a slot: %s", _named(pod, container), error)
+            self._without_hook(pod, container, f"it has no slot: {error}")
             return answer
         if not missing:
             self._adjust(answer.adjust, slot, destinations, _environment(container))
@@ -133,8 +133,7 @@ class Plugin:
     def _adjust(self, adjust: Any, slot: Slot, destinations: set[str], environment: dict[str, str]) -> None:
         """The pod's own variables and mounts of these names are removed first."""
         options = self._options
-        place, version = options.slots_dir / slot.slot, options.library_dir / slot.library
-        for mount in (MountSpec(place, SLOT_IN_CONTAINER), *hook_mounts(version)):
+        for mount in hook_mounts(options.slots_dir / slot.slot, options.library_dir / slot.library):
             if mount.container_path in destinations:
                 adjust.mounts.add(destination=f"-{mount.container_path}")
             adjust.mounts.add(
@@ -191,7 +190,7 @@ class Plugin:
                 if promise is not None:
                     self._write(promise, pod, container, "", LOST if hooked else AWAY)
             except (MarkError, OSError, SlotError, ValidationError) as error:
-                log.warning("%s runs without the hook: %s", _named(pod, container), error)
+                self._without_hook(pod, container, str(error))
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
@@ -215,10 +214,14 @@ class Plugin:
         )
         slots.write(self._options.slots_dir, slot)
         if missing:
-            log.warning("%s runs without the hook: %s", _named(pod, container), missing)
+            self._without_hook(pod, container, missing)
         else:
             log.info("slot %s: %s", slot.slot, _named(pod, container))
         return slot
+
+    def _without_hook(self, pod: Any, container: Any, why: str) -> None:
+        log.warning("%s runs without the hook: %s", _named(pod, container), why)
+        self._tell(pod, container, why)
 
 
 def slot_name(pod_uid: str, container: str) -> str:

@@ -118,10 +118,11 @@ def run(
     rules = read_rules("nvshare.com/gpu", priority_range, None)
     with command.kubernetes_extra():
         from nvshare.coordinator.kubernetes.nri.plugin import Options, Plugin
+        from nvshare.coordinator.kubernetes.nri.pod_events import PodEvents
     options = Options(
         slots_dir.absolute(), library_dir.absolute(), memory, on_loss, timeout_ns, rules, memory_boundary, processes
     )
-    link = Link(nri_socket, Plugin(options))
+    link = Link(nri_socket, Plugin(options, PodEvents().tell))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, link.stop)
     link.run()

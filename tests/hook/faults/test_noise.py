@@ -78,7 +78,7 @@ def complaints(client: ScriptedClient) -> list[str]:
         (None, False, "the limit of this program is 64 MiB, set in the coordinator; to change it: "
          "nvshare-ctl limit scripted --memory SIZE"),
         ("64MiB", True, "the limit of this container is 64 MiB, for all of its programs together (in a pod: by its "
-         "annotation nvshare.com/memory-limit)"),
+         "claim, or its annotation nvshare.com/memory-limit)"),
     ],
 )  # fmt: skip
 def test_a_limit_that_refuses_says_so_once(

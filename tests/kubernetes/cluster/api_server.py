@@ -1,4 +1,4 @@
-"""A double of the API server: pods of a node over TLS, listed and watched, and whatever can go wrong with that.
+"""A double of the API server: pods of a node over TLS, listed and watched, events, and whatever can go wrong with that.
 
 Invariants: it answers with what a test has put into it, notes each request, and blocks no test for ever.
 
@@ -59,6 +59,10 @@ class State:
     watch_replies: deque[Reply] = field(default_factory=deque)
     events: queue.Queue[Any] = field(default_factory=queue.Queue)
     asked: list[Asked] = field(default_factory=list)
+    created: dict[str, Json] = field(default_factory=dict)
+    """Events, by path and name."""
+    refused: int = 0
+    """Events that were there."""
 
 
 class _Quiet(ThreadingHTTPServer):
@@ -83,6 +87,15 @@ class TlsServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         self.access = ApiAccess("127.0.0.1", self._server.server_address[1], folder / "token", folder / "ca.crt")
+
+    def environment(self) -> dict[str, str]:
+        """Of a process in the cluster."""
+        account = self.access.token_file.parent
+        return {
+            "KUBERNETES_SERVICE_HOST": self.access.host,
+            "KUBERNETES_SERVICE_PORT": str(self.access.port),
+            "NVSHARE_SERVICE_ACCOUNT_DIR": str(account),
+        }
 
     def close(self) -> None:
         """Ends it."""
@@ -137,6 +150,16 @@ def _handler(state: State) -> type[BaseHTTPRequestHandler]:
             else:
                 answer = {"kind": "PodList", "metadata": {"resourceVersion": state.version}, "items": state.items}
                 self._say(Reply(200, json.dumps(answer).encode()))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            name = f"{self.path}/{body['metadata']['name']}"
+            if state.replies:
+                self._say(state.replies.popleft())
+                return
+            known = state.created.setdefault(name, body) is not body
+            self._say(Reply(409 if known else 201, json.dumps(body).encode()))
+            state.refused += known
 
         def _say(self, reply: Reply) -> None:
             self.send_response(reply.status)

@@ -1,72 +1,104 @@
 """A model of the scheduler's allocation from one slice: consumable capacity with request policies, first fit.
 
-By the API's documentation of `requestPolicy` and `consumedCapacity`: a capacity that is not asked for is the default,
-others are rounded up to a step, and what claims consume of a device is at most its capacity.
+It agrees with allocations that the scheduler's own allocator made: allocations.json says which.
 
-Non-goals: selectors, taints but that they exclude a device.
+Non-goals: selectors, requests for all devices.
 """
 
 from __future__ import annotations
 
+import itertools
+from fractions import Fraction
 from typing import Any
 
+UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
-def quantity(text: str) -> int:
+
+def quantity(text: str) -> Fraction:
     """Of the few forms that the tests use."""
-    return int(text[:-2]) << {"Mi": 20, "Gi": 30}[text[-2:]] if text.endswith("i") else int(text)
+    return Fraction(text[:-2]) * UNITS[text[-2:]] if text.endswith("i") else Fraction(text)
 
 
 class Allocator:
     """What is left of a slice's devices."""
 
     def __init__(self, spec: Any) -> None:
-        self.devices = [device for device in spec["devices"] if "taints" not in device]
+        self.devices = spec["devices"]
         self.pool = spec["pool"]["name"]
-        self.used: dict[tuple[str, str], int] = {}
-        self._shares = 0
+        self._held: list[Any] = []
+        """Results of all claims."""
+        self._shares = itertools.count(1)
 
-    def allocate(self, *requests: dict[str, str], same_device: bool = False) -> list[Any] | None:
-        """Results of a claim with these requests (their `capacity.requests`), named gpu-0, gpu-1, ...; None: it waits.
+    def allocate(self, devices: Any) -> list[Any] | None:
+        """Results of a claim with this `spec.devices`; None: it waits."""
+        for chosen in itertools.product(*map(_alternatives, devices["requests"])):
+            wanted = [(name, exact) for name, exact in chosen for _ in range(exact["count"])]
+            results = self._place(wanted, devices.get("constraints", []), [])
+            if results is not None:
+                self._held += results
+                return results
+        return None
 
-        Requests of one claim have different devices, unless they are of `same_device` (matchAttribute).
-        """
-        results: list[Any] = []
-        before = dict(self.used)
-        for number, wanted in enumerate(requests):
-            others = {result["device"] for result in results}
-            fitting = [
-                (device, consumed)
-                for device in self.devices
-                if (device["name"] in others if same_device and others else device["name"] not in others)
-                and (consumed := self._consumed(device, wanted)) is not None
-            ]
-            if not fitting:
-                self.used = before
-                return None
-            device, consumed = fitting[0]
-            for name, value in consumed.items():
-                self.used[device["name"], name] = self.used.get((device["name"], name), 0) + value
-            self._shares += 1
-            results.append(
-                {
-                    "request": f"gpu-{number}",
-                    "driver": "gpu.nvshare.com",
-                    "pool": self.pool,
-                    "device": device["name"],
-                    "shareID": f"00000000-0000-4000-8000-{self._shares:012}",
-                    "consumedCapacity": {name: str(value) for name, value in consumed.items()},
-                }
-            )
-        return results
+    def free(self, results: list[Any]) -> None:
+        """A claim ends."""
+        shares = {result["shareID"] for result in results}
+        self._held = [result for result in self._held if result["shareID"] not in shares]
 
-    def _consumed(self, device: Any, wanted: dict[str, str]) -> dict[str, int] | None:
+    def _place(self, wanted: list[tuple[str, Any]], constraints: list[Any], so_far: list[Any]) -> list[Any] | None:
+        if not wanted:
+            return so_far
+        (name, exact), *rest = wanted
+        for device in self.devices:
+            if any((each["request"], each["device"]) == (name, device["name"]) for each in so_far):
+                continue  # a request has each device once
+            consumed = self._consumed(device, exact, so_far)
+            if consumed is None or not _allowed(device["name"], name, constraints, so_far):
+                continue
+            result = {
+                "request": name,
+                "driver": "gpu.nvshare.com",
+                "pool": self.pool,
+                "device": device["name"],
+                "shareID": f"00000000-0000-4000-8000-{next(self._shares):012}",
+                "consumedCapacity": consumed,
+            }
+            if (found := self._place(rest, constraints, [*so_far, result])) is not None:
+                return found
+        return None
+
+    def _consumed(self, device: Any, exact: Any, so_far: list[Any]) -> dict[str, str] | None:
+        tolerated = {each["key"] for each in exact.get("tolerations", [])}
+        if not tolerated.issuperset(taint["key"] for taint in device.get("taints", [])):
+            return None
+        asked = exact.get("capacity", {}).get("requests", {})
         found = {}
         for name, capacity in device["capacity"].items():
             policy = capacity["requestPolicy"]
             least, most, step = (quantity(policy["validRange"][key]) for key in ("min", "max", "step"))
-            value = max(quantity(wanted.get(name, policy["default"])), least)
+            value = max(quantity(asked.get(name, policy["default"])), least)
             value = least + -(-(value - least) // step) * step
-            if value > most or self.used.get((device["name"], name), 0) + value > quantity(capacity["value"]):
+            used = sum(
+                quantity(each["consumedCapacity"][name])
+                for each in (*self._held, *so_far)
+                if each["device"] == device["name"]
+            )
+            if value > most or used + value > quantity(capacity["value"]):
                 return None
-            found[name] = value
+            found[name] = str(int(value))
         return found
+
+
+def _alternatives(request: Any) -> list[tuple[str, Any]]:
+    if "exactly" in request:
+        return [(request["name"], request["exactly"])]
+    return [(f"{request['name']}/{each['name']}", each) for each in request["firstAvailable"]]
+
+
+def _allowed(device: str, request: str, constraints: list[Any], so_far: list[Any]) -> bool:
+    """By the attribute `uuid`, the only one that constraints of the tests name."""
+    for constraint in constraints:
+        if request.partition("/")[0] in constraint["requests"]:
+            others = {each["device"] for each in so_far if each["request"].partition("/")[0] in constraint["requests"]}
+            if others - {device} if "matchAttribute" in constraint else device in others:
+                return False
+    return True

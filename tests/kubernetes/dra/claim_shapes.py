@@ -19,6 +19,17 @@ def result(device: str, memory: str = "4Gi", compute: str = "30", request: str =
     }
 
 
+def wanted(*capacities: dict[str, str], count: int = 1) -> Any:
+    """`spec.devices` of a claim with one request for each of these capacities: gpu-0, gpu-1, ..."""
+    exact = {"deviceClassName": DRIVER, "allocationMode": "ExactCount", "count": count}
+    return {
+        "requests": [
+            {"name": f"gpu-{number}", "exactly": {**exact, "capacity": {"requests": requests}}}
+            for number, requests in enumerate(capacities)
+        ]
+    }
+
+
 def parameters(requests: tuple[str, ...] = (), **given: Any) -> Any:
     """Opaque parameters of a claim."""
     value = {"apiVersion": "nvshare.com/v1alpha1", "kind": "Share", **given}

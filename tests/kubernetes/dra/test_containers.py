@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from tests.kubernetes.dra.claim_shapes import parameters
 from tests.kubernetes.dra.cluster import SLICE
@@ -42,6 +45,41 @@ def test_two_pods_share_a_card_by_their_claims(worker: Worker, saturate: Path) -
         return min(worked.values()) / sum(worked.values()) if len(worked) == 2 and worked.total() > 3e9 else 0.0
 
     eventually(lambda: 0.28 <= small_share() <= 0.32, "30 and 70 %")
+
+
+TAKE = """
+import ctypes, os, sys, time
+cuda, context, piece = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+free, total, took, end_s = ctypes.c_size_t(), ctypes.c_size_t(), [], time.monotonic() + 60
+assert cuda.cuInit(0) == 0
+for device, limit in enumerate(map(int, sys.argv[1:])):
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == cuda.cuCtxSetCurrent(context) == 0
+    while limit and total.value != limit << 20 and time.monotonic() < end_s:
+        os.sched_yield()  # a busy coordinator's answer may be late
+        assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    had = 0
+    while had < 64 and cuda.cuMemAlloc_v2(ctypes.byref(piece), ctypes.c_size_t(128 << 20)) == 0:
+        had += 1
+    took.append(had * 128)
+print(*took)
+"""
+"""Takes all memory that it can have of GPUs, once it sees their limits (MiB; 0: not its own); prints MiB of each."""
+
+
+def test_limits_hold_on_each_card(worker: Worker) -> None:
+    """Broken: a container of several cards has more, or less, of one of them than its claim."""
+    python = shutil.which("python3", path="/usr/bin")
+    if python is None:
+        pytest.skip("containers have the machine's /usr, and there is no Python in it")
+    apart = [{"requests": ["gpu-0", "gpu-1"], "distinctAttribute": "gpu.nvshare.com/uuid"}]
+    for name, claim, expected in (
+        ("two-cards", worker.scheduled("two-cards", {"memory": "2Gi", "compute": "30"}, count=2), "2048 2048"),
+        ("requests", worker.scheduled("requests", {"memory": "1Gi"}, {"memory": "3Gi"}, constraints=apart), "0 3072"),
+    ):
+        command = [python, "-c", TAKE, *expected.split()]
+        container = worker.contain(worker.pod(name), command, "main", {}, worker.prepare(claim))
+        said = worker.containerd.finish(container)[1]
+        assert expected in said.splitlines(), said
 
 
 def test_a_claim_lives_over_restarts(worker: Worker) -> None:

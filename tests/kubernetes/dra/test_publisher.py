@@ -79,22 +79,68 @@ def test_a_slice_of_another_hand_is_put_right(api: Api, node: Published) -> None
     assert len(api.objects[SLICE]["spec"]["devices"]) == 2
 
 
-def test_a_wiped_slice_comes_back(api: Api, node: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart of the kubelet, which removes slices, or while the API server was away, no GPU could be had."""
-    assert publisher_module.PERIOD_S < 5
-    monkeypatch.setattr(publisher_module, "PERIOD_S", 0.02)
-    thread = threading.Thread(target=node.publisher.run, args=(node.publisher.reconcile,))
+@pytest.fixture
+def following(node: Published) -> Iterator[Published]:
+    """Its publisher runs."""
+    thread = threading.Thread(target=node.publisher.run, args=(node.publisher.follow,))
     thread.start()
-    try:
-        eventually(lambda: SLICE in api.objects, "the slice")
-        api.away = True
+    yield node
+    node.publisher.stop()
+    thread.join()
+
+
+def test_a_wiped_slice_comes_back(api: Api, following: Published) -> None:
+    """After a restart of the kubelet, which removes slices, no GPU could be had until the watch ends after minutes."""
+    eventually(lambda: "watch" in api.asked, "a watch")
+    assert SLICE in api.objects
+    for generation in (2, 3):
         del api.objects[SLICE]
-        api.away = False
         eventually(lambda: SLICE in api.objects, "the slice again")
-        assert api.objects[SLICE]["spec"]["pool"]["generation"] == 2
-    finally:
-        node.publisher.stop()
-        thread.join()
+        assert api.objects[SLICE]["spec"]["pool"]["generation"] == generation
+    emptied = {**api.objects[SLICE]["spec"], "devices": []}
+    api.objects[SLICE] = {**api.objects[SLICE], "metadata": {"resourceVersion": "99"}, "spec": emptied}
+    eventually(lambda: len(api.writes) == 4, "the slice put right")
+    assert api.asked.count("watch") == 1
+
+
+def test_a_change_of_the_gpus_ends_the_watch(api: Api, following: Published) -> None:
+    """A broken GPU would be given out until the watch ends after minutes."""
+    eventually(lambda: "watch" in api.asked, "a watch")
+    following.state = State((CARD,))
+    following.publisher.wake()
+    eventually(lambda: len(api.objects[SLICE]["spec"]["devices"]) == 1, "the slice without the GPU")
+    eventually(lambda: api.asked.count("watch") == 2, "a watch again")
+
+
+def test_a_slice_that_does_not_change_costs_a_watch(api: Api, following: Published) -> None:
+    """A thousand nodes would load the API server for nothing."""
+    eventually(lambda: "watch" in api.asked, "a watch")
+    version = api.objects[SLICE]["metadata"]["resourceVersion"]
+    api.objects[SLICE] = {**api.objects[SLICE], "metadata": {"resourceVersion": version}}  # an event of our own write
+    del api.objects[SLICE]
+    eventually(lambda: len(api.writes) == 2, "the slice again")
+    assert api.asked.count("GET") <= 4  # before the first write, at the start of the watch, after the wipe
+
+
+def test_what_changes_while_the_server_is_away_is_put_right(
+    api: Api, following: Published, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart of the control plane would end the watch for good, or the right to watch be needed to publish."""
+    assert publisher_module.PERIOD_S < 5
+    caplog.set_level("INFO")
+    monkeypatch.setattr(publisher_module, "PERIOD_S", 0.02)
+    eventually(lambda: "watch" in api.asked, "a watch")
+    api.away = True
+    del api.objects[SLICE]
+    api.end_watches()
+    api.may_watch = False
+    eventually(lambda: "cannot be published" in caplog.text, "the failure")
+    api.away = False
+    eventually(lambda: "resourceslices is forbidden" in caplog.text, "the right that is missing")
+    assert SLICE in api.objects
+    api.may_watch = True
+    eventually(lambda: "the API server answers again" in caplog.text, "a watch")
+    assert caplog.text.count("resourceslices is forbidden") == 1
 
 
 @pytest.mark.parametrize(

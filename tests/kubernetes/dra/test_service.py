@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from nvshare.coordinator.kubernetes.dra import messages as m
 from nvshare.coordinator.kubernetes.dra.driver import Driver, Options
 from nvshare.coordinator.kubernetes.dra.service import Service
 from nvshare.coordinator.kubernetes.node import library
-from nvshare.coordinator.kubernetes.node.messages import CHANNEL_OPTIONS
-from nvshare.coordinator.kubernetes.node.plugin import serialize
 from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.kubernetes.unix_grpc import call
 from tests.kubernetes.dra.claim_shapes import claim, parameters, result
 
 UUIDS = {"gpu-a": "GPU-a", "gpu-b": "GPU-b"}
@@ -42,15 +40,36 @@ class Node:
         self.service.start()
 
     def call(self, method: str, *uids: str, version: str = "v1") -> Any:
-        kind = getattr(m, method + "Response")
-        with grpc.insecure_channel(f"unix://{self.service.endpoint}", options=CHANNEL_OPTIONS) as channel:
-            path = f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{method}"
-            unary: Any = channel.unary_unary(path, request_serializer=serialize, response_deserializer=kind.FromString)
-            asked = [m.Claim(namespace="default", uid=uid, name=f"claim-{uid}") for uid in uids]
-            return unary(m.ClaimsRequest(claims=asked), timeout=20).claims
+        path = f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{method}"
+        asked = [m.Claim(namespace="default", uid=uid, name=f"claim-{uid}") for uid in uids]
+        request, kind = m.ClaimsRequest(claims=asked), getattr(m, method + "Response")
+        return call(self.service.endpoint, path, request, kind, 20).claims
 
     def add(self, uid: str, *results: Any, config: tuple[Any, ...] = ()) -> None:
         self.claims[f"claim-{uid}"] = claim(*results, uid=uid, name=f"claim-{uid}", config=config)
+
+    def slot_in_container(self, devices: Any, requests: list[str]) -> slots.Slot:
+        """Of a container that names these requests of its claim; none: the claim.
+
+        The kubelet names the CDI devices of these requests, and of several edits the runtime leaves the last.
+        """
+        edits = {
+            f"{document['kind']}={device['name']}": device["containerEdits"]
+            for file in self.options.cdi_dir.iterdir()
+            for document in [json.loads(file.read_text())]
+            for device in document["devices"]
+        }
+        mounted: dict[str, str] = {}
+        environment: dict[str, str] = {}
+        for device in devices:
+            for name in device.cdi_device_ids:
+                if name in edits and (not requests or set(device.request_names) & set(requests)):
+                    mounted |= {mount["containerPath"]: mount["hostPath"] for mount in edits[name]["mounts"]}
+                    environment |= dict(each.split("=", 1) for each in edits[name]["env"])
+        found = slots.read(Path(mounted["/run/nvshare"]))
+        assert found is not None
+        assert environment["NVIDIA_VISIBLE_DEVICES"] == ",".join(found.gpus)
+        return found
 
     def files(self) -> list[str]:
         found = [*self.options.slots_dir.iterdir(), *self.options.cdi_dir.iterdir()]
@@ -67,14 +86,8 @@ def node() -> Iterator[Node]:
 
 def test_the_kubelet_learns_the_driver(node: Node) -> None:
     """The kubelet would not find the driver, or speak a version that it does not serve."""
-    options = CHANNEL_OPTIONS
-    with grpc.insecure_channel(f"unix://{node.service.registration}", options=options) as channel:
-        unary: Any = channel.unary_unary(
-            "/pluginregistration.Registration/GetInfo",
-            request_serializer=serialize,
-            response_deserializer=m.PluginInfo.FromString,
-        )
-        info = unary(m.InfoRequest(), timeout=20)
+    method = "/pluginregistration.Registration/GetInfo"
+    info = call(node.service.registration, method, m.InfoRequest(), m.PluginInfo, 20)
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", "gpu.nvshare.com", str(node.service.endpoint))
     assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
 
@@ -105,6 +118,33 @@ def test_a_claim_becomes_a_slot_and_a_cdi_file(node: Node, version: str) -> None
     }
     assert not node.call("NodeUnprepareResources", "u1", version=version)["u1"].error
     assert node.files() == []
+
+
+FIRST = result("gpu-a", "4Gi", "30", "first")
+BESIDE = result("gpu-a", "8Gi", "10", "second", "s2")
+APART = result("gpu-b", "8Gi", "10", "second", "s2")
+SHARED: dict[str, tuple[list[Any], list[list[str]], list[tuple[str, int, str]]]] = {
+    "several cards": ([result("gpu-a"), result("gpu-b", share="b2")], [[]], [("GPU-a GPU-b", 4, "0.3")]),
+    "a request each": ([FIRST, BESIDE], [["first"], ["second"]], [("GPU-a", 4, "0.3"), ("GPU-a", 8, "0.1")]),
+    "one request for two": ([FIRST], [["first"], []], [("GPU-a", 4, "0.3")] * 2),
+    "two for one on a card": ([FIRST, BESIDE], [[]], [("GPU-a", 8, "0.1")]),
+    "two for one, apart": ([FIRST, APART], [["first", "second"]], [("GPU-b", 8, "0.1")]),
+}
+"""Row of docs/how-to/dra.md -> results of the claim, the requests that each container names, and what each gets."""
+
+
+@pytest.mark.parametrize("row", SHARED)
+def test_what_containers_that_share_a_claim_get(node: Node, row: str) -> None:
+    """Two containers would have more of a card than the scheduler has counted, or another part than the page says."""
+    results, containers, expected = SHARED[row]
+    node.add("u1", *results)
+    for _ in range(2):  # the second pod of a claim may come after a restart of the kubelet
+        devices = node.call("NodePrepareResources", "u1")["u1"].devices
+    found = [node.slot_in_container(devices, requests) for requests in containers]
+    assert [(" ".join(slot.gpus), slot.limit_bytes >> 30, slot.policy["share_request"]) for slot in found] == expected
+    counted = {(each["request"], each["consumedCapacity"]["memory"]) for each in results}
+    held = slots.read_all(node.options.slots_dir).values()
+    assert sorted(slot.limit_bytes >> 30 for slot in held) == sorted(int(size[:-2]) for _, size in counted)
 
 
 def test_a_failure_is_the_answer_of_its_claim_alone(node: Node) -> None:

@@ -11,7 +11,7 @@ from nvshare.simulated_gpu.environment import simulated_environment
 from tests.conftest import Built
 from tests.kubernetes.containerd.runtime import Containerd
 from tests.kubernetes.dra.allocator import Allocator
-from tests.kubernetes.dra.claim_shapes import claim
+from tests.kubernetes.dra.claim_shapes import claim, wanted
 from tests.kubernetes.dra.cluster import SLICE, Api, Kubelet
 from tests.kubernetes.nri import worker as nri
 from tests.waiting import eventually
@@ -33,15 +33,10 @@ class Worker(nri.Worker):
             "kubelet-dir": self.directory / "k", "cdi-dir": self.containerd.cdi_dir, "slots-dir": self.slots_dir,
             "library-dir": self.library_dir, "runtime-dir": self.directory,
         }  # fmt: skip
-        account = {
-            "KUBERNETES_SERVICE_HOST": self.api.access.host,
-            "KUBERNETES_SERVICE_PORT": str(self.api.access.port),
-            "NVSHARE_SERVICE_ACCOUNT_DIR": str(self.directory / "account"),
-        }
         with (self.directory / "dra.log").open("ab") as log:
             return subprocess.Popen(
                 [*command, *(f"--{name}={path}" for name, path in places.items()), "--on-loss=wait", *options],
-                env=simulated_environment(self.state, self.simulate, self.environment()) | account,
+                env=simulated_environment(self.state, self.simulate, self.environment()) | self.api.environment(),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
@@ -51,11 +46,13 @@ class Worker(nri.Worker):
         eventually(lambda: self.kubelet.registry.exists() and SLICE in self.api.objects, f"served\n{self.log('dra')}")
         self.kubelet.accept()
 
-    def scheduled(self, pod: str, *requests: dict[str, str], config: tuple[Any, ...] = ()) -> Any:
-        """A claim of a pod, allocated by the scheduler's model."""
+    def scheduled(
+        self, pod: str, *requests: dict[str, str], config: tuple[Any, ...] = (), count: int = 1, **more: Any
+    ) -> Any:
+        """A claim of a pod, allocated by the scheduler's model; `more`: of its `spec.devices`."""
         if not hasattr(self, "_allocator"):
             self._allocator = Allocator(self.api.objects[SLICE]["spec"])
-        results = self._allocator.allocate(*requests)
+        results = self._allocator.allocate(wanted(*requests, count=count) | more)
         assert results is not None
         made = claim(*results, uid=f"uid-{pod}-gpu", name=f"{pod}-gpu", config=config, pods=(pod,), owner=pod)
         self.api.add(made)

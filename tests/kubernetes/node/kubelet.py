@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 
 from nvshare.coordinator.kubernetes.node import messages as m
+from nvshare.coordinator.kubernetes.unix_grpc import CHANNEL_OPTIONS
 from tests.waiting import eventually
 
 
@@ -53,7 +54,7 @@ class Endpoint:
         self.advises = bool(options.get_preferred_allocation_available)
         self.starts = bool(options.pre_start_required)
         self.ended = threading.Event()
-        self._channel = grpc.insecure_channel(f"unix://{socket}", options=m.CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(f"unix://{socket}", options=CHANNEL_OPTIONS)
         asked = self.call("GetDevicePluginOptions", m.Empty(), m.DevicePluginOptions)
         assert asked == options, "the plugin says something else than it registered with"
         watch: Any = self._channel.unary_stream(
@@ -125,7 +126,7 @@ class Kubelet:
             socket.unlink(missing_ok=True)
 
     def _serve(self, socket: Path, service: str, method: str, behaviour: Any, request: Any) -> None:
-        server = grpc.server(ThreadPoolExecutor(4), options=m.CHANNEL_OPTIONS)
+        server = grpc.server(ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
         handler = grpc.unary_unary_rpc_method_handler(
             behaviour, request_deserializer=request.FromString, response_serializer=_bytes
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.kubernetes.cluster.api_server import ApiServer
 from tests.kubernetes.containerd.runtime import RUNNING
 from tests.kubernetes.nri.worker import FOREVER, Worker
 from tests.waiting import eventually
@@ -72,7 +73,8 @@ def test_what_a_container_gets(worker: Worker) -> None:
     """Broken: a container's own variables win over its slot's, it may write to what others load, or a container
     without a promise is changed."""
     pod = worker.pod("gets")
-    command = ["/bin/sh", "-c", "echo $NVSHARE_SOCKET; cat /etc/ld.so.preload; touch /opt/nvshare/x /run/nvshare/x"]
+    script = "exec 2>&1; echo $NVSHARE_SOCKET; cat /etc/ld.so.preload; touch /opt/nvshare/x /run/nvshare/x"
+    command = ["/bin/sh", "-c", script]
     made = worker.start(pod, command, NVSHARE_SOCKET="/mine")
     said = worker.containerd.finish(made)[1]
     assert "/run/nvshare/hooks.sock\n/opt/nvshare/lib/libnvshare_hook.so\n" in said
@@ -95,13 +97,15 @@ def test_a_promise_that_cannot_be_held_stops_the_container(worker: Worker) -> No
     worker.start(worker.pod("right"), FOREVER)
 
 
-def test_containers_that_start_without_the_plugin_are_named(worker: Worker) -> None:
+def test_containers_that_start_without_the_plugin_are_named(worker: Worker, tmp_path: Path) -> None:
     """Broken: a plugin that is dead or late keeps containers from starting, or nobody learns that they have no hook."""
     worker.start(worker.pod("before"), FOREVER)
     kept = worker.slot_files()
     worker.stop_plugin()
     dead = worker.start(worker.pod("dead"), FOREVER)
     assert worker.containerd.state(dead) == RUNNING
+    server = ApiServer(tmp_path)
+    worker.cluster = server.environment()
     worker.start_plugin()
     eventually(lambda: "dead/main" in worker.slots(), "the container is named")
     assert worker.slots()["dead/main"]["hook_missing"] == "it started while nvshare-nri was away"
@@ -118,6 +122,9 @@ def test_containers_that_start_without_the_plugin_are_named(worker: Worker) -> N
 
     assert re.search(r"default/dead/main .* missing", worker.table("slots"))
     assert "default/late/main runs without the hook, out of turn: it started" in worker.table("doctor")
+    eventually(lambda: len(server.state.created) == 2, "an event for each")
+    assert [event["involvedObject"]["uid"] for event in server.state.created.values()] == ["uid-dead", "uid-late"]
+    server.close()
     worker.containerd.remove(dead)
     eventually(lambda: "dead/main" not in worker.slots(), "its slot ends with it")
 

@@ -25,7 +25,9 @@ class Runtime:
         (directory / "hook.so").touch()
         self.options = Options(directory / "slots", directory / "lib")
         library.install(directory / "hook.so", self.options.library_dir, None)
-        self.plugin = Plugin(self.options)
+        self.told: list[tuple[str, str]] = []
+        """Containers that run without the hook, and why."""
+        self.plugin = Plugin(self.options, lambda pod, container, why: self.told.append((container.name, why)))
 
     def call(self, method: str, request: Any, response: Any) -> Any:
         payload, code, text = self.plugin.answer(method, request.SerializeToString())
@@ -113,8 +115,11 @@ def test_the_list_comes_in_parts_and_settles_the_slots(runtime: Runtime) -> None
     assert not runtime.synchronize(lost, container("6", "new"), container("7", "whole", env=[]), ended).more
     told = {name: slot.hook_missing for name, slot in runtime.slots().items() if slot.allocation != "x"}
     assert told == {"hooked": "", "late": AWAY, "lost": LOST, "new": AWAY}
+    assert dict(runtime.told) == {"late": AWAY, "lost": LOST, "new": AWAY}
     assert runtime.slots()["hooked"] == before
     assert (runtime.options.slots_dir / "job").is_dir()
+    runtime.synchronize(lost, late)
+    assert len(runtime.told) == 3, "once for each container"
 
 
 def test_a_slot_ends_with_its_own_container(runtime: Runtime) -> None:
@@ -136,7 +141,8 @@ def test_the_plugin_fails_open(runtime: Runtime, caplog: pytest.LogCaptureFixtur
     runtime.options.slots_dir.touch()
     assert not runtime.create(container("1")).adjust.mounts
     assert not runtime.create(container("1"), uid="../../etc").adjust.mounts
-    assert caplog.text.count("team/pod/main starts without the hook or a slot") == 2
+    assert caplog.text.count("team/pod/main runs without the hook: it has no slot: ") == 2
+    assert len(runtime.told) == 2
     assert runtime.plugin.answer("PostStartContainer", b"")[1] == m.UNIMPLEMENTED
 
 

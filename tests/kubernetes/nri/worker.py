@@ -36,6 +36,8 @@ class Worker(end_to_end.Node):
         self.containerd, self._built = containerd, built
         self.slots_dir, self.library_dir = directory / "slots", directory / "lib"
         self.plugin: subprocess.Popen[bytes] | None = None
+        self.cluster: dict[str, str] = {}
+        """Variables by which the plugin reaches an API server."""
         self._pods: list[Pod] = []
 
     def install(self) -> None:
@@ -50,7 +52,7 @@ class Worker(end_to_end.Node):
         options = [f"--{name}={path}" for name, path in (*places, ("library-dir", self.library_dir))]
         with (self.directory / "nri.log").open("ab") as log:
             self.plugin = subprocess.Popen(
-                [*command, *options, "--on-loss=wait", "--log-level=debug"], env=self.environment(),
+                [*command, *options, "--on-loss=wait", "--log-level=debug"], env=self.environment() | self.cluster,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self.await_connection(before + 1)
