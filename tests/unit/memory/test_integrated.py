@@ -115,7 +115,7 @@ def test_managed_memory_makes_no_room() -> None:
     ask(client, 400)
     figures(harness, 450)
     assert answers(client) == []
-    assert not managed.take(messages.Evict)
+    assert not managed.take(messages.Target)
     ask(client, 350)
     assert answers(client) == [350]
 
