@@ -50,14 +50,17 @@ from nvshare.coordinator.protocol.messages import MemoryMode
 PIECE_BYTES: Final = 512 << 20
 """10 ms of the link: the longest that a change of the order of turns waits."""
 
+MOST_OPEN: Final = 256
+"""Targets that a client may be behind; each event looks at all of them."""
+
 
 # --- targets ----------------------------------------------------------------------------------------------------------
 
 
 def aim(node: Node, seat: Seat, size: int, now_ns: int, *, goal: int = 0) -> None:
-    """Sends a target, which is to rise to `goal`, as far as there is room; none to a client that hangs."""
+    """Sends a target, which is to rise to `goal`, as far as there is room; none to a client that hangs or is behind."""
     gpu, memory = seat.gpu, seat.memory
-    if seat.moves.move is not None and seat.moves.move.stalled:
+    if (seat.moves.move is not None and seat.moves.move.stalled) or len(seat.moves.open) >= MOST_OPEN:
         return
     room_bytes = memory.claimed_bytes + max(0, free_bytes(gpu) - crowded_bytes(gpu))
     size = max(memory.pinned_bytes, min(size, max(memory.resident_bytes, room_bytes)))

@@ -92,6 +92,19 @@ def test_a_state_that_is_at_rest_with_an_earlier_target_leaves_the_later_one_cla
     assert record(harness).seats[b.client].memory.claimed_bytes == 60
 
 
+def test_a_client_that_answers_no_target_is_told_so_many_and_no_more() -> None:
+    """Broken: a program that says nothing makes each event dearer for all, without end."""
+    harness = one_gpu(100)
+    client = swapping(harness, resident=10, host=90)
+    seat, node = record(harness).seats[client.client], harness.scheduler._node
+    for size in (20, 30) * residency.MOST_OPEN:
+        residency.aim(node, seat, size, harness.clock.now_ns)
+    assert len(seat.moves.open) == residency.MOST_OPEN
+    client.state(target=seat.moves.number, at_rest=False)
+    residency.aim(node, seat, 40, harness.clock.now_ns)
+    assert list(seat.moves.open.values())[-1] == 40
+
+
 def test_a_target_that_was_never_told_is_a_breach() -> None:
     """Broken: a client that names targets from the future is at rest with whatever it is told later."""
     _, a, b = at_a_switch()
