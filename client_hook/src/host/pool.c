@@ -535,7 +535,7 @@ void nvs_host_ahead(uint32_t gpu, uint64_t bytes, bool now)
 uint64_t nvs_host_ready_bytes(void)
 {
     pthread_mutex_lock(&lock);
-    const uint64_t grains = touched_grains + grown_grains - taken_grains;
+    const uint64_t grains = grown_grains - taken_grains;
     pthread_mutex_unlock(&lock);
     return grains * NVS_HOST_GRAIN;
 }

@@ -40,7 +40,7 @@ void nvs_host_give(uint32_t grains, void *const *taken);
 
 /* Prepares memory for a probable eviction of `bytes` from this GPU.  `now`: without rests, and reports the GPU's memory when it is there. */
 void nvs_host_ahead(uint32_t gpu, uint64_t bytes, bool now);
-uint64_t nvs_host_ready_bytes(void); /* that an eviction finds, pinned or touched */
+uint64_t nvs_host_ready_bytes(void); /* that an eviction finds pinned */
 
 void nvs_host_context_gone(CUcontext context); /* its registrations have ended with it */
 void nvs_host_after_fork(void);
