@@ -138,6 +138,7 @@ class Coordinator:
             messages.GpuSettings(
                 gpu=0, memory_limit_bytes=0, capacity_bytes=self.capacity_bytes, reserve=False, pacing_budget_ns=0,
                 idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, prepare_host_bytes=prepare_bytes,
+                prepare_now=prepare_bytes > 0,
             ),
         )  # fmt: skip
 
@@ -255,17 +256,10 @@ def measure(coordinator: Coordinator, programs: Sequence[Program], sizes: Sequen
 
 
 def _have_ready(coordinator: Coordinator, program: Program, size: int) -> None:
-    """Has host memory made ready, and waits until the program has grown by nearly so much.
-
-    That is all that can be seen from outside; without enough memory for it this goes on after a bounded time.
-    """
-    status = Path(f"/proc/{program.pid}/statm")
-    pages = os.sysconf("SC_PAGE_SIZE")
-    before = int(status.read_text().split()[1]) * pages
+    """Has host memory made ready, as for a move to another GPU, and waits until the program says that it is."""
     coordinator.settings(program, prepare_bytes=size)
-    deadline = time.monotonic() + 20
-    while int(status.read_text().split()[1]) * pages < before + size * 31 // 32 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while program.state.prepared_bytes < size * 31 // 32:
+        coordinator.expect(program, messages.State)
 
 
 def speed(span: Sequence[int], size: int, rounds: int) -> float:
