@@ -1,11 +1,12 @@
-"""PyTorch and transformers, as they are, on the simulated GPU: `python -m nvshare.bench.frameworks --json`.
+"""PyTorch, transformers and vLLM, as they are, on the simulated GPU: `python -m nvshare.bench.frameworks --json`.
 
 Method: each job (workloads/framework_jobs.py) runs without the hook, then alone under it in the modes `device` and
 `swap`, then two at a time: in `device` both fit, in `swap` each keeps 0.6 of the capacity, so that one of them has left
 the card whenever the other runs.  Each process is new, keeps a pattern in GPU memory and compares it after the job.
+The memory of vLLM's engine is its cache.
 
 The Python is `--python`, else this one if it has PyTorch, else one of an environment in `--cache` into which PyTorch
-for CUDA 13 and transformers are installed.
+for CUDA 13 and transformers are installed; vLLM, of some gigabytes, only if `--only` names a row of it.
 
 Non-goals: what a card computes (bench.compatibility), speed.
 """
@@ -29,6 +30,7 @@ from nvshare.bench.workloads import framework_jobs
 
 PROGRAM: Final = Path(framework_jobs.__file__)
 WHEELS: Final = ("torch==2.11.0", "numpy", "transformers>=4.57,<6")
+VLLM: Final = "vllm==0.24.0"
 CARD: Final = "1x2560MiB"
 CARD_MIB: Final = 2048
 """The capacity: as on a card, the driver has the rest for itself."""
@@ -38,14 +40,24 @@ READY_S: Final = 240.0
 EVERYWHERE: Final = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TOKENIZERS_PARALLELISM": "false"}
 """The check of PyTorch before a fork asks NVML."""
 
+FOR_VLLM: Final = {
+    "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1",
+}  # fmt: skip
+"""Its newer runner takes a length from a kernel; FlashInfer's sampler is compiled at its first use."""
+
 VARIANTS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     **{name: (name, {}) for name in framework_jobs.JOBS},
     "allocator-async": ("allocator", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
     "allocator-segments": ("allocator", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    **{
+        f"{job.replace('_', '-')}-{how}": (job, {**FOR_VLLM, "VLLM_WORKER_MULTIPROC_METHOD": how})
+        for job in framework_jobs.ENGINES
+        for how in ("spawn", "fork")
+    },
 }
 """Row -> its job, its environment."""
 
-NEEDS: Final = {"transformer": "transformers"}
+NEEDS: Final = {"transformer": "transformers", **dict.fromkeys(framework_jobs.ENGINES, "vllm")}
 ALONE: Final = "fork"
 """A job without a pattern and a neighbour: its GPU memory belongs to a child."""
 GREEDY: Final = "allocator-segments"
@@ -54,6 +66,8 @@ GREEDY: Final = "allocator-segments"
 
 def interpreter(options: argparse.Namespace) -> Path:
     """The Python that has the frameworks.  Raises BenchError."""
+    wanted = [VARIANTS[name][0] for name in names_of(options.only)]
+    wheels = (*WHEELS, VLLM) if any(NEEDS.get(job) == "vllm" for job in wanted) else WHEELS
     if options.python:
         return Path(options.python)
     if importlib.util.find_spec("torch") is not None:
@@ -61,12 +75,12 @@ def interpreter(options: argparse.Namespace) -> Path:
     python = Path(options.cache) / "bin" / "python"
     if not python.exists():
         venv.create(options.cache, with_pip=True)
-    step(f"installing {', '.join(WHEELS)} into {options.cache}")
+    step(f"installing {', '.join(wheels)} into {options.cache}")
     done = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", *WHEELS], capture_output=True, text=True, check=False
+        [python, "-m", "pip", "install", "--quiet", *wheels], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise BenchError(f"{', '.join(WHEELS)} cannot be installed into {options.cache}:\n{done.stderr[-600:]}")
+        raise BenchError(f"{', '.join(wheels)} cannot be installed into {options.cache}:\n{done.stderr[-600:]}")
     return python
 
 
@@ -175,7 +189,9 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> int:
     """Entry point."""
-    parser = parser_for("frameworks", "PyTorch and transformers, as they are, on the simulated GPU", simulate=False)
+    parser = parser_for(
+        "frameworks", "PyTorch, transformers and vLLM, as they are, on the simulated GPU", simulate=False
+    )
     parser.add_argument("--python", help="the Python that has the frameworks (default: this one, if it has PyTorch)")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nvshare-frameworks")
     parser.add_argument(

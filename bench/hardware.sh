@@ -11,7 +11,7 @@
 # BUDGET_S: seconds for everything (465).
 # STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
 # The step gangs runs only where there are two cards.
-# Steps that run only when STEPS names them: compatibility programs programs_beyond swap checked pairs day.  The programs and the day
+# Steps that run only when STEPS names them: compatibility programs programs_beyond swap checked pairs servers day.  The programs and the day
 # want the wheels of gguf, diffusers and tinygrad, and NVSHARE_LLAMA_DIR with llama.cpp's libraries.
 # CASES: only these cases of programs and programs_beyond, by group name.  WAYS: only these ways of the day.
 #
@@ -106,6 +106,7 @@ for case in ${CASES:-programs}; do cases+=(--case "$case"); done
 programs=("$python" -m nvshare.bench.compatibility --json "${cases[@]}" --budget 440)
 named programs_beyond 455 programs_beyond.jsonl "${programs[@]}" --mode beyond
 named programs 455 programs.jsonl "${programs[@]}" --mode swap --capacity 24GiB
+named servers 320 servers.json "$python" -m nvshare.bench.servers --json
 named day 540 day.json "$python" -m nvshare.bench.day --json --budget $((BUDGET_S - SECONDS - 40)) --ways "${WAYS:-all}"
 named compatibility 430 compatibility.jsonl "$python" -m nvshare.bench.compatibility --json --budget 410
 cat "$out"/{compatibility,programs,programs_beyond}.jsonl >"$work/lines" 2>/dev/null

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,10 +242,33 @@ def transformer() -> None:
             told = model(input_ids=tokens[:, :1], past_key_values=told.past_key_values, use_cache=True)
 
 
+def vllm(eager: bool, mib: int) -> None:
+    """An engine of vLLM with a cache of this size, in a process of its own, and a few requests."""
+    from vllm import LLM, SamplingParams
+
+    about = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024,
+        "max_position_embeddings": 512, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(about), encoding="utf-8")
+        engine = LLM(
+            model=folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=256, max_num_seqs=8,
+            enforce_eager=eager, gpu_memory_utilization=0.05, kv_cache_memory_bytes=mib << 20,
+        )  # fmt: skip
+        how = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
+        for _ in range(8):
+            told = engine.generate([{"prompt_token_ids": list(range(16))}] * 4, how, use_tqdm=False)
+            assert [len(each.outputs[0].token_ids) for each in told] == [16] * 4
+
+
 ALL = (
     products, training, attention, graph, compiled, kernels, libraries, allocator, collective, fork, transformer,
 )  # fmt: skip
 JOBS: dict[str, Callable[[], None]] = {each.__name__: each for each in ALL}
+ENGINES: dict[str, Callable[[int], None]] = {"vllm_eager": partial(vllm, True), "vllm_graphs": partial(vllm, False)}
+"""Jobs whose own memory is what `--mib` says: a process that has used the card, or PyTorch's threads, cannot fork."""
 
 
 def say(**told: Any) -> None:
@@ -254,23 +278,27 @@ def say(**told: Any) -> None:
 def main() -> None:
     """One job, `--rounds` times."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("job", choices=sorted(JOBS))
+    parser.add_argument("job", choices=sorted({**JOBS, **ENGINES}))
     parser.add_argument("--mib", type=int, default=0, help="of the pattern in GPU memory")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     import torch
 
     # A row is 16 MiB, so that the pattern itself takes little memory.
-    pattern = torch.arange(1 << 21)
-    ballast = [pattern.to("cuda") for _ in range(options.mib // 16)]
-    names = ("torch", "triton", "transformers")
+    pattern, ballast = None, []
+    if options.job in ENGINES:
+        work: Callable[[], None] = partial(ENGINES[options.job], options.mib)
+    else:
+        work, pattern = JOBS[options.job], torch.arange(1 << 21)
+        ballast = [pattern.to("cuda") for _ in range(options.mib // 16)]
+    names = ("torch", "triton", "transformers", "vllm")
     versions = {name: importlib.metadata.version(name) for name in names if _installed(name)}
     say(ready=True, versions=versions)
     sys.stdin.readline()
     began = time.monotonic()
     for _ in range(options.rounds):
         with _ended():
-            JOBS[options.job]()
+            work()
     kept = all(torch.equal(each.cpu(), pattern) for each in ballast)
     say(seconds=round(time.monotonic() - began, 2), kept=kept)
 

@@ -16,6 +16,7 @@ Non-goals: text, a network, what becomes of the figures.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import hashlib
 import importlib.metadata
 import json
@@ -201,6 +202,7 @@ class Vllm:
             return AsyncLLM.from_engine_args(arguments)
 
         self._engine = self._loop.run_until_complete(start())
+        atexit.register(self._engine.shutdown)  # its own process ends in order
 
     def window(self, in_flight: int, record: Record) -> None:
         async def all_of_them() -> None:
