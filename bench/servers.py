@@ -72,7 +72,7 @@ class Run:
     lead_s: float
 
     def window(self, number: int, members: Sequence[Member]) -> list[dict[str, Any]]:
-        """What these servers answer after a common window."""
+        """The answers of these servers after a common window."""
         begin = time.monotonic() + self.lead_s
         end = begin + self.seconds
         for member in members:
@@ -144,7 +144,7 @@ def ranks(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def bars(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """What our ways must reach: `default` the card's own slicing, `default_mps` nearly the best of all."""
+    """Whether our ways reach their bars: `default` the card's own slicing, `default_mps` nearly the best of all."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for name, factor, others in (
         ("default", 1.0, ("native",)),

@@ -80,7 +80,7 @@ class Double:
 
 
 class Record:
-    """What a window's requests had."""
+    """Tokens, times and answers of the requests of a window."""
 
     def __init__(self, begin: float, end: float, vocabulary: int) -> None:
         self.begin, self.end, self._vocabulary = begin, end, vocabulary

@@ -67,7 +67,7 @@ class SeatMemorySnapshot:
     unschedulable: bool
     """It is unschedulable for lack of room."""
     prepare_bytes: int
-    """What will probably be evicted at a time."""
+    """The probable size of an eviction."""
     prepared_bytes: int
     """Host memory that an eviction finds ready."""
 

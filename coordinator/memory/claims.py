@@ -103,7 +103,7 @@ def claimed_bytes(seat: Seat) -> int:
 
 
 def settled_bytes(seat: Seat) -> int:
-    """What a client without a lease has once it has come to its newest target."""
+    """The memory of a client without a lease once it has come to its newest target."""
     move = seat.moves.move
     return seat.memory.resident_bytes if move is None else min(seat.memory.claimed_bytes, move.target_bytes)
 

@@ -136,8 +136,9 @@ class State(Message):
 
     allocated = resident + evicted; pinned is the immovable part of resident.  Resident is never less than what is on
     the GPU: what comes in counts before, and what goes out until it has gone.
-    `target` is the number of the newest `Target` of this connection (0: none).  `at_rest`: the client moves nothing
-    before another one comes, whether it has reached this one or not.  `error`: CUresult of its last move (0: none).
+    `target` is the number of the newest `Target` of this connection that the client has taken note of: it obeys no
+    older one (0: none).  `at_rest`: the client moves nothing before another one comes, whether it has reached this one
+    or not.  `error`: CUresult of its last move (0: none).
     `moved_out_bytes`, `moved_in_bytes` and `moving_ns` are sums since `AttachGpu`.
     `released_bytes`: what the program's callbacks of `on_pressure` have freed since its start.
     `prepared_bytes`: pinned host memory that an eviction finds ready.

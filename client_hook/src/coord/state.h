@@ -1,5 +1,5 @@
-/* What the coordinator and the agent tell each other of this program's memory: its state, its target, and the share of the node's host memory.  Agent
- * thread, except nvs_agent_reserve_host.
+/* The messages about this program's memory: its State, its Target, and its share of the node's host memory.  Agent thread, except
+ * nvs_agent_reserve_host.
  *
  * A Target becomes a goal of the mover.  A State is sent with the mover's news, and soon after the figures have changed.  A mover that restores memory
  * for the gate to open (lease.c) works for no target: the newest one is at rest.

@@ -30,8 +30,10 @@ class MachineFacts:
     driver_error: str
     cards: tuple[str, ...]
     memory_mode: str
-    """What `--memory auto` is for a program that uses all GPUs that CUDA shows here; empty if CUDA does not answer.
-    `integrated`: `device`, because a GPU has the host's memory."""
+    """The mode of `--memory auto` for a program that uses all GPUs that CUDA shows here; empty if CUDA does not answer.
+
+    `integrated`: `device`, because a GPU has the host's memory.
+    """
     glibc: tuple[int, int] | None
     """None: this Python is not linked against glibc."""
     hook: str
