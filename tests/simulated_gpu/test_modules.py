@@ -89,8 +89,12 @@ def test_occupancy_is_that_of_an_h100(run: Run) -> None:
         assert d.result("cuLaunchKernelEx", byref(config(8)), f, None, None) == 0
         assert d.result("cuLaunchKernelEx", byref(config(16)), f, None, None) == 912, "more than 8 is not portable"
         assert d.result("cuLaunchKernelEx", byref(config(8, grid=12)), f, None, None) == 912, "the grid has a remainder"
+        assert d.result("cuOccupancyMaxActiveClusters", byref(number), f, byref(config(16))) == 912
         d.cuFuncSetAttribute(f, 14, 1)
         assert d.result("cuLaunchKernelEx", byref(config(16)), f, None, None) == 0
+        assert d.result("cuLaunchKernelEx", byref(config(20, grid=20)), f, None, None) == 912
+        d.cuOccupancyMaxActiveClusters(byref(number), f, byref(config(20, grid=20)))
+        assert number.value == 0, "cuBLAS asks for up to 32, and takes an error as one of its next launch"
     """)
 
 

@@ -79,7 +79,7 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gridDimX, 
 #define CLUSTER_MOST 16 /* blocks; 8 unless the function allows a size that is not portable */
 #define CLUSTER_PORTABLE 8
 
-/* The blocks of a cluster that a launch asks for; 1 without the attribute. */
+/* The blocks of a cluster that a launch asks for; 1 without the attribute.  More than CLUSTER_MOST: as many as none has. */
 static CUresult cluster(const CUlaunchConfig *config, CUfunction handle, unsigned *blocks)
 {
     sim_function *function;
@@ -89,14 +89,14 @@ static CUresult cluster(const CUlaunchConfig *config, CUfunction handle, unsigne
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
             const CUlaunchAttributeValue *value = &config->attrs[i].value;
             const unsigned x = value->clusterDim.x, y = value->clusterDim.y, z = value->clusterDim.z;
-            NVS_SIM_CHECK(x != 0 && y != 0 && z != 0 && x <= CLUSTER_MOST && y <= CLUSTER_MOST && z <= CLUSTER_MOST,
-                          CUDA_ERROR_INVALID_CLUSTER_SIZE);
+            NVS_SIM_CHECK(x != 0 && y != 0 && z != 0, CUDA_ERROR_INVALID_CLUSTER_SIZE);
             NVS_SIM_CHECK(config->gridDimX % x == 0 && config->gridDimY % y == 0 && config->gridDimZ % z == 0,
                           CUDA_ERROR_INVALID_CLUSTER_SIZE);
-            *blocks = x * y * z;
+            const bool large = x > CLUSTER_MOST || y > CLUSTER_MOST || z > CLUSTER_MOST;
+            *blocks = large ? CLUSTER_MOST + 1 : x * y * z;
         }
     const bool any = function->attributes[CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] != 0;
-    NVS_SIM_CHECK(*blocks <= (any ? CLUSTER_MOST : CLUSTER_PORTABLE), CUDA_ERROR_INVALID_CLUSTER_SIZE);
+    NVS_SIM_CHECK(any || *blocks <= CLUSTER_PORTABLE, CUDA_ERROR_INVALID_CLUSTER_SIZE);
     return CUDA_SUCCESS;
 }
 
@@ -106,6 +106,7 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfun
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(config != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(cluster(config, f, &blocks));
+    NVS_SIM_CHECK(blocks <= CLUSTER_MOST, CUDA_ERROR_INVALID_CLUSTER_SIZE);
     const CUDA_KERNEL_NODE_PARAMS params = {
         .func = f, .gridDimX = config->gridDimX, .gridDimY = config->gridDimY, .gridDimZ = config->gridDimZ,
         .blockDimX = config->blockDimX, .blockDimY = config->blockDimY, .blockDimZ = config->blockDimZ,
@@ -247,7 +248,7 @@ static CUresult clusters(int *out, CUfunction function, const CUlaunchConfig *co
     NVS_SIM_CHECK(out != NULL && config != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(cluster(config, function, &size));
     NVS_SIM_TRY(blocks(&each, function, (int)(config->blockDimX * config->blockDimY * config->blockDimZ), config->sharedMemBytes));
-    *out = each * MULTIPROCESSORS / (int)size;
+    *out = size <= CLUSTER_MOST ? each * MULTIPROCESSORS / (int)size : 0; /* no error, on an H200 with driver 580 */
     return CUDA_SUCCESS;
 }
 
