@@ -23,12 +23,12 @@ def crowded() -> tuple[Harness, ScriptedClient, ScriptedClient]:
 
 def ask(client: ScriptedClient, total: int) -> None:
     """Without waiting for the answer."""
-    client.say(messages.ReserveMemory(0, 7, total))
+    client.ask_room(total)
 
 
 def reserved(client: ScriptedClient) -> list[int]:
     """The answers since the last call."""
-    return [answer.bytes for answer in client.take(messages.MemoryReserved)]
+    return client.reserved()
 
 
 def test_what_fits_is_granted_at_once() -> None:
@@ -43,10 +43,9 @@ def test_others_make_room_for_the_holder() -> None:
     _, a, b = crowded()
     ask(a, 70)
     assert b.told() == [30]
-    assert not a.take(messages.MemoryReserved), "not before the room is there"
+    assert not a.reserved(), "not before the room is there"
     b.obeys()
-    (answer,) = a.take(messages.MemoryReserved)
-    assert (answer.sequence, answer.bytes) == (7, 70)
+    assert a.reserved() == [70]
 
 
 def test_what_cannot_be_made_is_refused() -> None:
@@ -84,7 +83,7 @@ def test_growth_waits_for_a_process_that_ends(hangs: bool) -> None:
     b.die(process_lives=True)
     ask(a, 70)
     harness.milliseconds(4000)
-    assert not a.take(messages.MemoryReserved)
+    assert not a.reserved()
     if hangs:
         harness.milliseconds(2000)
     else:
@@ -98,7 +97,7 @@ def test_the_end_of_the_lease_answers_too() -> None:
     ask(a, 70)
     assert b.told()
     a.release()
-    assert len(a.take(messages.MemoryReserved)) == 1
+    assert len(a.reserved()) == 1
 
 
 def test_growth_after_the_lease_must_fit_beside_immovable_memory() -> None:
@@ -120,7 +119,7 @@ def test_memory_that_cannot_move_evicts_others_first() -> None:
     device.report(allocated=30, resident=30)  # a hook charges before it asks
     ask(device, 30)
     assert b.told() == [30]
-    assert not device.take(messages.MemoryReserved), "not before the room is there"
+    assert not device.reserved(), "not before the room is there"
     b.obeys()
     assert reserved(device) == [30]
     assert device.reserve(10) == 10, "giving back needs no room"
@@ -136,7 +135,7 @@ def test_memory_that_cannot_move_ends_leases_that_do_not_fit_beside_it() -> None
     device = harness.client(mode=MemoryMode.DEVICE)
     ask(device, 50)
     (leaving,) = (client for client in both if client.take(messages.Revoke))
-    assert not device.take(messages.MemoryReserved)
+    assert not device.reserved()
     leaving.release(wanted=True)
     leaving.obeys()
     assert reserved(device) == [50]
