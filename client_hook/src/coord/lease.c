@@ -167,8 +167,7 @@ static void send_attach(uint32_t gpu)
     message.parked = atomic_load_explicit(&nvs_hot.parked, memory_order_relaxed) != 0; /* written by this thread (parking.c) */
     if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
         nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
-    nvs_agent_gpus[gpu].connection.reserve = nvs_agent_gpus[gpu].connection.pins = 0;
-    nvs_agent_gpus[gpu].connection.settled = false;
+    nvs_agent_gpus[gpu].settled = false;
     nvs_link_send(frame, nvs_encode_attach_gpu(&message, frame, sizeof frame));
     nvs_state_attached(gpu);
 }

@@ -36,10 +36,7 @@ typedef struct nvs_agent_gpu {
         uint64_t since_ns;
         uint64_t patience_ns;  /* before the next try */
     } opening;
-    struct {                   /* on this connection */
-        uint32_t reserve, pins; /* number of the question that was sent */
-        bool settled;          /* settings have been received */
-    } connection;
+    bool settled;              /* settings have been received on this connection */
 } nvs_agent_gpu;
 
 extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];

@@ -72,6 +72,7 @@ void nvs_agent_close_eventfd(void)
 static nvs_status ask(nvs_question *of, uint64_t total_bytes, uint64_t lacking_bytes)
 {
     uint32_t question = atomic_load_explicit(&of->asked, memory_order_relaxed) + 1; /* changes under the mutex */
+    question += question == 0;
     const uint64_t begin = nvs_now_ns(), patience = lacking_bytes != 0 ? ROOM_NS : ANSWER_NS;
     atomic_store_explicit(&of->bytes, total_bytes, memory_order_relaxed); /* both are published by the store of `asked` */
     atomic_store_explicit(&of->lacking, lacking_bytes, memory_order_relaxed);
