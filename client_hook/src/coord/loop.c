@@ -189,10 +189,6 @@ static void on_settings(const nvs_gpu_settings *settings)
 
 static void on_target(const nvs_target *target)
 {
-    if (target->gpu == NVS_WIRE_HOST) {
-        nvs_budget_received(target);
-        return;
-    }
     const nvs_agent_gpu *mine = &nvs_agent_gpus[target->gpu];
     nvs_target_received(target, nvs_lease_open(&mine->lease) || nvs_agent_ending(mine));
 }
@@ -231,7 +227,7 @@ static void on_frame(const uint8_t *frame, size_t size)
         return;
     case NVS_TYPE_REJECTED: on_rejected(&in.rejected); return;
     case NVS_TYPE_GPU_SETTINGS: on_settings(&in.gpu_settings); return;
-    case NVS_TYPE_TARGET: on_target(&in.target); return;
+    case NVS_TYPE_TARGET: (is_host ? nvs_budget_received : on_target)(&in.target); return;
     case NVS_TYPE_GRANT:
         event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
         awake_until_ns = 0;

@@ -20,8 +20,8 @@
 /* The number of the newest question; `open`: it has no answer. */
 static uint32_t newest(nvs_question *of, bool *open)
 {
-    const uint32_t asked = atomic_load_explicit(&of->asked, memory_order_acquire); /* pairs with ask() */
-    *open = asked != atomic_load_explicit(&of->answered, memory_order_relaxed);    /* only the agent writes it */
+    const uint32_t asked = atomic_load_explicit(&of->asked, memory_order_acquire); /* pairs with nvs_question_ask */
+    *open = asked != atomic_load_explicit(&of->answered, memory_order_relaxed); /* only the agent writes it */
     return asked;
 }
 
@@ -93,12 +93,11 @@ bool nvs_budget_spare(void)
 
 uint64_t nvs_budget_serve(uint64_t now_ns)
 {
-    bool open;
-    const uint32_t asked = newest(&mail, &open);
+    const uint32_t asked = atomic_load_explicit(&mail.asked, memory_order_acquire); /* pairs with nvs_question_ask */
     if (asked != mail.sent) {
         mail.sent = asked;
         if (bounded)
-            send(atomic_load_explicit(&mail.bytes, memory_order_relaxed)); /* newest() acquires it */
+            send(atomic_load_explicit(&mail.bytes, memory_order_relaxed)); /* the acquire above */
         else
             set_share(false, 0);
     }
@@ -113,7 +112,7 @@ uint64_t nvs_budget_serve(uint64_t now_ns)
 
 /* --- states and targets --- */
 
-/* At most one State in that time, unless memory moves.  In mode `device` none does, and the coordinator acts upon no State. */
+/* At most one State in that time, unless memory moves.  In mode `device` none does, and the coordinator acts upon no figure. */
 #define STATE_NS (nvs_config.memory_mode == NVS_MODE_DEVICE ? 100000000u : 10000000u)
 
 /* Of the agent thread, and of this connection. */

@@ -249,6 +249,7 @@ def test_the_next_coordinator_learns_the_reservation(
         assert MIB <= coordinator.question() <= asked
         assert coordinator.state().asks == number
         coordinator.answer(0)
+        coordinator.move(0)  # so the answer has been read
         client.tell("alloc 1000")
         assert coordinator.question() > MIB, "what this one refuses is not reserved"
         assert coordinator.state().asks != number
