@@ -378,15 +378,18 @@ class VirtualNode(Clock):
             lease_id = program.lease_id
             self.after(0, lambda: self._consider_idle(program, lease_id))
         elif kind is messages.GpuSettings:
-            program.idle_release_ns = message.idle_release_ns  # type: ignore[attr-defined]
-        elif kind is messages.Allot:
-            program.rate = message.rate / 1000  # type: ignore[attr-defined]
-            self._watch(program, message.watch)  # type: ignore[attr-defined]
-            if program.lease_id:
-                self._update(program.card)
+            self._set(program, message)  # type: ignore[arg-type]
         elif kind is messages.Target:
             program.card.link.aim(program, message)  # type: ignore[arg-type]
             self._reserved(program, message)  # type: ignore[arg-type]
+
+    def _set(self, program: Program, settings: messages.GpuSettings) -> None:
+        program.idle_release_ns = settings.idle_release_ns
+        self._watch(program, settings.watch)
+        if program.rate != settings.rate / 1000:
+            program.rate = settings.rate / 1000
+            if program.lease_id:
+                self._update(program.card)
 
     def _granted(self, program: Program, grant: messages.Grant) -> None:
         task, card = program.task, program.card

@@ -490,11 +490,9 @@ class Process:
         if side is None:
             return
         if isinstance(message, messages.GpuSettings):
-            side.settings = message
+            side.settings, side.counts.wanted = message, message.report
             if side.over_its_limit is None:
                 side.over_its_limit = 0 < message.memory_limit_bytes < side.memory.allocated
-        elif isinstance(message, messages.Allot):
-            side.counts.wanted = message.report
         elif isinstance(message, messages.Grant):
             self._granted(side, message)
         elif isinstance(message, messages.Waiters) and message.lease_id == side.lease.number:

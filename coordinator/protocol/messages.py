@@ -229,7 +229,10 @@ class Welcome(Message):
     client_id: int
 
 
-@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, BOOL, BOOL, BOOL, U64)
+@declare(
+    TO_CLIENT, 65,
+    U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, BOOL, BOOL, BOOL, U64, PERMILLE, BOOL, BOOL,
+)  # fmt: skip
 class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again after each change: one message, so that the values change together.
 
@@ -244,6 +247,8 @@ class GpuSettings(Message):
     - `limit_of_slot`: the memory limit belongs to the client's slot, and its programs share it.
     - `prepare_now`: the hook prepares that memory without rests, and reports once it is ready.
     - `slot_bytes`: memory of the slot's other programs, for the figures that this one is told.
+    - `rate`: thousandths of the time in which the client's work may keep the GPU busy; the gate holds it.
+    - `report`: the client sends `Progress` while it holds a lease.  `watch`: it also samples `busy_ns`.
     """
 
     gpu: int
@@ -260,6 +265,9 @@ class GpuSettings(Message):
     limit_of_slot: bool = False
     prepare_now: bool = False
     slot_bytes: int = 0
+    rate: int = 1000
+    report: bool = False
+    watch: bool = False
 
 
 @declare(TO_CLIENT, 66, U8, U64, U64, U32)
@@ -324,20 +332,6 @@ class Standby(Message):
 
     gpu: int
     within_ns: int
-
-
-@declare(TO_CLIENT, 77, U8, PERMILLE, BOOL, BOOL)
-class Allot(Message):
-    """What the client gets beside others.  Before the first one: all of the time, no reports.
-
-    `rate`: thousandths of the time in which the client's work may keep the GPU busy; the gate holds it.
-    `report`: the client sends `Progress` while it holds a lease.  `watch`: it also samples `busy_ns`.
-    """
-
-    gpu: int
-    rate: int
-    report: bool
-    watch: bool
 
 
 @declare(TO_CLIENT, 78, U8, U16, SENTENCE)

@@ -129,7 +129,7 @@ static void on_lost(void)
     nvs_states_lost();
     notice_lost();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        nvs_progress_lost(gpu);
+        nvs_progress_want(gpu, false, false);
         nvs_pressure_expect(gpu, false);
         nvs_agent_set_rate(gpu, NVS_DUTY_ALWAYS);
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_DISCONNECTED});
@@ -184,6 +184,8 @@ static void on_settings(const nvs_gpu_settings *settings)
     atomic_store_explicit(&nvs_mail[gpu].ask_pins, settings->ask_pins, memory_order_relaxed); /* see its declaration */
     nvs_agent_gpus[gpu].settled = true;
     nvs_agent_set_pacing(gpu, settings->pacing_budget_ns, settings->idle_release_ns);
+    nvs_agent_set_rate(gpu, settings->rate);
+    nvs_progress_want(gpu, settings->report, settings->watch);
     settle(gpu);
 }
 
@@ -232,10 +234,6 @@ static void on_frame(const uint8_t *frame, size_t size)
         event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
         awake_until_ns = 0;
         nvs_agent_event(in.grant.gpu, &event);
-        return;
-    case NVS_TYPE_ALLOT:
-        nvs_progress_allot(&in.allot);
-        nvs_agent_set_rate(in.allot.gpu, in.allot.rate);
         return;
     case NVS_TYPE_PARK: nvs_parking_told(&in.park); return;
     case NVS_TYPE_WAIT_EXPLAINED: notice_explained(&in.wait_explained); return;

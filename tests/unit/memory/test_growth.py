@@ -159,3 +159,29 @@ def test_memory_that_cannot_move_and_finds_no_room_is_refused() -> None:
     b.comes_to(45)
     assert reserved(device) == [10]
     assert harness.notifications("refused")[-1]["why"] == "capacity"
+
+
+def test_a_question_outlives_its_connection() -> None:
+    """Broken: a program waits for ever for the answer to a question of an earlier connection, or is asked for twice."""
+    _, a, b = crowded()
+    ask(a, 70)
+    question = a.states[0].asks
+    a.die()
+    again = a.harness.client(wanted=True, mode=MemoryMode.SWAP, memory=40, process_id=a.process_id)
+    assert again.granted() is not None
+    again.state(asks=question, total_bytes=70)
+    b.obeys()
+    assert again.reserved() == [70]
+    again.state()
+    assert not again.reserved(), "the same question, which is answered"
+
+
+def test_less_under_an_old_number_gives_back() -> None:
+    """Broken: what a program has freed is kept from the others, or a repeated state takes what was promised."""
+    harness = one_gpu(100)
+    first, second = (harness.client(mode=MemoryMode.DEVICE) for _ in range(2))
+    assert first.reserve(80) == 80
+    first.state()
+    assert second.reserve(40) == 0
+    first.state(total_bytes=60)
+    assert second.reserve(40) == 40

@@ -71,10 +71,11 @@ GOLDEN: list[tuple[messages.Message, str]] = [
     (messages.Welcome(1, 99), "93400163"),
     (
         messages.GpuSettings(
-            0, 1 << 32, 1 << 34, True, 10**7, 2 * 10**6, 10**10, 0, 1 << 30, 1 << 29, True, True, True, 1 << 20
+            0, 1 << 32, 1 << 34, True, 10**7, 2 * 10**6, 10**10, 0, 1 << 30, 1 << 29, True, True, True, 1 << 20,
+            300, True, False
         ),
-        "9f4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce40000000"
-        "ce20000000c3c3c3ce00100000",
+        "dc00124100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce40000000"
+        "ce20000000c3c3c3ce00100000cd012cc3c2",
     ),
     (messages.Grant(0, 8, 100000000, 2), "95420008ce05f5e10002"),
     (messages.Revoke(0, 8, 10000000000), "94430008cf00000002540be400"),
@@ -88,7 +89,6 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         messages.Progress(1, 77, 123456789012, 987654321, 40000000, 50000000, 12),
         "980b014dcf0000001cbe991a14ce3ade68b1ce02625a00ce02faf0800c",
     ),
-    (messages.Allot(2, 300, True, False), "954d02cd012cc3c2"),
     (messages.ExplainWait(1), "920d01"),
     (messages.WaitExplained(1, 3, "waiting for GPU 3"), "944e0103b177616974696e6720666f72204750552033"),
     (messages.ParkAnswer(False, "captured"), "930ec2a86361707475726564"),

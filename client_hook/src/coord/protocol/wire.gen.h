@@ -54,7 +54,6 @@ enum {
     NVS_TYPE_WAITERS = 68,
     NVS_TYPE_TARGET = 80,
     NVS_TYPE_STANDBY = 73,
-    NVS_TYPE_ALLOT = 77,
     NVS_TYPE_WAIT_EXPLAINED = 78,
     NVS_TYPE_PARK = 79,
     NVS_TYPE_REJECTED = 72,
@@ -267,6 +266,9 @@ typedef struct nvs_gpu_settings {
     bool limit_of_slot;
     bool prepare_now;
     uint64_t slot_bytes;
+    uint16_t rate;
+    bool report;
+    bool watch;
 } nvs_gpu_settings;
 
 static const nvs_wire_field nvs_gpu_settings_fields[] = {
@@ -284,8 +286,11 @@ static const nvs_wire_field nvs_gpu_settings_fields[] = {
     NVS_WIRE_FIELD(gpu_settings, limit_of_slot, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, prepare_now, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, slot_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(gpu_settings, rate, UINT, 0, UINT64_C(1000), 1000u, NULL),
+    NVS_WIRE_FIELD(gpu_settings, report, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, watch, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 14)
+NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 17)
 
 typedef struct nvs_grant {
     uint8_t gpu;
@@ -364,21 +369,6 @@ static const nvs_wire_field nvs_standby_fields[] = {
 };
 NVS_WIRE_MESSAGE(standby, NVS_TYPE_STANDBY, 2, 2)
 
-typedef struct nvs_allot {
-    uint8_t gpu;
-    uint16_t rate;
-    bool report;
-    bool watch;
-} nvs_allot;
-
-static const nvs_wire_field nvs_allot_fields[] = {
-    NVS_WIRE_FIELD(allot, gpu, UINT, 0, UINT8_MAX, 0, NULL),
-    NVS_WIRE_FIELD(allot, rate, UINT, 0, UINT64_C(1000), 0, NULL),
-    NVS_WIRE_FIELD(allot, report, BOOL, 0, 1, 0, NULL),
-    NVS_WIRE_FIELD(allot, watch, BOOL, 0, 1, 0, NULL),
-};
-NVS_WIRE_MESSAGE(allot, NVS_TYPE_ALLOT, 4, 4)
-
 typedef struct nvs_wait_explained {
     uint8_t gpu;
     uint16_t index;
@@ -430,7 +420,6 @@ typedef struct nvs_to_client {
         nvs_waiters waiters;
         nvs_target target;
         nvs_standby standby;
-        nvs_allot allot;
         nvs_wait_explained wait_explained;
         nvs_park park;
         nvs_rejected rejected;
@@ -445,7 +434,6 @@ static const nvs_wire_message *const nvs_to_client_messages[] = {
     &nvs_waiters_message,
     &nvs_target_message,
     &nvs_standby_message,
-    &nvs_allot_message,
     &nvs_wait_explained_message,
     &nvs_park_message,
     &nvs_rejected_message,
@@ -462,7 +450,6 @@ static inline uint32_t nvs_to_client_gpu(const nvs_to_client *message)
     case NVS_TYPE_WAITERS: return message->waiters.gpu;
     case NVS_TYPE_TARGET: return message->target.gpu;
     case NVS_TYPE_STANDBY: return message->standby.gpu;
-    case NVS_TYPE_ALLOT: return message->allot.gpu;
     case NVS_TYPE_WAIT_EXPLAINED: return message->wait_explained.gpu;
     default: return UINT32_MAX;
     }
