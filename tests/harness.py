@@ -35,12 +35,29 @@ class ScriptedClient(Client):
     harness: Harness
     process_id: int
     inbox: list[messages.Message] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)
+    pin_answers: list[int] = field(default_factory=list)
 
     def hears(self, message: messages.Message) -> None:
-        """Keeps a message for the test."""
-        self.inbox.append(message)
+        """Keeps a message for the test: of a `Target` what is new in it."""
         if isinstance(message, messages.Target):
+            last = self.targets.get(message.gpu, messages.Target(message.gpu, 0, 0))
             self.targets[message.gpu] = message
+            self.answers += [message.total_bytes] if message.answers != last.answers else []
+            self.pin_answers += [message.pins_bytes] if message.answers_pins != last.answers_pins else []
+            if message.number == last.number:
+                return
+        self.inbox.append(message)
+
+    def reserved(self) -> list[int]:
+        """The answers to its questions for room, or for host memory, since the last call."""
+        found, self.answers = self.answers, []
+        return found
+
+    def pins_reserved(self) -> list[int]:
+        """The answers to its questions for pins since the last call."""
+        found, self.pin_answers = self.pin_answers, []
+        return found
 
     def told(self) -> list[int]:
         """How much memory it was told to have, by each target since the last call."""
@@ -72,12 +89,12 @@ class ScriptedClient(Client):
         lease = self.seat(gpu).lease_id if lease_id is None else lease_id
         Client.release(self, lease, gpu=gpu, **more)
 
-    def reserve(self, total: int, *, sequence: int = 1) -> int:
+    def reserve(self, total: int) -> int:
         """Asks for room and returns the resulting reservation."""
-        self.ask_room(total, sequence)
-        (answer,) = self.take(messages.MemoryReserved)
-        assert answer.sequence == sequence
-        return answer.bytes
+        self.ask_room(total)
+        (reserved,) = self.reserved()
+        assert self.targets[0].answers == self.states[0].asks
+        return reserved
 
     def die(self, *, process_lives: bool = False) -> None:
         """Ends the connection; `process_lives`: the driver has not freed its memory yet."""

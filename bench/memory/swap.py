@@ -118,10 +118,11 @@ class Coordinator:
         message = messages.decode(frame, messages.TO_COORDINATOR)
         if not isinstance(message, messages.Message) or peer not in self._programs:
             return None
-        if isinstance(message, messages.State):
+        if isinstance(message, messages.State) and message.gpu == messages.HOST:
+            share = messages.Target(messages.HOST, 0, 0, answers=message.asks, total_bytes=message.total_bytes)
+            self.send(self._programs[peer], share)
+        elif isinstance(message, messages.State):
             self._programs[peer].state = message
-        if isinstance(message, messages.ReserveHost):
-            self.send(self._programs[peer], messages.HostReserved(message.sequence, message.bytes))
         return self._programs[peer], message
 
     def _serve(self, program: Program) -> Any:

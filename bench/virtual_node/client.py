@@ -117,9 +117,19 @@ class Client:
         """Has come to its newest target."""
         self.comes_to(self.targets[gpu].bytes, gpu=gpu)
 
-    def ask_room(self, total: int, sequence: int) -> None:
+    def ask_room(self, total: int, *, lacking: int = 0, gpu: int = 0) -> None:
         """Asks for room for all of its memory."""
-        self.say(messages.ReserveMemory(0, sequence, total))
+        asks = self.states[gpu].asks + 1
+        self.state(gpu, asks=asks, total_bytes=total, lacking_bytes=lacking)
+
+    def ask_pins(self, total: int, gpu: int = 0) -> None:
+        """Asks to keep this much of its memory immovable."""
+        self.state(gpu, asks_pins=self.states[gpu].asks_pins + 1, pins_bytes=total)
+
+    def ask_host(self, total: int) -> None:
+        """Asks for a share of the node's host memory."""
+        asks = self.states[messages.HOST].asks + 1 if messages.HOST in self.states else 1
+        self.state(messages.HOST, asks=asks, total_bytes=total)
 
     def end(self, *, process_lives: bool = False) -> None:
         """Ends the connection; `process_lives`: the driver has not freed its memory yet."""

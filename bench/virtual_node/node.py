@@ -99,8 +99,8 @@ class Program(Client):
     """Since then it has done nothing and others have waited, if both is so."""
     speed: float = 0.0
     resident_bytes: int = 0
-    asked: int = 0
-    """Number of its last question for room."""
+    asked: bool = False
+    """Its newest question for room is open."""
     mover: Mover = field(default_factory=Mover)
 
     @property
@@ -378,16 +378,18 @@ class VirtualNode(Clock):
             lease_id = program.lease_id
             self.after(0, lambda: self._consider_idle(program, lease_id))
         elif kind is messages.GpuSettings:
-            program.idle_release_ns = message.idle_release_ns  # type: ignore[attr-defined]
-        elif kind is messages.Allot:
-            program.rate = message.rate / 1000  # type: ignore[attr-defined]
-            self._watch(program, message.watch)  # type: ignore[attr-defined]
-            if program.lease_id:
-                self._update(program.card)
-        elif kind is messages.MemoryReserved:
-            self._reserved(program, message)  # type: ignore[arg-type]
+            self._set(program, message)  # type: ignore[arg-type]
         elif kind is messages.Target:
             program.card.link.aim(program, message)  # type: ignore[arg-type]
+            self._reserved(program, message)  # type: ignore[arg-type]
+
+    def _set(self, program: Program, settings: messages.GpuSettings) -> None:
+        program.idle_release_ns = settings.idle_release_ns
+        self._watch(program, settings.watch)
+        if program.rate != settings.rate / 1000:
+            program.rate = settings.rate / 1000
+            if program.lease_id:
+                self._update(program.card)
 
     def _granted(self, program: Program, grant: messages.Grant) -> None:
         task, card = program.task, program.card
@@ -408,14 +410,15 @@ class VirtualNode(Clock):
         """As a hook in mode `swap` does for memory that no target has brought in."""
         program.card.link.end(program)
         if program.lease_id == lease_id and not program.complete:
-            program.asked += 1
-            program.ask_room(program.task.job.memory_bytes, program.asked)
+            program.asked = True
+            program.ask_room(program.task.job.memory_bytes)
 
-    def _reserved(self, program: Program, answer: messages.MemoryReserved) -> None:
-        if answer.sequence != program.asked or program.lease_id == 0 or program.complete:
+    def _reserved(self, program: Program, answer: messages.Target) -> None:
+        if answer.answers != program.states[0].asks or not program.asked or program.lease_id == 0 or program.complete:
             return
+        program.asked = False
         lease_id, total = program.lease_id, program.task.job.memory_bytes
-        if answer.bytes < total:
+        if answer.total_bytes < total:
             self.after(self.drain_ns, lambda: self._release(program, lease_id, idle=False))
             return
         program.resident_bytes = total

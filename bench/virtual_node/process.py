@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import HostReserved, MemoryMode
+from nvshare.coordinator.protocol.messages import HOST, MemoryMode
 
 if TYPE_CHECKING:
     from nvshare.bench.virtual_node.world import World
@@ -60,11 +60,15 @@ class SideMemory:
     pinned: int = 0
     pinning: int = 0
     """Size of an open request for pins."""
+    pin_requests: int = 0
+    """Number of the last request for pins."""
     mover: Mover = field(default_factory=Mover)
     growing: int = 0
     """Size of an open request for room."""
     requests: int = 0
     """Number of the last request for room."""
+    reserved: int = 0
+    """The last answer."""
     restoring: bool = False
     """The open request is for memory that is missing at a grant; work waits for it."""
 
@@ -132,11 +136,11 @@ class HostShare:
         self.continuation, self.needed_bytes = then, total
         self.ask(total)
 
-    def answered(self, answer: HostReserved) -> None:
+    def answered(self, answer: messages.Target) -> None:
         """Handles an answer; ignores it when a newer request is open."""
-        if answer.sequence != self.asked:
+        if answer.answers != self.asked:
             return
-        self.bytes = answer.bytes
+        self.bytes = answer.total_bytes
         continuation, self.continuation = self.continuation, None
         if continuation is not None and self.needed_bytes <= self.bytes:
             continuation()
@@ -152,7 +156,9 @@ class Memory:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._world = process.world
-        self.host = HostShare(lambda number, total: process.tell(messages.ReserveHost(number, total)))
+        self.host = HostShare(
+            lambda number, total: process.tell(messages.State(HOST, 0, 0, 0, 0, 0, asks=number, total_bytes=total))
+        )
 
     # --- connection and lease ---------------------------------------------------------------------------------------
 
@@ -186,7 +192,8 @@ class Memory:
         """Sends `State`."""
         if self._process.connection is None or not self._world.plan.memory_bytes:
             return
-        allocated, resident, mover = side.memory.allocated, side.memory.resident, side.memory.mover
+        memory, mover = side.memory, side.memory.mover
+        allocated, resident = memory.allocated, memory.resident
         self._process.tell(
             messages.State(
                 side.ordinal,
@@ -201,6 +208,10 @@ class Memory:
                 moving_ns=1000 * mover.steps,
                 at_rest=mover.at_rest,
                 error=mover.error,
+                asks=memory.requests,
+                total_bytes=memory.growing or memory.reserved,
+                asks_pins=memory.pin_requests,
+                pins_bytes=memory.pinning,
             )
         )
 
@@ -261,18 +272,16 @@ class Memory:
         assert self._process.connection is not None
         side.memory.growing = total
         side.memory.requests += 1
-        self._process.tell(messages.ReserveMemory(side.ordinal, side.memory.requests, total))
+        self.report(side)
 
-    def reserved(self, side: Side, answer: messages.MemoryReserved) -> None:
+    def _reserved(self, side: Side, reserved: int) -> None:
         """Handles the answer to a request for room.  Growth after the lease's end has only addresses."""
         memory = side.memory
-        if answer.sequence != memory.requests or not memory.growing:
-            return
-        wanted, memory.growing = memory.growing, 0
+        wanted, memory.growing, memory.reserved = memory.growing, 0, reserved
         if memory.restoring:
-            self._restore(side, wanted, has_room=answer.bytes >= wanted)
+            self._restore(side, wanted, has_room=reserved >= wanted)
             return
-        if answer.bytes < wanted:
+        if reserved < wanted:
             return
         memory.allocated = max(memory.allocated, wanted)
         if side.open and not side.closing:
@@ -313,9 +322,10 @@ class Memory:
             self._pin(side, total)
         elif self._process.connection is not None and not memory.pinning:
             memory.pinning = total
-            self._process.tell(messages.ReservePins(side.ordinal, 0, total))
+            memory.pin_requests += 1
+            self.report(side)
 
-    def pins_reserved(self, side: Side, allowed: int) -> None:
+    def _pins_reserved(self, side: Side, allowed: int) -> None:
         """Handles the answer to a request for pins.  The gate stays open until then, so the memory is resident."""
         total, side.memory.pinning = side.memory.pinning, 0
         self._world.checks.pins_refused += allowed < total
@@ -330,14 +340,19 @@ class Memory:
     # --- targets ----------------------------------------------------------------------------------------------------
 
     def targeted(self, side: Side, target: messages.Target) -> None:
-        """There is a newer target.  A piece of memory on its way in comes in all the same."""
-        mover = side.memory.mover
-        assert not side.open, f"a target under a lease: {target}"
-        assert target.number == mover.number + 1, f"{target} after {mover.number}"
-        mover.number, mover.goal, mover.error = target.number, target.bytes, 0
-        if mover.at_rest:
-            mover.at_rest = False
-            self._begin_step(side)
+        """There is a newer target, or an answer.  A piece of memory on its way in comes in all the same."""
+        memory, mover = side.memory, side.memory.mover
+        if target.number != mover.number:
+            assert not side.open, f"a target under a lease: {target}"
+            assert target.number == mover.number + 1, f"{target} after {mover.number}"
+            mover.number, mover.goal, mover.error = target.number, target.bytes, 0
+            if mover.at_rest:
+                mover.at_rest = False
+                self._begin_step(side)
+        if memory.growing and target.answers == memory.requests:
+            self._reserved(side, target.total_bytes)
+        if memory.pinning and target.answers_pins == memory.pin_requests:
+            self._pins_reserved(side, target.pins_bytes)
 
     def _begin_step(self, side: Side) -> None:
         """The next piece of memory, or the mover is at rest.  What comes in counts from now on."""
@@ -470,16 +485,14 @@ class Process:
                 message.code == messages.Rejection.NOT_ALLOWED and (self.ending or not message.final)
             )
             assert expected, f"an honest process was rejected: {message}"
-        elif isinstance(message, messages.HostReserved):
+        elif isinstance(message, messages.Target) and message.gpu == HOST:
             self.memory.host.answered(message)
         if side is None:
             return
         if isinstance(message, messages.GpuSettings):
-            side.settings = message
+            side.settings, side.counts.wanted = message, message.report
             if side.over_its_limit is None:
                 side.over_its_limit = 0 < message.memory_limit_bytes < side.memory.allocated
-        elif isinstance(message, messages.Allot):
-            side.counts.wanted = message.report
         elif isinstance(message, messages.Grant):
             self._granted(side, message)
         elif isinstance(message, messages.Waiters) and message.lease_id == side.lease.number:
@@ -489,10 +502,6 @@ class Process:
             self._close(side, message.drain_deadline_ns)
         elif isinstance(message, messages.Target):
             self.memory.targeted(side, message)
-        elif isinstance(message, messages.MemoryReserved):
-            self.memory.reserved(side, message)
-        elif isinstance(message, messages.PinsReserved):
-            self.memory.pins_reserved(side, message.bytes)
 
     # --- work -------------------------------------------------------------------------------------------------------
 

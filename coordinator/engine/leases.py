@@ -25,8 +25,7 @@ from typing import Final
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import claims, moves, pinning, residency
 from nvshare.coordinator.memory.client_settings import (
-    send_allotment,
-    send_pacing,
+    send_part,
     send_settings,
     send_settings_to_all,
 )
@@ -145,8 +144,7 @@ def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int
     waiters = len(gpu.wait_queue) if quantum_ns is not None else 0
     lease.contention = Contention.WAITERS if waiters else Contention.QUIET
     send_settings(node, seat)
-    send_allotment(node, seat)
-    send_pacing(node, seat)
+    send_part(node, seat)
     record(node, gpu)
     told_ns = gpu.rules.quantum_ns if quantum_ns is None else quantum_ns
     node.out.append(Send(client, Grant(seat.ordinal, lease_id, told_ns, waiters)))

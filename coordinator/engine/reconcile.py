@@ -145,8 +145,7 @@ def _inform(node: Node, gpu: Gpu, now_ns: int) -> None:
             node.out.append(Send(client, Waiters(seat.ordinal, lease.lease_id, waiters if contended else 0)))
         elif lease.contention is Contention.QUIET and lease.ends_ns is not None and now_ns >= lease.ends_ns:
             lease.contention = Contention.NONE
-        client_settings.send_allotment(node, seat)
-        client_settings.send_pacing(node, seat)
+        client_settings.send_part(node, seat)
 
 
 def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:

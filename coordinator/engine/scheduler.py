@@ -48,6 +48,7 @@ from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.model.settings import RECONNECT_NS, OverdueAction, Settings
 from nvshare.coordinator.protocol.messages import (
+    HOST,
     PROTOCOL_VERSION,
     AttachGpu,
     MemoryMode,
@@ -59,9 +60,6 @@ from nvshare.coordinator.protocol.messages import (
     Release,
     RemoteProtocolError,
     Request,
-    ReserveHost,
-    ReserveMemory,
-    ReservePins,
     State,
     Welcome,
 )
@@ -319,6 +317,8 @@ class Scheduler:
 
     def _received(self, event: events.Received, now_ns: int) -> Iterable[Gpu]:
         client, message = self._client(event.client), event.message
+        if type(message) is State and message.gpu == HOST:
+            return host_budget.ask(self._node, client, message, now_ns)
         handle = _OF_SEAT.get(type(message))
         if handle is None:
             return _OF_CLIENT[type(message)](self._node, client, message, now_ns)
@@ -383,21 +383,26 @@ def _state(node: Node, seat: Seat, message: State, now_ns: int) -> None:
     if message.linked and not seat.client.linked:
         seat.client.linked = True
         operator_commands.settle(node, seat.client, seat.client.facts, now_ns)
+    asked, pins_asked = seat.moves.asked
+    seat.moves.asked = message.asks, message.asks_pins
+    if message.asks_pins != pins_asked:
+        pinning.ask(node, seat, message, now_ns)
+    if message.asks != asked:
+        admission.ask(node, seat, message, now_ns)
+    elif asked and message.total_bytes < seat.memory.reserved_bytes and seat.memory.growth is None:
+        admission.give_back(seat, message.total_bytes)
 
 
 _OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], Iterable[Gpu] | None]]] = {
     Request: lambda node, seat, _, now_ns: _request(node, seat, now_ns),
     Release: leases.release,
     Progress: progress.report,
-    ReserveMemory: admission.ask,
-    ReservePins: pinning.ask,
     State: _state,
 }
 """Messages about a GPU that the client has attached.  A handler names the GPUs concerned; None: the client's."""
 _OF_CLIENT: Final[dict[type[Message], Callable[[Node, Client, Any, int], Iterable[Gpu]]]] = {
     AttachGpu: _attach,
-    ReserveHost: host_budget.ask,
     ParkAnswer: parking.answered,
 }
-AS_THEY_COME: Final[tuple[type[Message], ...]] = (*_OF_SEAT, ReserveHost, ParkAnswer)
+AS_THEY_COME: Final[tuple[type[Message], ...]] = (*_OF_SEAT, ParkAnswer)
 """Messages that the shell passes on without a look."""

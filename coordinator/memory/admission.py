@@ -8,7 +8,7 @@ Rules:
 - Giving memory back is always allowed, and so is bringing back to the GPU what was moved away from it.
 
 A client in `device` mode asks for room before it allocates, one in `swap` mode before it allocates under the lease
-(`ReserveMemory`).  Where that does not fit, clients whose turn is farthest away are evicted, no more than is missing,
+(`State.asks`).  Where that does not fit, clients whose turn is farthest away are evicted, no more than is missing,
 and the answer waits for them.  Room that a client in `device` mode asks for counts as immovable from then on, so
 members of the running set that do not fit beside it give their leases back.
 - Managed memory takes no other client's room: what does not leave as it was told, the driver pages out.
@@ -26,18 +26,17 @@ Non-goals: how others make room (memory/residency.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from nvshare.coordinator.memory import checks, claims, host_budget, moves, residency, room
 from nvshare.coordinator.model.client import Client
-from nvshare.coordinator.model.commands import Notify, Send
+from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Growth
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import REVOKING, WITH_LEASE, Seat
 from nvshare.coordinator.model.settings import SECOND_NS
-from nvshare.coordinator.protocol.messages import MemoryMode, MemoryReserved, ReserveMemory
+from nvshare.coordinator.protocol.messages import MemoryMode, State
 
 FRESH_NS: Final = SECOND_NS
 """While clients grow, figures come four times a second."""
@@ -77,45 +76,48 @@ def immovable_refusal(seat: Seat, total_bytes: int) -> str | None:
     return "pins" if room.starved_by(seat, total_bytes) is not None else None
 
 
-def ask(node: Node, seat: Seat, message: ReserveMemory, now_ns: int) -> Sequence[Gpu]:
+def ask(node: Node, seat: Seat, state: State, now_ns: int) -> None:
     """The client wants a reservation of this size in all, to be answered now or, if others must make room, later."""
-    gpu, total_bytes = seat.gpu, message.bytes
-    gives_back = total_bytes <= seat.memory.reserved_bytes and not message.lacking_bytes
+    gpu, total_bytes = seat.gpu, state.total_bytes
+    gives_back = total_bytes <= seat.memory.reserved_bytes and not state.lacking_bytes
     moves_itself = seat.client.memory_mode is MemoryMode.MANAGED
     if not (moves_itself or gives_back) and refusal(node, seat, total_bytes) is None:
         until_ns = now_ns + (HOST_WAIT_NS if gpu.memory.integrated else node.settings.move_deadline_ns)
-        seat.memory.growth = Growth(message.sequence, total_bytes, now_ns, until_ns, message.lacking_bytes)
+        seat.memory.growth = Growth(state.asks, total_bytes, now_ns, until_ns, state.lacking_bytes)
         gpu.memory.growing[seat.client.client_id] = seat
         room.update(seat)
         if gpu.memory.integrated:
             checks.ask(node, gpu)
-        return (gpu,)
-    _reserve(node, seat, message.sequence, total_bytes)
-    return (gpu,) if gives_back or gpu.memory.immovable.stale else ()
-
-
-def _reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
+        return
+    seat.memory.growth = None
     why = refusal(node, seat, total_bytes)
     if why is not None:
-        refuse(node, seat, sequence, total_bytes, why)
+        _refuse(node, seat, state.asks, total_bytes, why)
     else:
-        _grant(node, seat, sequence, total_bytes)
-        room.update(seat)
+        _grant(node, seat, state.asks, total_bytes)
+    room.update(seat)
 
 
-def _grant(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
+def give_back(seat: Seat, total_bytes: int) -> None:
+    """The client needs no more than this of its reservation."""
     seat.memory.reserved_bytes = total_bytes
     claims.claim(seat)
-    send_reservation(node, seat, sequence)
+    room.update(seat)
 
 
-def refuse(node: Node, seat: Seat, sequence: int, total_bytes: int, why: str) -> None:
+def _grant(node: Node, seat: Seat, number: int, total_bytes: int) -> None:
+    seat.memory.reserved_bytes = total_bytes
+    claims.claim(seat)
+    moves.answer(node, seat, answers=number, total_bytes=total_bytes, by_limit=False)
+
+
+def _refuse(node: Node, seat: Seat, number: int, total_bytes: int, why: str) -> None:
     """Refuses; the reservation stays what it is.  A client in `swap` mode that has a lease may lack what it needs."""
     if seat.client.memory_mode is MemoryMode.SWAP and seat.phase in WITH_LEASE:
         seat.room.refused = True
     seat.gpu.memory.statistics.refused_reservations += 1
     notify_refusal(node, seat.gpu, seat.client, total_bytes, why)
-    send_reservation(node, seat, sequence, by_limit=why == "limit")
+    moves.answer(node, seat, answers=number, total_bytes=seat.memory.reserved_bytes, by_limit=why == "limit")
 
 
 def notify_refusal(node: Node, gpu: Gpu, client: Client, size: int, why: str) -> None:
@@ -127,13 +129,6 @@ def notify_refusal(node: Node, gpu: Gpu, client: Client, size: int, why: str) ->
         "why": why,
     }
     node.out.append(Notify("refused", values))
-
-
-def send_reservation(node: Node, seat: Seat, sequence: int, *, by_limit: bool = False) -> None:
-    """Tells the client what its reservation is now."""
-    node.out.append(
-        Send(seat.client.client_id, MemoryReserved(seat.ordinal, sequence, seat.memory.reserved_bytes, by_limit))
-    )
 
 
 def answer_growth(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -195,9 +190,9 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
     memory.growth = None
     if why:
         claims.claim(seat)
-        refuse(node, seat, growth.sequence, growth.total_bytes, why)
+        _refuse(node, seat, growth.number, growth.total_bytes, why)
     else:
-        _grant(node, seat, growth.sequence, growth.total_bytes)
+        _grant(node, seat, growth.number, growth.total_bytes)
 
 
 def _has_room(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> bool:

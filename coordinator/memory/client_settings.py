@@ -14,7 +14,7 @@ from nvshare.coordinator.model.commands import Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import Contention, Seat
-from nvshare.coordinator.protocol.messages import Allot, GpuSettings, MemoryMode, Sharing
+from nvshare.coordinator.protocol.messages import GpuSettings, MemoryMode, Sharing
 
 COMPANION_FACTOR: Final = 8
 """Gang members get a longer idle timeout, by this factor."""
@@ -52,7 +52,7 @@ def _pacing_budget_ns(node: Node, seat: Seat) -> int:
 
 def settings_for(node: Node, seat: Seat) -> GpuSettings:
     """The settings as they are now."""
-    gpu = seat.gpu
+    gpu, allotment = seat.gpu, seat.sent.allotment
     swap = seat.client.memory_mode is MemoryMode.SWAP
     return GpuSettings(
         gpu=seat.ordinal,
@@ -70,6 +70,9 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
         limit_of_slot=bool(seat.client.identity.group and seat.memory.limit_bytes),
         slot_bytes=_slot_bytes(seat),
         prepare_now=seat.client.parking.state is ParkState.PREPARING,
+        rate=max(1, round(1000 * allotment.rate)) if allotment is not None else 1000,
+        report=allotment is not None,
+        watch=allotment is not None and allotment.watch,
     )
 
 
@@ -101,25 +104,14 @@ def send_settings(node: Node, seat: Seat, *, even_if_unchanged: bool = False) ->
         node.out.append(Send(seat.client.client_id, settings))
 
 
-def send_allotment(node: Node, seat: Seat) -> None:
-    """Sends what the client gets in the plan, if that differs from what it knows."""
-    allotment = seat.gpu.schedule.members.get(seat.client.client_id)
-    if allotment is None:
-        return
-    sent = seat.sent
-    if sent.allotment is allotment:
-        return
-    sent.allotment = allotment
-    message = Allot(seat.ordinal, max(1, round(1000 * allotment.rate)), True, allotment.watch)
-    if message != sent.message:
-        sent.message = message
-        node.out.append(Send(seat.client.client_id, message))
-
-
-def send_pacing(node: Node, seat: Seat) -> None:
-    """Sends the settings if the plan or contention has changed how the client is paced."""
-    sent = seat.sent
-    if sent.settings is not None and sent.settings.pacing_budget_ns != _pacing_budget_ns(node, seat):
+def send_part(node: Node, seat: Seat) -> None:
+    """Sends the settings if the plan or contention has changed what the client gets, or how it is paced."""
+    sent, allotment = seat.sent, seat.gpu.schedule.members.get(seat.client.client_id)
+    changed = sent.settings is not None and sent.settings.pacing_budget_ns != _pacing_budget_ns(node, seat)
+    if allotment is not None and allotment is not sent.allotment:
+        before, sent.allotment = sent.allotment, allotment
+        changed |= before is None or (allotment.rate, allotment.watch) != (before.rate, before.watch)
+    if changed:
         sent.epoch = -1
         send_settings(node, seat)
 

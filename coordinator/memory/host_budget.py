@@ -1,7 +1,7 @@
 """Shares of the node's budget of pinned host memory.
 
 Evicted memory lies in pinned host memory, which the whole machine does without.  So hooks ask before they pin more
-(`ReserveHost`).  An *owner* is a user or a Kubernetes slot; all its programs count together.
+(`State.asks` of `HOST`).  An *owner* is a user or a Kubernetes slot; all its programs count together.
 
 Rules:
 - A question is answered at once: the share is then what was asked for, or what it was before.
@@ -30,7 +30,7 @@ from nvshare.coordinator.model.commands import Notify, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import HostOwner, Node
 from nvshare.coordinator.model.settings import SECOND_NS
-from nvshare.coordinator.protocol.messages import MOST_BYTES, HostReserved, Rejected, Rejection, ReserveHost
+from nvshare.coordinator.protocol.messages import HOST, MOST_BYTES, Rejected, Rejection, State, Target
 from nvshare.coordinator.units import format_size
 
 RETURN_NS: Final = 5 * SECOND_NS
@@ -66,23 +66,23 @@ def room_bytes(node: Node, client: Client) -> int:
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 
-def ask(node: Node, client: Client, message: ReserveHost, now_ns: int) -> Iterable[Gpu]:
+def ask(node: Node, client: Client, state: State, now_ns: int) -> Iterable[Gpu]:
     """Answers a question for a share of this size in all."""
     if not client.host.asked:
         client.host.asked = True
-        client.host.claim_bytes = message.bytes
+        client.host.claim_bytes = state.total_bytes
         node.host.owners.setdefault(client.owner, HostOwner()).clients += 1
-        _set_share(node, client, min(message.bytes, _pinned_bytes(node, client, now_ns)))
-    client.host.claim_bytes = min(client.host.claim_bytes, message.bytes)
+        _set_share(node, client, min(state.total_bytes, _pinned_bytes(node, client, now_ns)))
+    client.host.claim_bytes = min(client.host.claim_bytes, state.total_bytes)
     owner = node.host.owners[client.owner]
-    refused = message.bytes > max(client.host.share_bytes, most_bytes(node, client))
+    refused = state.total_bytes > max(client.host.share_bytes, most_bytes(node, client))
     if not refused:
-        _set_share(node, client, message.bytes)
+        _set_share(node, client, state.total_bytes)
     else:
         owner.refused += 1
         node.host.refused += 1
-        _explain_refusal(node, client, owner, message.bytes)
-    node.out.append(Send(client.client_id, HostReserved(message.sequence, client.host.share_bytes)))
+        _explain_refusal(node, client, owner, state.total_bytes)
+    node.out.append(Send(client.client_id, Target(HOST, 0, 0, answers=state.asks, total_bytes=client.host.share_bytes)))
     # The room on the host has changed, and with it what can be evicted.
     return [seat.gpu for seat in client.seats.values()]
 

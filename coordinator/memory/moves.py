@@ -1,4 +1,4 @@
-"""How a client is told of its target, and what it says on the way.
+"""How a client is told of its target and of answers, and what it says on the way.
 
 A *move* lasts from a target until the client is at rest with its newest one.
 
@@ -16,6 +16,7 @@ Non-goals: targets (residency.py).
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Final
 
 from nvshare.coordinator.memory import checks, claims
@@ -25,7 +26,7 @@ from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Move, Rest
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import WITH_LEASE, Seat
-from nvshare.coordinator.protocol.messages import RemoteProtocolError, State, Target
+from nvshare.coordinator.protocol.messages import RemoteProtocolError, State
 
 SAMPLE_BYTES: Final = 1 << 20
 """The shortest move whose time measures the speed of the link."""
@@ -43,8 +44,8 @@ def aim(node: Node, seat: Seat, size: int, goal: int, now_ns: int) -> None:
     assert seat.phase not in WITH_LEASE, "memory moves only while nothing runs on it"
     if move is not None and move.out is not out:
         end(node, seat, now_ns)
-    mine.number += 1
-    mine.open[mine.number] = size
+    mine.told = replace(mine.told, gpu=seat.ordinal, number=mine.told.number + 1, bytes=size, rises=size < goal)
+    mine.open[mine.told.number] = size
     mine.rest = None
     if mine.move is None:
         _begin(node, seat, size, goal, now_ns)
@@ -54,7 +55,13 @@ def aim(node: Node, seat: Seat, size: int, goal: int, now_ns: int) -> None:
         if move.waits:
             move.waits, move.heard_ns = False, now_ns
     claims.claim(seat)
-    node.out.append(Send(seat.client.client_id, Target(seat.ordinal, mine.number, size, size < goal)))
+    node.out.append(Send(seat.client.client_id, mine.told))
+
+
+def answer(node: Node, seat: Seat, **answers: int) -> None:
+    """Answers a question of the client: fields of `Target`."""
+    seat.moves.told = replace(seat.moves.told, gpu=seat.ordinal, **answers)  # type: ignore[arg-type]
+    node.out.append(Send(seat.client.client_id, seat.moves.told))
 
 
 def _begin(node: Node, seat: Seat, target: int, goal: int, now_ns: int) -> None:
@@ -78,7 +85,7 @@ def _begin(node: Node, seat: Seat, target: int, goal: int, now_ns: int) -> None:
 
 
 def _notify(node: Node, seat: Seat, kind: str, **values: int) -> None:
-    client, number = seat.client.client_id, seat.moves.number
+    client, number = seat.client.client_id, seat.moves.told.number
     node.out.append(Notify(kind, {"uuid": seat.gpu.uuid, "client": client, "order": number, **values}))
 
 
@@ -96,8 +103,8 @@ def forget(seat: Seat) -> None:
 def heard(node: Node, seat: Seat, state: State, now_ns: int) -> None:
     """A client says what it has, and how far it is with its target."""
     mine, move, memory = seat.moves, seat.moves.move, seat.memory
-    if state.target > mine.number:
-        text = f"names target {state.target} of GPU {seat.ordinal}, and was told of {mine.number}"
+    if state.target > mine.told.number:
+        text = f"names target {state.target} of GPU {seat.ordinal}, and was told of {mine.told.number}"
         raise RemoteProtocolError(text)
     before, had = memory.resident_bytes, memory.allocated_bytes
     last = state.target if state.at_rest else state.target - 1
@@ -116,7 +123,7 @@ def heard(node: Node, seat: Seat, state: State, now_ns: int) -> None:
         return
     if moved or passed or memory.resident_bytes != before:
         move.heard_ns, move.stalled = now_ns, False
-    if state.at_rest and state.target == mine.number:
+    if state.at_rest and state.target == mine.told.number:
         _rest(node, seat, move, state.error, now_ns)
 
 

@@ -2,7 +2,7 @@
 
 Memory that other processes map, that another GPU reaches or that only the driver knows stays on the GPU, whichever
 client has the lease.  A program that needs more than the rest could never run.  So hooks ask before memory becomes
-immovable (`ReservePins`).
+immovable (`State.asks_pins`).
 
 Rules:
 - A question is refused at once if another client would have less than it needs (memory/room.py).
@@ -21,14 +21,14 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from nvshare.coordinator.memory import admission, room
+from nvshare.coordinator.memory import admission, moves, room
 from nvshare.coordinator.memory.client_settings import send_settings
-from nvshare.coordinator.model.commands import Log, Notify, Send
+from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import IDLE, WAITING, Seat
 from nvshare.coordinator.model.settings import SECOND_NS
-from nvshare.coordinator.protocol.messages import PinsReserved, Release, ReleaseReason, ReservePins
+from nvshare.coordinator.protocol.messages import Release, ReleaseReason, State
 from nvshare.coordinator.units import format_size
 
 RETRY_NS: Final = 5 * SECOND_NS
@@ -38,19 +38,19 @@ NAMED: Final = 3
 """One log line names this many clients with immovable memory."""
 
 
-def ask(node: Node, seat: Seat, question: ReservePins, now_ns: int) -> None:
+def ask(node: Node, seat: Seat, state: State, now_ns: int) -> None:
     """Answers whether the client may make this much memory immovable.
 
     After a restart the answer waits until clients have connected again, because they need room too.
     """
     if seat.gpu.reconnecting(now_ns):
-        seat.gpu.memory.immovable.questions[seat.client.client_id] = question
+        seat.gpu.memory.immovable.questions[seat.client.client_id] = state
     else:
-        _answer(node, seat, question)
+        _answer(node, seat, state)
 
 
-def _answer(node: Node, seat: Seat, question: ReservePins) -> None:
-    total = min(question.bytes, seat.gpu.memory.capacity_bytes + 1)
+def _answer(node: Node, seat: Seat, state: State) -> None:
+    total = min(state.pins_bytes, seat.gpu.memory.capacity_bytes + 1)
     why = admission.immovable_refusal(seat, total) if total > seat.room.immovable_bytes else None
     if why is None:
         seat.room.promised_bytes = total
@@ -58,9 +58,7 @@ def _answer(node: Node, seat: Seat, question: ReservePins) -> None:
     else:
         seat.gpu.memory.statistics.refused_reservations += 1
         admission.notify_refusal(node, seat.gpu, seat.client, total, why)
-    node.out.append(
-        Send(seat.client.client_id, PinsReserved(seat.ordinal, question.sequence, seat.room.immovable_bytes))
-    )
+    moves.answer(node, seat, answers_pins=state.asks_pins, pins_bytes=seat.room.immovable_bytes)
 
 
 def update(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:

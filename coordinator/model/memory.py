@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvshare.coordinator.model.statistics import MoveStatistics, RecentSum, SeatMoveStatistics
+from nvshare.coordinator.protocol.messages import State, Target
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.seat import Seat
-    from nvshare.coordinator.protocol.messages import ReservePins
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class ReportCheck:
 class Growth:
     """A client's question for room that is not answered yet.  Changed by memory/admission.py."""
 
-    sequence: int
+    number: int
     total_bytes: int
     asked_ns: int
     deadline_ns: int
@@ -139,8 +139,10 @@ class SeatMoves:
 
     move: Move | None = None
     """Also one that nobody waits for any more."""
-    number: int = 0
-    """Of the newest target that the client was told."""
+    told: Target = field(default_factory=lambda: Target(0, 0, 0))
+    """The newest, with the newest answers."""
+    asked: tuple[int, int] = (0, 0)
+    """Numbers of the newest questions for room and for pins."""
     open: dict[int, int] = field(default_factory=dict)
     """By number: the targets that the client may still obey.  Empty without a move."""
     sums: tuple[int, int, int] = (0, 0, 0)
@@ -176,8 +178,8 @@ class Immovable:
     bytes: int = 0
     swapping: dict[int, Seat] = field(default_factory=dict)
     """By client: the seats in mode `swap`."""
-    questions: dict[int, ReservePins] = field(default_factory=dict)
-    """By client: questions that are not answered yet."""
+    questions: dict[int, State] = field(default_factory=dict)
+    """By client: questions for pins that are not answered yet."""
     ending: dict[int, Ending] = field(default_factory=dict)
     """By process id: memory that leaves the GPU with its process."""
     stale: bool = False

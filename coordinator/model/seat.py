@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from nvshare.coordinator.model.client import ParkState
 from nvshare.coordinator.model.memory import SeatMemory, SeatMoves, SeatRoom
 from nvshare.coordinator.model.statistics import RecentSum, SeatStatistics
-from nvshare.coordinator.protocol.messages import Allot, GpuSettings
+from nvshare.coordinator.protocol.messages import GpuSettings
 from nvshare.scheduler_policies.api import Allotment, JobView, Memory, Progress, State, Turn
 
 if TYPE_CHECKING:
@@ -164,9 +164,8 @@ class SentSettings:
 
     epoch: int = -1
     settings: GpuSettings | None = None
-    message: Allot | None = None
     allotment: Allotment | None = None
-    """The allotment that `message` tells."""
+    """The newest one, which `settings` tells."""
     prepare_bytes: int = 0
     """Host memory that the client was told to have ready."""
 

@@ -47,6 +47,7 @@ def _constants() -> list[str]:
         f"#define NVS_PROTOCOL_VERSION {messages.PROTOCOL_VERSION}u",
         f"#define NVS_MAX_FRAME_BYTES {messages.MAX_FRAME_BYTES}u",
         f"#define NVS_WIRE_MAX_GPUS {messages.MAX_GPUS_PER_CLIENT}u",
+        f"#define NVS_WIRE_HOST {messages.HOST}u",
         "",
     ]
     for enum in ENUMS:
@@ -93,7 +94,6 @@ def _row(cls: type[messages.Message], bound: Field, name: str, default: object) 
 
 def _table(cls: type[messages.Message]) -> list[str]:
     name = snake(cls.__name__)
-    assert len(cls.LAYOUT) < 15, "array16 is not written yet"
     bounds = list(zip(cls.LAYOUT, fields(cls), strict=True))  # type: ignore[arg-type]
     required = sum(f.default is MISSING for _, f in bounds)
     rows = [_row(cls, bound, f.name, f.default) for bound, f in bounds] or ["    NVS_WIRE_NO_FIELD,"]

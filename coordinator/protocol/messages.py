@@ -57,6 +57,9 @@ MAX_GPUS_PER_CLIENT: Final = 32
 """A client names its GPUs by its own CUDA ordinals, which are below this number."""
 ORDINAL: Final = Field("uint", 8, most=MAX_GPUS_PER_CLIENT - 1)
 
+HOST: Final = 255
+"""Instead of an ordinal in `State` and `Target`: the node's budget of pinned host memory."""
+
 
 # --- from a client -------------------------------------------------------------------------------------------------
 
@@ -130,7 +133,10 @@ class Release(Message):
     submissions: int
 
 
-@declare(TO_COORDINATOR, 15, ORDINAL, U32, BYTES, BYTES, BYTES, BYTES, U64, BYTES, BOOL, U64, U64, TIME, BOOL, U32)
+@declare(
+    TO_COORDINATOR, 15,
+    U8, U32, BYTES, BYTES, BYTES, BYTES, U64, BYTES, BOOL, U64, U64, TIME, BOOL, U32, U32, BYTES, BYTES, U32, BYTES,
+)  # fmt: skip
 class State(Message):
     """The client's memory on this GPU, and how far it is with its target; each replaces the one before.
 
@@ -143,6 +149,14 @@ class State(Message):
     `released_bytes`: what the program's callbacks of `on_pressure` have freed since its start.
     `prepared_bytes`: pinned host memory that an eviction finds ready.
     `linked`: this GPU and others of the client reach each other's memory or share a graph, so they run together.
+
+    Two questions, each with its number (0: none yet); a new number is a new question, which `Target` answers:
+    - `asks`: may the client have `total_bytes` in all?  The driver had no memory for `lacking_bytes` of what it was
+      promised before: others are to make room on the card.  Less under the number of an old question gives back.
+    - `asks_pins`: may `pins_bytes` in all be immovable (`GpuSettings.ask_pins`)?  Answered at once, except in the
+      first second after a restart of the coordinator, when clients that need room may not have reconnected.
+
+    For `gpu` = `HOST` only `asks` and `total_bytes` count: the client's share of the node's pinned host memory.
     """
 
     gpu: int
@@ -159,48 +173,16 @@ class State(Message):
     moving_ns: int = 0
     at_rest: bool = True
     error: int = 0
-
-
-@declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES, BYTES)
-class ReserveMemory(Message):
-    """Asks for a reservation of `bytes` in all on this GPU.  Answered by `MemoryReserved`.
-
-    `lacking_bytes`: the driver had no memory for this much of what was reserved; others are to make room on the card.
-    """
-
-    gpu: int
-    sequence: int
-    bytes: int
+    asks: int = 0
+    total_bytes: int = 0
     lacking_bytes: int = 0
+    asks_pins: int = 0
+    pins_bytes: int = 0
 
 
 @declare(TO_COORDINATOR, 8)
 class Goodbye(Message):
     """The process ends normally; its leases are free."""
-
-
-@declare(TO_COORDINATOR, 9, U32, BYTES)
-class ReserveHost(Message):
-    """Asks for `bytes` in all of the node's host budget; less than before returns memory.
-
-    Answered by `HostReserved`.
-    """
-
-    sequence: int
-    bytes: int
-
-
-@declare(TO_COORDINATOR, 10, ORDINAL, U32, BYTES)
-class ReservePins(Message):
-    """Asks to keep `bytes` in all of the client's memory on this GPU immovable.
-
-    Required by `GpuSettings.ask_pins`.  Answered by `PinsReserved`: at once, except in the first second after a
-    restart of the coordinator, when clients that need room may not have reconnected.
-    """
-
-    gpu: int
-    sequence: int
-    bytes: int
 
 
 @declare(TO_COORDINATOR, 11, ORDINAL, U64, TIME, U64, TIME, TIME, U64)
@@ -247,21 +229,26 @@ class Welcome(Message):
     client_id: int
 
 
-@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, BOOL, BOOL, BOOL, U64)
+@declare(
+    TO_CLIENT, 65,
+    U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, BOOL, BOOL, BOOL, U64, PERMILLE, BOOL, BOOL,
+)  # fmt: skip
 class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again after each change: one message, so that the values change together.
 
     - `memory_limit_bytes`: limit of this client's allocations (0: none).
     - `capacity_bytes`: resident memory of all clients together; the GPU's size as seen by a client without a limit.
-    - `reserve`: growth beyond the reservation needs `ReserveMemory`.
+    - `reserve`: growth beyond the reservation is asked for (`State.asks`).
     - `pacing_budget_ns`: limit of submitted, unfinished GPU time (0: none).
     - `idle_release_ns`: idle time after which the lease is released while another client waits (0: never).
     - `prepare_host_bytes`: expected size of an eviction, for which the hook prepares pinned memory.
     - `room_bytes`: the largest resident memory possible beside the others' immovable memory (0: unknown).
-    - `ask_pins`: memory becomes immovable only after `ReservePins`.
+    - `ask_pins`: memory becomes immovable only after a question (`State.asks_pins`).
     - `limit_of_slot`: the memory limit belongs to the client's slot, and its programs share it.
     - `prepare_now`: the hook prepares that memory without rests, and reports once it is ready.
     - `slot_bytes`: memory of the slot's other programs, for the figures that this one is told.
+    - `rate`: thousandths of the time in which the client's work may keep the GPU busy; the gate holds it.
+    - `report`: the client sends `Progress` while it holds a lease.  `watch`: it also samples `busy_ns`.
     """
 
     gpu: int
@@ -278,6 +265,9 @@ class GpuSettings(Message):
     limit_of_slot: bool = False
     prepare_now: bool = False
     slot_bytes: int = 0
+    rate: int = 1000
+    report: bool = False
+    watch: bool = False
 
 
 @declare(TO_CLIENT, 66, U8, U64, U64, U32)
@@ -308,48 +298,29 @@ class Waiters(Message):
     waiters: int
 
 
-@declare(TO_CLIENT, 80, U8, U32, BYTES, BOOL)
+@declare(TO_CLIENT, 80, U8, U32, BYTES, BOOL, U32, BYTES, BOOL, U32, BYTES)
 class Target(Message):
     """`bytes` of the client's memory are to be on the GPU while it has no lease; each replaces the one before.
 
     At most so many where memory comes in, and where it goes out as well, as far as it can move.  `number` counts the
-    targets of a GPU and connection from 1.  `rises`: probably and soon, so the client waits there for a moment.
+    targets of a GPU and connection from 1 (0: none yet); with the number of the one before, nothing about it is new.
+    `rises`: probably and soon, so the client waits there for a moment.
+
+    `answers` and `answers_pins` are the newest questions of a `State` that are answered (0: none): the client may have
+    `total_bytes` in all, of which `pins_bytes` may be immovable; after a refusal, what it might have before.
+    `by_limit`: the refusal's reason is the client's memory limit.
+    For `gpu` = `HOST`, `answers` and `total_bytes` are the client's share of pinned host memory, the others 0.
     """
 
     gpu: int
     number: int
     bytes: int
     rises: bool = False
-
-
-@declare(TO_CLIENT, 71, U8, U32, U64, BOOL)
-class MemoryReserved(Message):
-    """Answers `ReserveMemory`: the reservation is now `bytes` in all, unchanged after a refusal.
-
-    `by_limit`: the reason of a refusal is the client's memory limit.
-    """
-
-    gpu: int
-    sequence: int
-    bytes: int
+    answers: int = 0
+    total_bytes: int = 0
     by_limit: bool = False
-
-
-@declare(TO_CLIENT, 75, U32, U64)
-class HostReserved(Message):
-    """Answers `ReserveHost`: the client's share is now `bytes` in all, unchanged after a refusal."""
-
-    sequence: int
-    bytes: int
-
-
-@declare(TO_CLIENT, 76, U8, U32, U64)
-class PinsReserved(Message):
-    """Answers `ReservePins`: `bytes` in all may be immovable, unchanged after a refusal."""
-
-    gpu: int
-    sequence: int
-    bytes: int
+    answers_pins: int = 0
+    pins_bytes: int = 0
 
 
 @declare(TO_CLIENT, 73, U8, U64)
@@ -361,20 +332,6 @@ class Standby(Message):
 
     gpu: int
     within_ns: int
-
-
-@declare(TO_CLIENT, 77, U8, PERMILLE, BOOL, BOOL)
-class Allot(Message):
-    """What the client gets beside others.  Before the first one: all of the time, no reports.
-
-    `rate`: thousandths of the time in which the client's work may keep the GPU busy; the gate holds it.
-    `report`: the client sends `Progress` while it holds a lease.  `watch`: it also samples `busy_ns`.
-    """
-
-    gpu: int
-    rate: int
-    report: bool
-    watch: bool
 
 
 @declare(TO_CLIENT, 78, U8, U16, SENTENCE)

@@ -126,12 +126,12 @@ def test_who_is_refused_host_memory_is_shown(coordinators: Coordinators, connect
     """Broken if nobody could see who has the host's memory, or one's own coordinator kept a part for other users."""
     running = coordinators.start("--host-budget", "4GiB")
     hook = connect(running).hello("train")
-    hook.send(messages.ReserveHost(1, 4 << 30))
-    assert hook.next(messages.HostReserved).bytes == 4 << 30
+    hook.send(messages.State(messages.HOST, 0, 0, 0, 0, 0, asks=1, total_bytes=4 << 30))
+    assert hook.next(messages.Target).total_bytes == 4 << 30
     assert "user " not in ctl(running.directory.path, "status").stdout
-    hook.send(messages.ReserveHost(2, 5 << 30))
+    hook.send(messages.State(messages.HOST, 0, 0, 0, 0, 0, asks=2, total_bytes=5 << 30))
     assert "4GiB" in hook.next(messages.Rejected).text
-    assert hook.next(messages.HostReserved).bytes == 4 << 30
+    assert hook.next(messages.Target).total_bytes == 4 << 30
     line = f"  user {os.getuid()}: 1 program with 4GiB, no more available; refused once\n"
     assert line in ctl(running.directory.path, "status").stdout
     assert line in ctl(running.directory.path, "memory").stdout
@@ -142,8 +142,8 @@ def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running
     hook = connect(coordinator).hello("train").attach()
     hook.next(messages.GpuSettings)
     hook.send(messages.State(0, 0, 6 << 30, 4 << 30, 0, 2 << 30))
-    hook.send(messages.ReserveHost(1, 2 << 30))
-    hook.next(messages.HostReserved)
+    hook.send(messages.State(messages.HOST, 0, 0, 0, 0, 0, asks=1, total_bytes=2 << 30))
+    hook.next(messages.Target)
     where = coordinator.directory.path
     shown = ctl(where, "memory").stdout
     assert "6GiB" in shown

@@ -119,7 +119,7 @@ def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> N
     [
         (messages.Release, [0, 1, 0, True, False, 0, 0, (1 << 48) + 1]),
         (messages.State, [0, 0, 0, 0, 0, messages.MOST_BYTES + 1]),
-        (messages.ReserveHost, [1, (1 << 64) - 1]),
+        (messages.State, [messages.HOST, *13 * [0], 1, (1 << 64) - 1]),
     ],
 )
 def test_a_number_that_cannot_be_is_refused(

@@ -47,8 +47,8 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
     second = connect(running).hello("second").attach(wanted=True)
     second.next(messages.GpuSettings)
     first.send(messages.State(0, 0, 5_000, 3_000, 1_000, 2_000))
-    first.send(messages.ReserveHost(1, 9_000))
-    assert first.next(messages.HostReserved).bytes == 9_000
+    first.send(messages.State(messages.HOST, 0, 0, 0, 0, 0, asks=1, total_bytes=9_000))
+    assert first.next(messages.Target).total_bytes == 9_000
     first.release(lease, idle=True)
     second.next(messages.Grant)
     metrics = scrape(running)

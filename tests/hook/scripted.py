@@ -54,9 +54,9 @@ class ScriptedCoordinator:
         self.unasked = False
         """The client of the last AttachGpu has not asked for the lease of GPU 0."""
         self._states: dict[int, messages.State] = {}
-        self._targets: dict[int, int] = {}
+        self._targets: dict[int, messages.Target] = {}
         self.has_host_budget = False
-        """Else it says at once, as an older coordinator does, that it does not know of one."""
+        """The test answers questions about host memory; else each is granted as soon as it is read."""
         try:
             self._bind()
         except zmq.ZMQError:
@@ -108,37 +108,45 @@ class ScriptedCoordinator:
         self._socket.send_multipart([self.peer, frame])
 
     def look(self) -> None:
-        """Reads what has come.  Questions about the host budget are answered at once: a program waits 2 s for them."""
+        """Reads what has come."""
         while self._socket.poll(0):
             peer, frame = self._socket.recv_multipart()
             message = messages.decode(frame, messages.TO_COORDINATOR)
             assert isinstance(message, messages.Message)
-            self._unread.append((peer, message))
-            if isinstance(message, messages.ReserveHost) and not self.has_host_budget:
-                unknown = messages.Rejected(messages.Rejection.UNKNOWN_MESSAGE, False, "unknown message")
-                self._socket.send_multipart([peer, messages.encode(unknown)])
+            if isinstance(message, messages.State) and message.gpu == messages.HOST and not self.has_host_budget:
+                granted = messages.Target(messages.HOST, 0, 0, answers=message.asks, total_bytes=message.total_bytes)
+                self._socket.send_multipart([peer, messages.encode(granted)])
+            else:
+                self._unread.append((peer, message))
 
     def receive(self, timeout_s: float = BOUND_S) -> messages.Message | None:
         """The next message; None when the time is over."""
-        if not self._unread:
-            self._socket.poll(int(timeout_s * 1000))
+        deadline = time.monotonic() + timeout_s
+        self.look()
+        while not self._unread and (left := deadline - time.monotonic()) > 0:
+            self._socket.poll(int(left * 1000) + 1)
             self.look()
         if not self._unread:
             return None
         self.peer, message = self._unread.popleft()
         self.received.append(message)
         match message:
+            case messages.Hello():
+                self._begin(messages.State(messages.HOST, 0, 0, 0, 0, 0))
             case messages.AttachGpu():
                 if message.gpu == 0:
                     self.unasked = message.lease_id == 0 and not message.wanted
                 figures = message.allocated_bytes, message.resident_bytes, message.pinned_bytes
-                self._states[message.gpu] = messages.State(message.gpu, 0, *figures, 0)
-                self._targets[message.gpu] = 0
+                self._begin(messages.State(message.gpu, 0, *figures, 0))
             case messages.State():
                 self._states[message.gpu] = message
             case messages.Request(gpu=0):
                 self.unasked = False
         return message
+
+    def _begin(self, state: messages.State) -> None:
+        self._states[state.gpu] = state
+        self._targets[state.gpu] = messages.Target(state.gpu, 0, 0)
 
     def expect(self, kind: type[M]) -> M:
         """The next message of this kind; others before it stay in `received`."""
@@ -180,14 +188,45 @@ class ScriptedCoordinator:
         """The newest one that was read; before the first, what AttachGpu says."""
         return self._states[gpu]
 
+    def _set_target(self, gpu: int, **changes: Any) -> None:
+        self._targets[gpu] = dataclasses.replace(self._targets[gpu], **changes)
+        self.send(self._targets[gpu])
+
     def target(self, size: int, gpu: int = 0, *, rises: bool = False) -> None:
         """The next Target of this connection."""
-        self._targets[gpu] += 1
-        self.send(messages.Target(gpu, self._targets[gpu], size, rises))
+        self._set_target(gpu, number=self._targets[gpu].number + 1, bytes=size, rises=rises)
+
+    def has_question(self, gpu: int = 0) -> bool:
+        """The newest State that was read asks for memory, and has no answer."""
+        return self.state(gpu).asks != self._targets[gpu].answers
+
+    def has_pins_question(self, gpu: int = 0) -> bool:
+        """Likewise for immovable memory."""
+        return self.state(gpu).asks_pins != self._targets[gpu].answers_pins
+
+    def question(self, gpu: int = 0) -> int:
+        """Waits for a question about memory; the total that it asks for."""
+        while not self.has_question(gpu):
+            self.expect(messages.State)
+        return self.state(gpu).total_bytes
+
+    def pins_question(self, gpu: int = 0) -> int:
+        """Waits for a question about immovable memory; the total that it asks for."""
+        while not self.has_pins_question(gpu):
+            self.expect(messages.State)
+        return self.state(gpu).pins_bytes
+
+    def answer(self, total: int, gpu: int = 0, *, by_limit: bool = False) -> None:
+        """Answers the question about memory."""
+        self._set_target(gpu, answers=self.state(gpu).asks, total_bytes=total, by_limit=by_limit)
+
+    def answer_pins(self, total: int, gpu: int = 0) -> None:
+        """Answers the question about immovable memory."""
+        self._set_target(gpu, answers_pins=self.state(gpu).asks_pins, pins_bytes=total)
 
     def rests(self, gpu: int = 0) -> messages.State:
         """Waits until the client is at rest with the newest target."""
-        while (state := self.state(gpu)).target != self._targets[gpu] or not state.at_rest:
+        while (state := self.state(gpu)).target != self._targets[gpu].number or not state.at_rest:
             self.expect(messages.State)
         return state
 

@@ -133,7 +133,7 @@ class Hostile(Program):
     """Any message of the protocol, with the right numbers mostly.  Those of one user are connections of one process."""
 
     def hear(self, message: messages.Message) -> None:
-        for name in ("lease_id", "order_id", "sequence"):
+        for name in ("lease_id", "number", "answers"):
             if hasattr(message, name):
                 self.node.heard[name] = [*self.node.heard[name][-7:], getattr(message, name)]
         if isinstance(message, messages.Grant):
@@ -173,8 +173,8 @@ class Hostile(Program):
     def _bytes(self) -> int:
         return self.chance.choice([0, 0, 1, 10, 300, CAPACITY, TOTAL, 3 * TOTAL, MOST_BYTES])
 
-    def _sequence(self) -> int:
-        return self._number("sequence") % (1 << 32)
+    def _count(self, name: str) -> int:
+        return self._number(name) % (1 << 32)
 
     def _attach(self, ordinal: int) -> messages.Message:
         chance = self.chance
@@ -195,7 +195,8 @@ class Hostile(Program):
 
     def _state(self) -> messages.Message:
         size, chance = self._bytes, self.chance
-        state = messages.State(self._ordinal(), self._number("number") % (1 << 32), size(), size(), size(), size())
+        gpu = messages.HOST if chance.random() < 0.1 else self._ordinal()
+        state = messages.State(gpu, self._count("number"), size(), size(), size(), size())
         return replace(
             state,
             released_bytes=size(),
@@ -205,6 +206,11 @@ class Hostile(Program):
             moved_in_bytes=size(),
             at_rest=chance.random() < 0.5,
             error=chance.choice([0, 0, 2]),
+            asks=self._count("answers"),
+            total_bytes=size(),
+            lacking_bytes=size(),
+            asks_pins=self._count("answers"),
+            pins_bytes=size(),
         )
 
     def _progress(self) -> messages.Message:
@@ -222,9 +228,6 @@ _SAID: list[Callable[[Hostile], messages.Message]] = [
     *3 * [lambda peer: messages.Request(peer._ordinal())],
     *3 * [Hostile._end],
     *4 * [Hostile._state],
-    lambda peer: messages.ReserveMemory(peer._ordinal(), peer._sequence(), peer._bytes(), peer._bytes()),
-    lambda peer: messages.ReserveHost(peer._sequence(), peer._bytes()),
-    lambda peer: messages.ReservePins(peer._ordinal(), peer._sequence(), peer._bytes()),
     Hostile._progress,
     *2 * [lambda peer: messages.ParkAnswer(peer.chance.random() < 0.8, "no")],
     lambda peer: messages.ExplainWait(peer._ordinal()),
@@ -245,7 +248,7 @@ class Node:
         self.chance = random.Random(seed)
         self.now_ns = SECOND_NS
         self.settings = settings_of(self.chance)
-        self.heard: dict[str, list[int]] = {"lease_id": [], "number": [], "sequence": []}
+        self.heard: dict[str, list[int]] = {"lease_id": [], "number": [], "answers": []}
         self.programs: list[Program] = []
         self._path = journal
         self._connections: dict[int, Program] = {}

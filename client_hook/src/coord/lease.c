@@ -37,7 +37,7 @@
 #define STALE_NS 4000000u      /* an interval that is longer is not the sample's */
 
 static struct progress {
-    nvs_allot allot;    /* the newest on this connection */
+    bool report, watch; /* the coordinator wants that */
     uint64_t lease_id;  /* the lease of the looks; 0: none */
     uint64_t look_at_ns;
     uint64_t pause_ns;  /* between two looks */
@@ -46,23 +46,15 @@ static struct progress {
     uint64_t sampled_ns; /* the last sample; 0: none on this lease */
 } all[NVS_MAX_GPUS];
 
-static const nvs_allot nothing_allotted = {.rate = 1000};
-
 void nvs_progress_start(void)
 {
     memset(all, 0, sizeof all);
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        nvs_progress_lost(gpu);
 }
 
-void nvs_progress_lost(uint32_t gpu)
+void nvs_progress_want(uint32_t gpu, bool wants_reports, bool watch)
 {
-    all[gpu].allot = nothing_allotted;
-}
-
-void nvs_progress_allot(const nvs_allot *allot)
-{
-    all[allot->gpu].allot = *allot;
+    all[gpu].report = wants_reports;
+    all[gpu].watch = watch;
 }
 
 /* False: nothing has changed since the last report. */
@@ -82,7 +74,7 @@ static bool report(uint32_t gpu, uint64_t lease_id)
 
 static void progress_before_release(uint32_t gpu, uint64_t lease_id)
 {
-    if (all[gpu].allot.report)
+    if (all[gpu].report)
         (void)report(gpu, lease_id);
 }
 
@@ -105,7 +97,7 @@ static uint64_t sample(uint32_t gpu, uint64_t now)
 uint64_t nvs_progress_serve(uint32_t gpu, uint64_t lease_id, uint64_t now)
 {
     struct progress *its = &all[gpu];
-    if (!its->allot.report || lease_id == 0) {
+    if (!its->report || lease_id == 0) {
         its->lease_id = its->sampled_ns = 0;
         return UINT64_MAX;
     }
@@ -121,7 +113,7 @@ uint64_t nvs_progress_serve(uint32_t gpu, uint64_t lease_id, uint64_t now)
             its->pause_ns = its->pause_ns < LONGEST_PAUSE_NS / 2 ? 2 * its->pause_ns : LONGEST_PAUSE_NS;
         its->look_at_ns = now + its->pause_ns;
     }
-    if (!its->allot.watch)
+    if (!its->watch)
         return its->look_at_ns;
     const uint64_t sample_at = sample(gpu, now);
     return sample_at < its->look_at_ns ? sample_at : its->look_at_ns;
@@ -167,8 +159,7 @@ static void send_attach(uint32_t gpu)
     message.parked = atomic_load_explicit(&nvs_hot.parked, memory_order_relaxed) != 0; /* written by this thread (parking.c) */
     if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
         nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
-    nvs_agent_gpus[gpu].connection.reserve = nvs_agent_gpus[gpu].connection.pins = 0;
-    nvs_agent_gpus[gpu].connection.settled = false;
+    nvs_agent_gpus[gpu].settled = false;
     nvs_link_send(frame, nvs_encode_attach_gpu(&message, frame, sizeof frame));
     nvs_state_attached(gpu);
 }

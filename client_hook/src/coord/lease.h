@@ -36,10 +36,7 @@ typedef struct nvs_agent_gpu {
         uint64_t since_ns;
         uint64_t patience_ns;  /* before the next try */
     } opening;
-    struct {                   /* on this connection */
-        uint32_t reserve, pins; /* number of the question that was sent */
-        bool settled;          /* settings have been received */
-    } connection;
+    bool settled;              /* settings have been received on this connection */
 } nvs_agent_gpu;
 
 extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
@@ -60,11 +57,10 @@ void nvs_agent_continue_end(uint32_t gpu);                                 /* on
 void nvs_agent_continue_open(uint32_t gpu, uint64_t now);                  /* while `opening` is pending */
 void nvs_agent_answered(uint32_t gpu);                                     /* the coordinator has answered the GPU's AttachGpu */
 
-/* --- reports of this program's progress, and the coordinator's allotments --- */
+/* --- reports of this program's progress --- */
 
 void nvs_progress_start(void);                               /* at the start of the agent */
-void nvs_progress_lost(uint32_t gpu);                        /* the connection, and with it the allotment */
-void nvs_progress_allot(const nvs_allot *allot);
+void nvs_progress_want(uint32_t gpu, bool report, bool watch); /* as GpuSettings; without a connection neither */
 /* Reports if due.  `lease_id` is the lease under which the program runs, 0: it does not run.  Returns when to serve again,
  * UINT64_MAX: never. */
 uint64_t nvs_progress_serve(uint32_t gpu, uint64_t lease_id, uint64_t now);

@@ -126,11 +126,10 @@ static void on_lost(void)
     reconnects = true;
     atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed); /* a hint */
     nvs_agent_unanswered_count = 0;
-    nvs_targets_lost();
-    nvs_budget_lost();
+    nvs_states_lost();
     notice_lost();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        nvs_progress_lost(gpu);
+        nvs_progress_want(gpu, false, false);
         nvs_pressure_expect(gpu, false);
         nvs_agent_set_rate(gpu, NVS_DUTY_ALWAYS);
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_DISCONNECTED});
@@ -161,8 +160,6 @@ static void on_rejected(const nvs_rejected *rejected)
         settle(gpu);
         return;
     }
-    if (rejected->code == NVS_REJECTION_UNKNOWN_MESSAGE && nvs_budget_rejected())
-        return;
     if (rejected->code == NVS_REJECTION_OUT_OF_MEMORY)
         nvs_memory_set_refusal(rejected->text);
     if (now >= log_again_ns || !rejected->final) {
@@ -185,8 +182,10 @@ static void on_settings(const nvs_gpu_settings *settings)
     nvs_pressure_expect(gpu, settings->prepare_host_bytes > 0);
     nvs_memory_set_room(gpu, settings->room_bytes);
     atomic_store_explicit(&nvs_mail[gpu].ask_pins, settings->ask_pins, memory_order_relaxed); /* see its declaration */
-    nvs_agent_gpus[gpu].connection.settled = true;
+    nvs_agent_gpus[gpu].settled = true;
     nvs_agent_set_pacing(gpu, settings->pacing_budget_ns, settings->idle_release_ns);
+    nvs_agent_set_rate(gpu, settings->rate);
+    nvs_progress_want(gpu, settings->report, settings->watch);
     settle(gpu);
 }
 
@@ -194,20 +193,6 @@ static void on_target(const nvs_target *target)
 {
     const nvs_agent_gpu *mine = &nvs_agent_gpus[target->gpu];
     nvs_target_received(target, nvs_lease_open(&mine->lease) || nvs_agent_ending(mine));
-}
-
-static void on_reserved(const nvs_memory_reserved *answer)
-{
-    atomic_store_explicit(&nvs_ledgers[answer->gpu].quota.limited, answer->by_limit, memory_order_relaxed); /* see memory/quota.h */
-    nvs_memory_set_reserved(answer->gpu, answer->bytes);
-    if (answer->sequence == nvs_agent_gpus[answer->gpu].connection.reserve)
-        nvs_question_answer(&nvs_mail[answer->gpu].reserve, answer->sequence, answer->bytes);
-}
-
-static void on_pins(const nvs_pins_reserved *answer)
-{
-    if (answer->sequence == nvs_agent_gpus[answer->gpu].connection.pins)
-        nvs_question_answer(&nvs_mail[answer->gpu].pins, answer->sequence, answer->bytes);
 }
 
 static void on_standby(const nvs_standby *standby)
@@ -227,7 +212,8 @@ static void on_frame(const uint8_t *frame, size_t size)
         return;
     }
     uint32_t about = result == NVS_WIRE_OK ? nvs_to_client_gpu(&in) : UINT32_MAX;
-    if (about != UINT32_MAX && (about >= NVS_MAX_GPUS || !nvs_agent_gpus[about].known))
+    const bool is_host = in.type == NVS_TYPE_TARGET && about == NVS_WIRE_HOST;
+    if (about != UINT32_MAX && !is_host && (about >= NVS_MAX_GPUS || !nvs_agent_gpus[about].known))
         result = NVS_WIRE_MALFORMED;
     if (result != NVS_WIRE_OK) {
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the coordinator sent something malformed; connecting again");
@@ -243,18 +229,11 @@ static void on_frame(const uint8_t *frame, size_t size)
         return;
     case NVS_TYPE_REJECTED: on_rejected(&in.rejected); return;
     case NVS_TYPE_GPU_SETTINGS: on_settings(&in.gpu_settings); return;
-    case NVS_TYPE_MEMORY_RESERVED: on_reserved(&in.memory_reserved); return;
-    case NVS_TYPE_PINS_RESERVED: on_pins(&in.pins_reserved); return;
-    case NVS_TYPE_TARGET: on_target(&in.target); return;
-    case NVS_TYPE_HOST_RESERVED: nvs_budget_answer(&in.host_reserved); return;
+    case NVS_TYPE_TARGET: (is_host ? nvs_budget_received : on_target)(&in.target); return;
     case NVS_TYPE_GRANT:
         event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
         awake_until_ns = 0;
         nvs_agent_event(in.grant.gpu, &event);
-        return;
-    case NVS_TYPE_ALLOT:
-        nvs_progress_allot(&in.allot);
-        nvs_agent_set_rate(in.allot.gpu, in.allot.rate);
         return;
     case NVS_TYPE_PARK: nvs_parking_told(&in.park); return;
     case NVS_TYPE_WAIT_EXPLAINED: notice_explained(&in.wait_explained); return;
@@ -301,22 +280,10 @@ static bool becomes_known(uint32_t gpu)
     return true;
 }
 
-/* The settings of each coordinator say whether it takes requests for pins. */
-static void ask_for_pins(uint32_t gpu)
+/* Else the coordinator may refuse the GPU. */
+static bool is_settled(const nvs_agent_gpu *mine)
 {
-    nvs_mailbox *mail = &nvs_mail[gpu];
-    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-    uint32_t asked = atomic_load_explicit(&mail->pins.asked, memory_order_acquire); /* pairs with ask() */
-    if (asked == mine->connection.pins)
-        return;
-    mine->connection.pins = asked;
-    if (asked == atomic_load_explicit(&mail->pins.answered, memory_order_relaxed)) /* by an earlier coordinator; only the agent writes it */
-        return;
-    uint64_t bytes = atomic_load_explicit(&mail->pins.bytes, memory_order_relaxed); /* the acquire above */
-    if (atomic_load_explicit(&mail->ask_pins, memory_order_relaxed) != 0) /* only the agent writes it */
-        NVS_LINK_SEND(reserve_pins, (uint8_t)gpu, asked, bytes);
-    else
-        nvs_question_answer(&mail->pins, asked, UINT64_MAX);
+    return mine->lease.link.attached && mine->settled;
 }
 
 static void look_at_mailbox(uint32_t gpu, uint64_t now)
@@ -331,17 +298,8 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
     if (atomic_load_explicit(&mail->reopen, memory_order_relaxed) != 0 &&
         atomic_exchange_explicit(&mail->reopen, 0, memory_order_seq_cst) != 0) /* pairs with nvs_agent_reopen */
         nvs_agent_close_and_open(gpu);
-    if (mine->lease.link.attached && mine->connection.settled) { /* else the GPU may be refused */
-        uint32_t asked = atomic_load_explicit(&mail->reserve.asked, memory_order_acquire); /* pairs with ask() */
-        if (asked != mine->connection.reserve) {
-            mine->connection.reserve = asked;
-            uint64_t bytes = atomic_load_explicit(&mail->reserve.bytes, memory_order_relaxed); /* the acquire above */
-            NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, asked, bytes, atomic_load_explicit(&mail->reserve.lacking, memory_order_relaxed));
-        }
-        ask_for_pins(gpu);
-        if (now >= nvs_state_due(gpu))
-            nvs_state_send(gpu);
-    }
+    if (is_settled(mine) && now >= nvs_state_due(gpu))
+        nvs_state_send(gpu);
 }
 
 static void tick(uint32_t gpu, uint64_t now)
@@ -398,7 +356,7 @@ static uint64_t serve_gpus(void)
         due = earlier(due, mine->tick_at_ns);
         if (mine->opening.pending && !mine->opening.restoring)
             due = earlier(due, mine->opening.since_ns + mine->opening.patience_ns);
-        if (mine->lease.link.attached && mine->connection.settled)
+        if (is_settled(mine))
             due = earlier(due, nvs_state_due(gpu));
         due = earlier(due, notice_serve(gpu, mine->lease.state == NVS_LEASE_ASKED, now));
         const bool runs = mine->lease.state == NVS_LEASE_HELD && !mine->opening.pending;
@@ -418,16 +376,15 @@ static uint64_t give_back(void)
     again = nvs_budget_spare();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         const nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-        nvs_question *of = &nvs_mail[gpu].reserve;
+        const nvs_question *of = &nvs_mail[gpu].reserve;
         nvs_usage usage;
-        uint64_t keep = UINT64_MAX;
-        if (!mine->known || !mine->lease.link.attached || !mine->connection.settled ||
-            atomic_load_explicit(&of->asked, memory_order_acquire) != atomic_load_explicit(&of->answered, memory_order_relaxed)) /* see look_at_mailbox */
+        bool less;
+        if (!is_settled(mine) || atomic_load_explicit(&of->asked, memory_order_relaxed) != of->heard) /* a question is open */
             continue;
         nvs_memory_usage(gpu, &usage);
-        again |= nvs_memory_spare(gpu, usage.resident_bytes, &keep);
-        if (keep != UINT64_MAX)
-            NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, 0, keep, 0);
+        again |= nvs_memory_spare(gpu, usage.resident_bytes, &less);
+        if (less)
+            nvs_state_send(gpu);
     }
     again_ns = now + GIVE_BACK_NS;
     return again ? again_ns : UINT64_MAX;

@@ -69,34 +69,32 @@ void nvs_agent_close_eventfd(void)
         close(events);
 }
 
-static nvs_status ask(nvs_question *of, uint64_t total_bytes, uint64_t lacking_bytes)
-{
-    uint32_t question = atomic_load_explicit(&of->asked, memory_order_relaxed) + 1; /* changes under the mutex */
-    const uint64_t begin = nvs_now_ns(), patience = lacking_bytes != 0 ? ROOM_NS : ANSWER_NS;
-    atomic_store_explicit(&of->bytes, total_bytes, memory_order_relaxed); /* both are published by the store of `asked` */
-    atomic_store_explicit(&of->lacking, lacking_bytes, memory_order_relaxed);
-    atomic_store_explicit(&of->asked, question, memory_order_release);    /* pairs with the agent's acquire */
-    nvs_agent_poke();
-    for (;;) {
-        uint32_t answered = atomic_load_explicit(&of->answered, memory_order_acquire); /* the agent's release */
-        uint64_t now = nvs_now_ns();
-        if (answered == question)
-            break;
-        bool connected = atomic_load_explicit(&nvs_agent_connected, memory_order_relaxed) != 0;
-        if (now >= begin + (connected ? patience : NVS_FIRST_ANSWER_NS) ||
-            atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
-            return NVS_UNAVAILABLE;
-        nvs_futex_wait(&of->answered, answered, now < begin + NVS_FIRST_ANSWER_NS ? begin + NVS_FIRST_ANSWER_NS : begin + patience);
-    }
-    return atomic_load_explicit(&of->answer, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
-}
-
 nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes, uint64_t lacking_bytes)
 {
+    nvs_status status = NVS_UNAVAILABLE;
     if (atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed) != 0) /* else behind a thread that still waits for an answer */
-        return NVS_UNAVAILABLE;
+        return status;
     pthread_mutex_lock(&of->asking);
-    const nvs_status status = ask(of, total_bytes, lacking_bytes);
+    const uint64_t begin = nvs_now_ns(), patience = lacking_bytes != 0 ? ROOM_NS : ANSWER_NS;
+    uint32_t question = atomic_load_explicit(&of->asked, memory_order_relaxed) + 1; /* changes under the mutex */
+    question += question == 0;
+    atomic_store_explicit(&of->bytes, total_bytes, memory_order_relaxed); /* both are published by the store of `asked` */
+    atomic_store_explicit(&of->lacking, lacking_bytes, memory_order_relaxed);
+    atomic_store_explicit(&of->asked, question, memory_order_release);    /* pairs with newest() in state.c */
+    nvs_agent_poke();
+    for (;;) {
+        const uint32_t answered = atomic_load_explicit(&of->answered, memory_order_acquire); /* the agent's release */
+        const uint64_t now = nvs_now_ns();
+        if (answered == question) {
+            status = atomic_load_explicit(&of->answer, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
+            break;
+        }
+        const bool connected = atomic_load_explicit(&nvs_agent_connected, memory_order_relaxed) != 0;
+        if (now >= begin + (connected ? patience : NVS_FIRST_ANSWER_NS) ||
+            atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
+            break;
+        nvs_futex_wait(&of->answered, answered, now < begin + NVS_FIRST_ANSWER_NS ? begin + NVS_FIRST_ANSWER_NS : begin + patience);
+    }
     pthread_mutex_unlock(&of->asking);
     return status;
 }
@@ -104,7 +102,7 @@ nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes, uint64_t lac
 void nvs_question_answer(nvs_question *to, uint32_t sequence, uint64_t bytes)
 {
     atomic_store_explicit(&to->answer, bytes, memory_order_relaxed);      /* published by the next line */
-    atomic_store_explicit(&to->answered, sequence, memory_order_release); /* pairs with ask() */
+    atomic_store_explicit(&to->answered, sequence, memory_order_release); /* pairs with nvs_question_ask */
     nvs_futex_wake(&to->answered, INT32_MAX);
 }
 

@@ -22,6 +22,7 @@ typedef struct nvs_question { /* a request for so many bytes in all */
     _Atomic uint32_t asked;    /* number of the question; 0: none ever.  Release, pairs with the agent's acquire */
     _Atomic uint32_t answered; /* futex: number of the question answered.  Release, pairs with the asker's acquire */
     _Atomic uint64_t answer;   /* the coordinator's, in bytes; written before `answered` */
+    uint32_t sent, heard;      /* of the agent thread, on this connection: numbers of the newest that was sent, and that the coordinator has answered */
 } nvs_question;
 
 typedef struct nvs_mailbox {
@@ -37,7 +38,7 @@ typedef struct nvs_mailbox {
     _Atomic uint32_t stopped;        /* 1: a signal handler has ended a wait, which is logged */
 
     nvs_question reserve, pins;
-    _Atomic uint32_t ask_pins;       /* 1: the coordinator takes requests for pins.  Relaxed: a hint */
+    _Atomic uint32_t ask_pins;       /* 1: the settings require `pins`.  Relaxed: a hint */
 
     _Atomic uint64_t released_bytes; /* of nvshare_released.  Relaxed: a sum */
 

@@ -111,15 +111,15 @@ bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes)
     return reserved_up_to(gpu, resident_bytes + (charged > chunked ? charged - chunked : 0));
 }
 
-bool nvs_memory_spare(uint32_t gpu, uint64_t resident_bytes, uint64_t *keep)
+bool nvs_memory_spare(uint32_t gpu, uint64_t resident_bytes, bool *less)
 {
     static uint64_t seen[NVS_MAX_GPUS]; /* of the agent thread */
     nvs_ledger *of = &nvs_ledgers[gpu];
     const uint64_t charged = load(&of->charged), used = resident_bytes > charged ? resident_bytes : charged, reserved = load(&of->quota.reserved);
     const uint64_t enough = used == seen[gpu] ? used : used + reserve_step(of, used);
     seen[gpu] = used;
-    *keep = enough < reserved ? enough : UINT64_MAX;
-    if (enough < reserved)
+    *less = enough < reserved;
+    if (*less)
         nvs_memory_set_reserved(gpu, enough);
     return used < reserved;
 }

@@ -25,7 +25,7 @@ typedef struct nvs_ledger {
     /* The part of `charged` that the coordinator may refuse yet.  No report has it: it would be taken for memory that was allowed, and a smaller request
      * after a refusal would then be granted.  Raised before `charged`, and read after it. */
     _Atomic uint64_t unanswered;
-    struct {                  /* by the coordinator: quota.c and coord/loop.c */
+    struct {                  /* by the coordinator: quota.c and coord/ */
         _Atomic uint64_t limit, capacity, reserved, room;
         _Atomic uint64_t slot; /* of `limit`, what the slot's other programs have; for figures only */
         _Atomic bool reserve, limit_of_slot; /* settings */
@@ -94,9 +94,9 @@ void nvs_memory_set_room(uint32_t gpu, uint64_t bytes);
 uint64_t nvs_memory_capacity(uint32_t gpu);
 uint64_t nvs_memory_ceiling(uint32_t gpu); /* the most that this client may have in all; 0: no limit */
 bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes);
-/* Agent thread, a few times a second: lowers the reservation to what is used, and a step more if that has changed since the last call.  `keep`: the
- * coordinator is to know this much; UINT64_MAX: no change.  True: call again.  A thread that has read `freely` before may charge more; reports say so. */
-bool nvs_memory_spare(uint32_t gpu, uint64_t resident_bytes, uint64_t *keep);
+/* Agent thread, a few times a second: lowers the reservation to what is used, and a step more if that has changed since the last call.  `less`: the
+ * coordinator is to know.  True: call again.  A thread that has read `freely` before may charge more; reports say so. */
+bool nvs_memory_spare(uint32_t gpu, uint64_t resident_bytes, bool *less);
 /* The driver lacks memory that was granted: contexts of other programs have it.  Waits until the coordinator has made room; false: it cannot. */
 bool nvs_memory_make_room(uint32_t gpu, uint64_t lacking_bytes);
 

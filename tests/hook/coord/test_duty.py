@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvshare.coordinator.protocol import messages
 from nvshare.simulated_gpu.trace import Busy, read_trace
 from tests.hook.compiled import SOURCE, compile_c
 from tests.hook.conftest import StartClient
@@ -154,7 +153,7 @@ def test_new_rates(library: ctypes.CDLL) -> None:
 
 def allot(coordinator: ScriptedCoordinator, rate: int) -> None:
     """From now on."""
-    coordinator.send(messages.Allot(gpu=0, rate=rate, report=False, watch=False))
+    coordinator.settings(rate=rate)
 
 
 @pytest.fixture
@@ -226,7 +225,7 @@ def test_memory_grows_while_closed(coordinator: ScriptedCoordinator, start: Star
         assert client.do(f"launch {10 * MS}") == "launched"
         assert client.do("sync") == "synchronised"
         assert client.do(f"alloc {64 << 20}") == "allocated"
-    coordinator.settings(pacing_budget_ns=5 * MS)
+    coordinator.settings(pacing_budget_ns=5 * MS, rate=100)
     assert client.do("launch 1000") == "launched"
     assert coordinator.revoke(7).submissions == 7
 

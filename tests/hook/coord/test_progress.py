@@ -13,7 +13,7 @@ def hold(coordinator: ScriptedCoordinator, client: ScriptedClient, *, watch: boo
     client.tell("launch 1000")
     coordinator.welcome()
     coordinator.asked()
-    coordinator.send(messages.Allot(gpu=0, rate=1000, report=True, watch=watch))
+    coordinator.settings(report=True, watch=watch)
     coordinator.grant(7)
     assert client.answer() == "launched"
 
@@ -53,7 +53,7 @@ def test_no_reports_unasked(coordinator: ScriptedCoordinator, client: ScriptedCl
     coordinator.welcome()
     coordinator.asked()
     for report in (True, False):
-        coordinator.send(messages.Allot(gpu=0, rate=1000, report=report, watch=False))
+        coordinator.settings(report=report)
     coordinator.grant(7)
     assert client.answer() == "launched"
     coordinator.revoke(7)

@@ -103,9 +103,9 @@ def test_a_limit_that_others_of_a_slot_have_used_up(
     client.tell(f"alloc {8 * MIB}")
     coordinator.welcome(limit=64 * MIB, reserve=True, limit_of_slot=True)
     while not (answer := client.answer(0.05)):
-        message = coordinator.receive(0.05)
-        if isinstance(message, messages.ReserveMemory):
-            coordinator.send(messages.MemoryReserved(0, message.sequence, 0, by_limit))
+        coordinator.receive(0.05)
+        if coordinator.has_question():
+            coordinator.answer(0, by_limit=by_limit)
     assert answer == f"refused {OUT_OF_MEMORY}"
     assert len(complaints(client)) == by_limit
 
@@ -118,11 +118,11 @@ def test_a_refusal_of_the_coordinator_is_explained_once(coordinator: ScriptedCoo
         if not coordinator.received:
             coordinator.welcome(reserve=True)
         while not (answer := client.answer(0.05)):
-            message = coordinator.receive(0.05)
-            if isinstance(message, messages.ReserveMemory):
+            coordinator.receive(0.05)
+            if coordinator.has_question():
                 text = "GPU 0 has 4GiB for programs, and train.py (alice) has 4GiB that cannot move"
                 coordinator.send(messages.Rejected(int(messages.Rejection.OUT_OF_MEMORY), False, text))
-                coordinator.send(messages.MemoryReserved(0, message.sequence, 0))
+                coordinator.answer(0)
         assert answer == f"refused {OUT_OF_MEMORY}"
     assert complaints(client) == [f"8 MiB more on GPU 0 are out of memory: {text}"]
 

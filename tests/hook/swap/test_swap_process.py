@@ -33,8 +33,6 @@ def attached(client: Client, coordinator: ScriptedCoordinator, **values: Any) ->
     coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
     coordinator.expect(messages.AttachGpu)
     settings(coordinator, **values)
-    if not any(isinstance(message, messages.ReserveHost) for message in coordinator.received):
-        coordinator.expect(messages.ReserveHost)
     assert client.result()[0] == 0
 
 
@@ -102,20 +100,21 @@ def test_growth_under_a_lease_asks_for_room(coordinator: ScriptedCoordinator, en
         coordinator.grant(1)
         assert client.result() == 0, "from here on the program knows that it holds the lease"
         client.tell(f"alloc {100 * MIB}")
-        asked = coordinator.expect(messages.ReserveMemory)
-        assert 102 * MIB <= asked.bytes <= 106 * MIB
-        coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
+        asked = coordinator.question()
+        assert 102 * MIB <= asked <= 106 * MIB
+        coordinator.answer(asked)
         assert client.result()[0] == 0
         client.tell(f"alloc {20 * MIB}")
         for exact in (False, True):
-            asked = coordinator.expect(messages.ReserveMemory)
-            assert not exact or asked.bytes == 122 * MIB
-            coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=102 * MIB))
-            if asked.bytes == 122 * MIB:
+            asked = coordinator.question()
+            assert not exact or asked == 122 * MIB
+            coordinator.answer(102 * MIB)
+            if asked == 122 * MIB:
                 break
         assert client.result()[0] == OUT_OF_MEMORY
         coordinator.revoke(1)
         assert coordinator.state().allocated_bytes == 102 * MIB
+        assert coordinator.state().error == 0, "an answer is no target"
         assert client.ask("alloc", 20 * MIB)[0] == 0, "without a lease nobody needs to be asked"
 
 
@@ -130,16 +129,15 @@ def test_what_comes_in_at_a_grant_asks_for_room(coordinator: ScriptedCoordinator
     coordinator.expect(messages.Request)
     coordinator.grant(2)
     for _ in range(2):  # in a whole step, and then no more than is needed
-        asked = coordinator.expect(messages.ReserveMemory)
-        assert 60 * MIB <= asked.bytes <= 64 * MIB
-        coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=0))
-        if asked.bytes == 60 * MIB:
+        asked = coordinator.question()
+        assert 60 * MIB <= asked <= 64 * MIB
+        coordinator.answer(0)
+        if asked == 60 * MIB:
             break
     assert coordinator.expect(messages.Release).lease_id == 2, "refused: the lease goes back, so that room is made"
     assert coordinator.state().resident_bytes == 0
     coordinator.grant(3)
-    asked = coordinator.expect(messages.ReserveMemory)
-    coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
+    coordinator.answer(coordinator.question())
     assert holder.result() is True
 
 
@@ -252,12 +250,11 @@ def test_what_may_be_refused_is_in_no_report(coordinator: ScriptedCoordinator, c
     until(client, "info", [0, 64 * MIB, 64 * MIB, 64 * MIB])
     client.tell(f"alloc {16 * MIB}")
     for number, allowed in ((1, False), (2, False), (3, True)):
-        question = coordinator.expect(messages.ReserveMemory)
-        assert question.bytes >= 16 * MIB
+        asked = coordinator.question()
+        assert asked >= 16 * MIB
         coordinator.evict(MIB)  # its end reports the memory
         assert coordinator.state().allocated_bytes == 0
-        answer = question.bytes if allowed else 0
-        coordinator.send(messages.MemoryReserved(0, question.sequence, answer))
+        coordinator.answer(asked if allowed else 0)
         if number == 2:
             assert client.result()[0] == OUT_OF_MEMORY
             client.tell(f"alloc {16 * MIB}")

@@ -320,27 +320,23 @@ def test_managed_memory_obeys_its_target(coordinator: ScriptedCoordinator, envir
 
 def reserved(coordinator: ScriptedCoordinator, wanted: int, granted: int) -> None:
     """The next question about host memory, answered."""
-    asked = coordinator.expect(messages.ReserveHost)
-    assert asked.bytes == wanted
-    coordinator.send(messages.HostReserved(sequence=asked.sequence, bytes=granted))
+    assert coordinator.question(messages.HOST) == wanted
+    coordinator.answer(granted, messages.HOST)
 
 
 def share_becomes(coordinator: ScriptedCoordinator, wanted: int) -> None:
     """The program gives back what it does not use, in one question or several."""
     size = -1
     while size != wanted:
-        asked = coordinator.expect(messages.ReserveHost)
-        size = asked.bytes
-        coordinator.send(messages.HostReserved(sequence=asked.sequence, bytes=size))
+        size = coordinator.question(messages.HOST)
+        coordinator.answer(size, messages.HOST)
 
 
 def with_budget(client: Client, coordinator: ScriptedCoordinator) -> None:
     """As `attached`, with a coordinator that has a budget."""
     coordinator.has_host_budget = True
     attached(client, coordinator, capacity=1 << 40)
-    first = next(message for message in coordinator.received if isinstance(message, messages.ReserveHost))
-    assert first.bytes == 0
-    coordinator.send(messages.HostReserved(sequence=first.sequence, bytes=0))
+    reserved(coordinator, 0, 0)
 
 
 def test_host_memory_is_asked_for_in_steps(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:

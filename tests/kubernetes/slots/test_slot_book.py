@@ -260,9 +260,10 @@ def test_processes_of_one_slot_share_its_limit() -> None:
         assert all(each.reserve and each.memory_limit_bytes == GIB for each in found)
 
         def reserved(scheduler: Scheduler, client: int, size: int) -> int:
-            sent = scheduler.handle(events.Received(client, messages.ReserveMemory(0, 1, size)), 1)
+            state = messages.State(0, 0, 0, 0, 0, 0, asks=size >> 20, total_bytes=size)
+            sent = scheduler.handle(events.Received(client, state), 1)
             answers = (c.message for c in sent if isinstance(c, Send))
-            return next(answer.bytes for answer in answers if isinstance(answer, messages.MemoryReserved))
+            return next(answer.total_bytes for answer in answers if isinstance(answer, messages.Target))
 
         assert reserved(scheduler, 1, 600 << 20) == 600 << 20
         assert reserved(scheduler, 2, 600 << 20) == 0

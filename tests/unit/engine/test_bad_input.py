@@ -30,7 +30,6 @@ NONSENSE: dict[str, Callable[[int], events.Event]] = {
         c, messages.Release(0, 0, messages.ReleaseReason.REVOKED, True, False, 0, 0, 0)
     ),
     "a state of a GPU that it has not attached": lambda c: events.Received(c, messages.State(7, 0, 1, 1, 1, 1)),
-    "a reservation on a GPU that it has not attached": lambda c: events.Received(c, messages.ReserveMemory(7, 1, 1)),
     "a target that it was not told": lambda c: events.Received(c, messages.State(0, 1, 1, 1, 1, 1)),
     "a second hello": lambda c: events.ClientRegistered(
         c, messages.Hello(messages.PROTOCOL_VERSION, "x", "x", 0, MemoryMode.DEVICE, 0, ""), 1, 1
@@ -66,7 +65,7 @@ def test_speaking_before_hello_is_refused() -> None:
     for event in (
         events.Received(9, messages.Request(0)),
         events.Received(9, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)),
-        events.Received(9, messages.ReserveHost(1, 100)),
+        events.Received(9, messages.State(messages.HOST, 0, 0, 0, 0, 0, asks=1)),
     ):
         with pytest.raises(RemoteProtocolError):
             harness.handle(event)
@@ -102,8 +101,9 @@ def test_attaching_again_repeats_the_settings() -> None:
     harness = make_harness()
     a = harness.client()
     a.take(messages.GpuSettings)
-    a.attach(wanted=True)
+    a.attach()
     assert len(a.take(messages.GpuSettings)) == 1
+    a.attach(wanted=True)
     assert a.granted() is not None
 
 
@@ -136,10 +136,8 @@ def any_event() -> st.SearchStrategy[events.Event]:
         message(messages.Release, gpu, number, reason, flag, flag, small, small, small),
         st.builds(events.ClientGone, client, flag),
         st.builds(events.ProcessEnded, st.integers(10, 13)),
-        message(messages.State, gpu, number, *4 * [small], st.just(0), small, flag, small, small, small, flag),
-        message(messages.ReserveMemory, gpu, small, small),
-        message(messages.ReserveHost, small, small),
-        message(messages.ReservePins, gpu, small, small),
+        message(messages.State, gpu, number, *4 * [small], st.just(0), small, flag, *3 * [small], flag, *6 * [small]),
+        message(messages.State, st.just(messages.HOST), number, *12 * [small], *5 * [small]),
         message(messages.Progress, gpu, number, small, small, small, small, small),
         st.builds(events.TimerFired),
         st.builds(events.HolderGone, st.sampled_from("AB")),

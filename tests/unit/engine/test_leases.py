@@ -17,7 +17,7 @@ def test_a_program_alone_is_granted_at_once_and_never_interrupted() -> None:
     """Broken: a process alone waits for something or is interrupted, or a gate opens before its budget is known."""
     harness, a = contended(1)
     kinds = [type(message) for message in a.inbox]
-    assert kinds == [messages.Welcome, messages.GpuSettings, messages.Allot, messages.Grant]
+    assert kinds == [messages.Welcome, messages.GpuSettings, messages.GpuSettings, messages.Grant]
     (grant,) = a.take(messages.Grant)
     assert (grant.lease_id, grant.quantum_ns, grant.waiters) == (1, QUANTUM_MS * MILLISECOND_NS, 0)
     assert harness.timer_ns is None, "nothing is due, so nothing may poll"

@@ -40,12 +40,12 @@ def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Harness, ScriptedC
 
 def ask(client: ScriptedClient, size: int) -> None:
     """Asks for room, without waiting for the answer."""
-    client.say(messages.ReserveMemory(0, 7, size))
+    client.ask_room(size)
 
 
 def reserved(client: ScriptedClient) -> list[int]:
     """The answers since the last call."""
-    return [answer.bytes for answer in client.take(messages.MemoryReserved)]
+    return client.reserved()
 
 
 def move(*clients: ScriptedClient) -> None:
@@ -91,7 +91,7 @@ def test_growth_beyond_the_card_begins_turns() -> None:
     turns."""
     harness, a, b = side_by_side()
     ask(a, 70)
-    assert not a.take(messages.MemoryReserved), "neither refused nor granted yet"
+    assert not a.reserved(), "neither refused nor granted yet"
     assert not a.take(messages.Revoke)
     assert len(b.take(messages.Revoke)) == 1
     b.release(wanted=True)

@@ -19,11 +19,11 @@ def test_device_memory_of_all_clients_fits_the_card() -> None:
     b = harness.client(mode=MemoryMode.DEVICE)
     assert a.reserve(70) == 70
     assert b.reserve(31) == 0
-    assert b.reserve(30, sequence=2) == 30
+    assert b.reserve(30) == 30
     assert harness.gpu_snapshot().moves.refused_reservations == 1
     assert harness.notifications("refused")[0]["why"] == "capacity"
     a.die()
-    assert b.reserve(100, sequence=3) == 100
+    assert b.reserve(100) == 100
 
 
 def test_pinned_memory_of_movable_clients_counts() -> None:
@@ -33,9 +33,9 @@ def test_pinned_memory_of_movable_clients_counts() -> None:
     a.report(allocated=80, resident=80, pinned=40)
     b = harness.client(mode=MemoryMode.DEVICE)
     assert b.reserve(61) == 0
-    b.say(messages.ReserveMemory(0, 1, 60))
+    b.ask_room(60)
     a.obeys()
-    assert [answer.bytes for answer in b.take(messages.MemoryReserved)] == [60]
+    assert b.reserved() == [60]
 
 
 def test_movable_memory_is_admitted_beyond_capacity() -> None:
@@ -121,10 +121,10 @@ def test_what_one_of_a_slot_waits_for_counts_for_the_others() -> None:
     for _ in range(3):
         harness.client(mode=MemoryMode.SWAP, memory=30)
     a, b = (harness.client(mode=MemoryMode.DEVICE, limit=60, group="slot") for _ in range(2))
-    a.say(messages.ReserveMemory(0, 1, 40))
-    assert not a.take(messages.MemoryReserved), "others are evicted"
-    b.say(messages.ReserveMemory(0, 1, 25))
-    assert [(answer.bytes, answer.by_limit) for answer in b.take(messages.MemoryReserved)] == [(0, True)]
+    a.ask_room(40)
+    assert not a.reserved(), "others are evicted"
+    b.ask_room(25)
+    assert (b.reserved(), b.targets[0].by_limit) == ([0], True)
 
 
 def test_a_reserve_that_is_given_back_is_another_ones_room() -> None:
@@ -150,10 +150,9 @@ def test_a_refusal_names_the_limit() -> None:
     assert a.reserve(40) == 40
 
     def refused(client: ScriptedClient, total: int) -> bool:
-        client.say(messages.ReserveMemory(0, 2, total))
-        (answer,) = client.take(messages.MemoryReserved)
-        assert answer.bytes == 0
-        return answer.by_limit
+        client.ask_room(total)
+        assert client.reserved() == [0]
+        return client.targets[0].by_limit
 
     assert refused(b, 30)
     assert refused(alone, 91)

@@ -134,10 +134,10 @@ def test_a_holder_that_grows_goes_first() -> None:
     """Broken: room that the holder needs now goes to one that needs it later, or growth finds no room at all."""
     _, (a, b, c) = three()
     assert c.told() == [10]
-    a.say(messages.ReserveMemory(0, 1, 75))
-    assert not a.take(messages.MemoryReserved)
+    a.ask_room(75)
+    assert not a.reserved()
     c.obeys()
-    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [75], "the whole room is its"
+    assert a.reserved() == [75], "the whole room is its"
     assert not b.told()
     c.obeys()
     assert b.told() == [25], "only what is left"
@@ -150,22 +150,22 @@ def test_what_was_brought_in_ahead_makes_room_again() -> None:
     b.report(allocated=60, resident=0, host=60)
     b.request()
     assert b.told() == [40]
-    a.say(messages.ReserveMemory(0, 1, 80))
+    a.ask_room(80)
     assert b.told() == [20]
     b.comes_to(40, at_rest=False)
-    assert not a.take(messages.MemoryReserved), "it had got there"
+    assert not a.reserved(), "it had got there"
     b.obeys()
-    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [80]
+    assert a.reserved() == [80]
 
 
 def test_growth_does_not_wait_for_ever_for_a_hung_neighbour() -> None:
     """Broken: a thread of the holder hangs in its allocation because another program is stopped."""
     harness, (a, _, c) = three(move_deadline_ns=500 * MILLISECOND_NS)
     assert c.told()
-    a.say(messages.ReserveMemory(0, 1, 75))
+    a.ask_room(75)
     harness.milliseconds(600)
-    (answer,) = a.take(messages.MemoryReserved)
-    assert answer.bytes < 75
+    (reserved,) = a.reserved()
+    assert reserved < 75
 
 
 def test_a_failed_piece_is_not_asked_for_again_and_again() -> None:
@@ -243,11 +243,11 @@ def test_after_a_restart_growth_waits_for_those_who_may_come_back() -> None:
     harness = restarted()
     a = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert a.granted() is not None
-    a.say(messages.ReserveMemory(0, 1, 80))
-    assert not a.take(messages.MemoryReserved)
+    a.ask_room(80)
+    assert not a.reserved()
     harness.client(mode=MemoryMode.DEVICE, memory=50)
     harness.milliseconds(1000)
-    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [0], "there is no room for it after all"
+    assert a.reserved() == [0], "there is no room for it after all"
 
 
 def test_a_new_coordinator_without_survivors_lets_nobody_wait() -> None:

@@ -75,8 +75,8 @@ def test_what_a_hook_has_asked_for_is_no_lie() -> None:
     harness.handle(events.GpuAdded("GPU-1", "", 1000, 1000, 7, None))
     client = harness.client(mode=MemoryMode.SWAP, attach=False)
     client.attach("GPU-1", memory=400)
-    client.ask_room(450, 1)
-    assert not client.take(messages.MemoryReserved), "others may connect again"
+    client.ask_room(450)
+    assert not client.reserved(), "others may connect again"
     for _ in range(checks.PATIENT_CHECKS - 1):
         harness.handle(events.MemoryChecked("GPU-1", {str(client.process_id): 300}, 0))
     assert client.seat().memory.resident_bytes == 400
@@ -131,8 +131,7 @@ def test_managed_memory_that_does_not_move_takes_no_room() -> None:
     harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
     hangs, honest = harness.client(resident=1000), harness.client(mode=MemoryMode.SWAP)
     honest.request()
-    honest.say(messages.ReserveMemory(0, 1, 500))
+    honest.ask_room(500)
     assert hangs.told(), "it may move"
     harness.milliseconds(110)
-    (given,) = honest.take(messages.MemoryReserved)
-    assert given.bytes == 500
+    assert honest.reserved() == [500]

@@ -9,7 +9,7 @@ import pytest
 
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.protocol.messages import HOST, MemoryMode
 from nvshare.coordinator.system.host_memory import LEAST_BYTES, default_budget_bytes
 from nvshare.scheduler_policies.registry import create
 from tests.harness import Harness, ScriptedClient, one_gpu
@@ -22,12 +22,12 @@ def make_harness(budget: int = 100, times: int = 8) -> Harness:
     return harness
 
 
-def ask(client: ScriptedClient, size: int, sequence: int = 1) -> int:
+def ask(client: ScriptedClient, size: int) -> int:
     """The share that it has afterwards."""
-    client.say(messages.ReserveHost(sequence, size))
-    (answer,) = client.take(messages.HostReserved)
-    assert answer.sequence == sequence
-    return answer.bytes
+    client.ask_host(size)
+    (share,) = client.reserved()
+    assert client.targets[HOST].answers == client.states[HOST].asks
+    return share
 
 
 def all_it_gets(client: ScriptedClient, has: int = 0) -> int:
@@ -53,9 +53,9 @@ def test_all_shares_together_stay_within_the_budget() -> None:
     assert ask(a, 70) == 70
     assert ask(b, 40) == 0, "refused: unchanged"
     assert harness.notifications("refused")[0]["why"] == "host"
-    assert ask(b, 30, 2) == 30
-    assert ask(a, 20, 3) == 20, "giving back is always allowed"
-    assert ask(b, 80, 4) == 80
+    assert ask(b, 30) == 30
+    assert ask(a, 20) == 20, "giving back is always allowed"
+    assert ask(b, 80) == 80
     assert shared(harness) == 100
 
 
@@ -142,7 +142,7 @@ def test_what_is_pinned_already_is_counted_after_a_restart() -> None:
     later, first = harness.client(user_id=2), harness.client(user_id=1)
     assert ask(later, 88) == 88
     assert ask(first, 800) == 800, "more than it could get, and there all the same"
-    assert ask(later, 95, 2) == 88, "the second question is a wish"
+    assert ask(later, 95) == 88, "the second question is a wish"
     harness.milliseconds(1_100)
     assert ask(harness.client(user_id=3), 100) == 0, "so is anybody's first one when all have come back"
 
@@ -190,9 +190,9 @@ def test_the_budget_changes_while_programs_run() -> None:
     assert shared(harness) == 80
     assert ask(b, 10) == 0
     assert harness.notifications("refused")[-1]["why"] == "host"
-    assert ask(a, 81, 2) == 80
+    assert ask(a, 81) == 80
     harness.handle(events.Set("host_budget", 200))
-    assert ask(b, 100, 3) == 100
+    assert ask(b, 100) == 100
 
 
 def test_what_the_host_has_no_room_for_is_not_admitted() -> None:
@@ -202,9 +202,9 @@ def test_what_the_host_has_no_room_for_is_not_admitted() -> None:
     assert a.reserve(85) == 85, "it takes no part in the budget"
     b = harness.client(mode=MemoryMode.SWAP)
     ask(b, 10)
-    assert b.reserve(81, sequence=2) == 0
+    assert b.reserve(81) == 0
     assert harness.notifications("refused")[-1]["why"] == "host"
-    assert b.reserve(80, sequence=3) == 80
+    assert b.reserve(80) == 80
 
 
 def test_what_was_moved_away_may_come_back_whatever_the_limits_are_now() -> None:
@@ -216,7 +216,7 @@ def test_what_was_moved_away_may_come_back_whatever_the_limits_are_now() -> None
     harness.handle(events.Set("limit", 10, client=a.client))
     harness.handle(events.Set("host_budget", 1))
     assert a.reserve(60) == 60
-    assert a.reserve(61, sequence=2) == 60, "but no more than that"
+    assert a.reserve(61) == 60, "but no more than that"
     assert harness.notifications("refused")[-1]["why"] == "limit"
 
 
@@ -243,7 +243,7 @@ def test_memory_from_before_a_restart_can_be_evicted_though_its_share_is_refused
     a.report(allocated=60, resident=20, host=40)
     a.request()
     assert b.told() == [40]
-    assert ask(b, 81, 2) == 0, "it is given no more"
+    assert ask(b, 81) == 0, "it is given no more"
     assert shared(harness) == 50
 
 
@@ -252,8 +252,8 @@ def test_a_claim_of_memory_from_before_a_restart_never_grows() -> None:
     harness = one_gpu(100, host_budget_bytes=50, host_fair_times=0)
     a, b = harness.client(), harness.client(mode=MemoryMode.SWAP)
     ask(a, 50)
-    for sequence, size in enumerate((80, 10, 80)):
-        assert ask(b, size, sequence) == 0
+    for size in (80, 10, 80):
+        assert ask(b, size) == 0
     b.report(allocated=80, resident=80)
     a.report(allocated=60, resident=20, host=40)
     a.request()

@@ -31,12 +31,12 @@ def figures(harness: Harness, used: int) -> None:
 
 def ask(client: ScriptedClient, total: int) -> None:
     """Without waiting for the answer."""
-    client.say(messages.ReserveMemory(0, 1, total))
+    client.ask_room(total)
 
 
 def answers(client: ScriptedClient) -> list[int]:
     """Reservations since the last call."""
-    return [answer.bytes for answer in client.take(messages.MemoryReserved)]
+    return client.reserved()
 
 
 def test_growth_follows_the_figures_of_the_host() -> None:

@@ -28,10 +28,9 @@ def swapping(harness: Harness, memory: int, **more: int | str | bool) -> Scripte
 
 def pins(client: ScriptedClient, total: int) -> int:
     """Immovable memory that the client may have after asking for so much."""
-    client.say(messages.ReservePins(0, 9, total))
-    (answer,) = client.take(messages.PinsReserved)
-    assert answer.sequence == 9
-    return answer.bytes
+    client.ask_pins(total)
+    (allowed,) = client.pins_reserved()
+    return allowed
 
 
 def settings(client: ScriptedClient) -> messages.GpuSettings:
@@ -206,13 +205,13 @@ def test_nothing_is_allowed_while_clients_may_be_missing(dies: bool) -> None:
     harness = Harness(create)
     harness.gpu(capacity=100, next_lease_id=7)
     a = harness.client(mode=MemoryMode.SWAP, memory=60)
-    a.say(messages.ReservePins(0, 9, 60))
-    assert not a.take(messages.PinsReserved)
+    a.ask_pins(60)
+    assert not a.pins_reserved()
     harness.client(mode=MemoryMode.SWAP, memory=70)
     if dies:
         a.die()
     harness.advance(RECONNECT_NS)
-    assert [(answer.sequence, answer.bytes) for answer in a.take(messages.PinsReserved)] == ([] if dies else [(9, 0)])
+    assert a.pins_reserved() == ([] if dies else [0])
     assert harness.timer_ns is None
 
 

@@ -133,7 +133,7 @@ def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
     assert large.reserve(90) == 90
     large.report(allocated=10, resident=10)  # it has freed the rest, and may allocate it again without asking
     small.request()
-    small.say(messages.ReserveMemory(0, 1, 50))
+    small.ask_room(50)
     assert not harness.notifications("refused")
     assert small.granted() is None, "they take turns, in which promises end"
     harness.until(lambda: bool(large.take(messages.Revoke)))
@@ -141,8 +141,8 @@ def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
     while small.told():
         small.obeys()
     assert set(harness.gpu_snapshot().leases.holders) == {large.client, small.client}, "side by side again"
-    small.take(messages.MemoryReserved)
-    assert small.reserve(50, sequence=2) == 50
+    small.reserved()
+    assert small.reserve(50) == 50
 
 
 def test_one_that_hangs_is_told_of_no_other_target() -> None:

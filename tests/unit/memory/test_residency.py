@@ -100,7 +100,7 @@ def test_a_client_that_answers_no_target_is_told_so_many_and_no_more() -> None:
     for size in (20, 30) * residency.MOST_OPEN:
         residency.aim(node, seat, size, harness.clock.now_ns)
     assert len(seat.moves.open) == residency.MOST_OPEN
-    client.state(target=seat.moves.number, at_rest=False)
+    client.state(target=seat.moves.told.number, at_rest=False)
     residency.aim(node, seat, 40, harness.clock.now_ns)
     assert list(seat.moves.open.values())[-1] == 40
 
@@ -201,10 +201,10 @@ def test_a_question_has_a_higher_rank_than_the_next_turn() -> None:
     """Broken: the two take turns with the same room and undo each other, message by message."""
     harness, a, b, c = growing_beside_a_switch()
     assert b.told() == [10]
-    a.say(messages.ReserveMemory(0, 7, 40))
+    a.ask_room(40)
     b.comes_to(40, at_rest=False)
     assert not c.told(), "the question comes first"
-    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [40]
+    assert a.reserved() == [40]
     sent = len(harness.commands)
     for number in range(20):
         b.comes_to(40 - number, at_rest=False)
@@ -222,7 +222,7 @@ def test_a_question_may_lower_the_next_client() -> None:
     a.release(wanted=True)
     assert a.told() == [60]
     assert harness.gpu_snapshot().leases.preparing == b.client
-    device.say(messages.ReserveMemory(0, 1, 15))
+    device.ask_room(15)
     assert a.told() == [55], "a gives the rest, which is farther"
     a.comes_to(60, error=999)
     assert b.told() == [25], "a gives no more"

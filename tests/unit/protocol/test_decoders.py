@@ -65,11 +65,13 @@ def test_the_hook_keeps_to_the_ranges(tmp_path: Path) -> None:
     """Broken: a program that asks for more memory than can be loses its connection instead of being refused."""
     (tmp_path / "most.c").write_text(
         '#include "coord/protocol/wire.gen.h"\n#include <stdio.h>\n'
-        "int main(void) { uint8_t f[64]; nvs_reserve_memory m = {3, 7, UINT64_MAX, 0};"
-        " return fwrite(f, 1, nvs_encode_reserve_memory(&m, f, sizeof f), stdout) == 0; }"
+        "int main(void) { uint8_t f[64]; nvs_state m = {.gpu = 3, .asks = 7, .total_bytes = UINT64_MAX};"
+        " return fwrite(f, 1, nvs_encode_state(&m, f, sizeof f), stdout) == 0; }"
     )
     flags = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", str(codec.SOURCE))
     program = tmp_path / "most"
     subprocess.run(["gcc", *flags, str(tmp_path / "most.c"), "-o", str(program)], check=True)
     frame = subprocess.run([str(program)], capture_output=True, check=True).stdout
-    assert messages.decode(frame, messages.TO_COORDINATOR) == messages.ReserveMemory(3, 7, messages.MOST_BYTES)
+    state = messages.decode(frame, messages.TO_COORDINATOR)
+    assert isinstance(state, messages.State)
+    assert (state.gpu, state.asks, state.total_bytes) == (3, 7, messages.MOST_BYTES)

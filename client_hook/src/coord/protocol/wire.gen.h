@@ -7,6 +7,7 @@
 #define NVS_PROTOCOL_VERSION 3u
 #define NVS_MAX_FRAME_BYTES 1024u
 #define NVS_WIRE_MAX_GPUS 32u
+#define NVS_WIRE_HOST 255u
 
 enum {
     NVS_MEMORY_MODE_DEVICE = 0,
@@ -42,10 +43,7 @@ enum {
     NVS_TYPE_REQUEST = 3,
     NVS_TYPE_RELEASE = 4,
     NVS_TYPE_STATE = 15,
-    NVS_TYPE_RESERVE_MEMORY = 6,
     NVS_TYPE_GOODBYE = 8,
-    NVS_TYPE_RESERVE_HOST = 9,
-    NVS_TYPE_RESERVE_PINS = 10,
     NVS_TYPE_PROGRESS = 11,
     NVS_TYPE_EXPLAIN_WAIT = 13,
     NVS_TYPE_PARK_ANSWER = 14,
@@ -55,11 +53,7 @@ enum {
     NVS_TYPE_REVOKE = 67,
     NVS_TYPE_WAITERS = 68,
     NVS_TYPE_TARGET = 80,
-    NVS_TYPE_MEMORY_RESERVED = 71,
-    NVS_TYPE_HOST_RESERVED = 75,
-    NVS_TYPE_PINS_RESERVED = 76,
     NVS_TYPE_STANDBY = 73,
-    NVS_TYPE_ALLOT = 77,
     NVS_TYPE_WAIT_EXPLAINED = 78,
     NVS_TYPE_PARK = 79,
     NVS_TYPE_REJECTED = 72,
@@ -166,10 +160,15 @@ typedef struct nvs_state {
     uint64_t moving_ns;
     bool at_rest;
     uint32_t error;
+    uint32_t asks;
+    uint64_t total_bytes;
+    uint64_t lacking_bytes;
+    uint32_t asks_pins;
+    uint64_t pins_bytes;
 } nvs_state;
 
 static const nvs_wire_field nvs_state_fields[] = {
-    NVS_WIRE_FIELD(state, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+    NVS_WIRE_FIELD(state, gpu, UINT, 0, UINT8_MAX, 0, NULL),
     NVS_WIRE_FIELD(state, target, UINT, 0, UINT32_MAX, 0, NULL),
     NVS_WIRE_FIELD(state, allocated_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(state, resident_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
@@ -183,23 +182,13 @@ static const nvs_wire_field nvs_state_fields[] = {
     NVS_WIRE_FIELD(state, moving_ns, UINT, 0, UINT64_C(4611686018427387904), 0u, NULL),
     NVS_WIRE_FIELD(state, at_rest, BOOL, 0, 1, 1, NULL),
     NVS_WIRE_FIELD(state, error, UINT, 0, UINT32_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(state, asks, UINT, 0, UINT32_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(state, total_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
+    NVS_WIRE_FIELD(state, lacking_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
+    NVS_WIRE_FIELD(state, asks_pins, UINT, 0, UINT32_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(state, pins_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
 };
-NVS_WIRE_MESSAGE(state, NVS_TYPE_STATE, 6, 14)
-
-typedef struct nvs_reserve_memory {
-    uint8_t gpu;
-    uint32_t sequence;
-    uint64_t bytes;
-    uint64_t lacking_bytes;
-} nvs_reserve_memory;
-
-static const nvs_wire_field nvs_reserve_memory_fields[] = {
-    NVS_WIRE_FIELD(reserve_memory, gpu, UINT, 0, UINT64_C(31), 0, NULL),
-    NVS_WIRE_FIELD(reserve_memory, sequence, UINT, 0, UINT32_MAX, 0, NULL),
-    NVS_WIRE_FIELD(reserve_memory, bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
-    NVS_WIRE_FIELD(reserve_memory, lacking_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
-};
-NVS_WIRE_MESSAGE(reserve_memory, NVS_TYPE_RESERVE_MEMORY, 3, 4)
+NVS_WIRE_MESSAGE(state, NVS_TYPE_STATE, 6, 19)
 
 typedef struct nvs_goodbye {
     uint8_t nothing;
@@ -209,30 +198,6 @@ static const nvs_wire_field nvs_goodbye_fields[] = {
     NVS_WIRE_NO_FIELD,
 };
 NVS_WIRE_MESSAGE(goodbye, NVS_TYPE_GOODBYE, 0, 0)
-
-typedef struct nvs_reserve_host {
-    uint32_t sequence;
-    uint64_t bytes;
-} nvs_reserve_host;
-
-static const nvs_wire_field nvs_reserve_host_fields[] = {
-    NVS_WIRE_FIELD(reserve_host, sequence, UINT, 0, UINT32_MAX, 0, NULL),
-    NVS_WIRE_FIELD(reserve_host, bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
-};
-NVS_WIRE_MESSAGE(reserve_host, NVS_TYPE_RESERVE_HOST, 2, 2)
-
-typedef struct nvs_reserve_pins {
-    uint8_t gpu;
-    uint32_t sequence;
-    uint64_t bytes;
-} nvs_reserve_pins;
-
-static const nvs_wire_field nvs_reserve_pins_fields[] = {
-    NVS_WIRE_FIELD(reserve_pins, gpu, UINT, 0, UINT64_C(31), 0, NULL),
-    NVS_WIRE_FIELD(reserve_pins, sequence, UINT, 0, UINT32_MAX, 0, NULL),
-    NVS_WIRE_FIELD(reserve_pins, bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
-};
-NVS_WIRE_MESSAGE(reserve_pins, NVS_TYPE_RESERVE_PINS, 3, 3)
 
 typedef struct nvs_progress {
     uint8_t gpu;
@@ -301,6 +266,9 @@ typedef struct nvs_gpu_settings {
     bool limit_of_slot;
     bool prepare_now;
     uint64_t slot_bytes;
+    uint16_t rate;
+    bool report;
+    bool watch;
 } nvs_gpu_settings;
 
 static const nvs_wire_field nvs_gpu_settings_fields[] = {
@@ -318,8 +286,11 @@ static const nvs_wire_field nvs_gpu_settings_fields[] = {
     NVS_WIRE_FIELD(gpu_settings, limit_of_slot, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, prepare_now, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, slot_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(gpu_settings, rate, UINT, 0, UINT64_C(1000), 1000u, NULL),
+    NVS_WIRE_FIELD(gpu_settings, report, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, watch, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 14)
+NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 17)
 
 typedef struct nvs_grant {
     uint8_t gpu;
@@ -367,6 +338,11 @@ typedef struct nvs_target {
     uint32_t number;
     uint64_t bytes;
     bool rises;
+    uint32_t answers;
+    uint64_t total_bytes;
+    bool by_limit;
+    uint32_t answers_pins;
+    uint64_t pins_bytes;
 } nvs_target;
 
 static const nvs_wire_field nvs_target_fields[] = {
@@ -374,47 +350,13 @@ static const nvs_wire_field nvs_target_fields[] = {
     NVS_WIRE_FIELD(target, number, UINT, 0, UINT32_MAX, 0, NULL),
     NVS_WIRE_FIELD(target, bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(target, rises, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(target, answers, UINT, 0, UINT32_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(target, total_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
+    NVS_WIRE_FIELD(target, by_limit, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(target, answers_pins, UINT, 0, UINT32_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(target, pins_bytes, UINT, 0, UINT64_C(140737488355328), 0u, NULL),
 };
-NVS_WIRE_MESSAGE(target, NVS_TYPE_TARGET, 3, 4)
-
-typedef struct nvs_memory_reserved {
-    uint8_t gpu;
-    uint32_t sequence;
-    uint64_t bytes;
-    bool by_limit;
-} nvs_memory_reserved;
-
-static const nvs_wire_field nvs_memory_reserved_fields[] = {
-    NVS_WIRE_FIELD(memory_reserved, gpu, UINT, 0, UINT8_MAX, 0, NULL),
-    NVS_WIRE_FIELD(memory_reserved, sequence, UINT, 0, UINT32_MAX, 0, NULL),
-    NVS_WIRE_FIELD(memory_reserved, bytes, UINT, 0, UINT64_MAX, 0, NULL),
-    NVS_WIRE_FIELD(memory_reserved, by_limit, BOOL, 0, 1, 0, NULL),
-};
-NVS_WIRE_MESSAGE(memory_reserved, NVS_TYPE_MEMORY_RESERVED, 3, 4)
-
-typedef struct nvs_host_reserved {
-    uint32_t sequence;
-    uint64_t bytes;
-} nvs_host_reserved;
-
-static const nvs_wire_field nvs_host_reserved_fields[] = {
-    NVS_WIRE_FIELD(host_reserved, sequence, UINT, 0, UINT32_MAX, 0, NULL),
-    NVS_WIRE_FIELD(host_reserved, bytes, UINT, 0, UINT64_MAX, 0, NULL),
-};
-NVS_WIRE_MESSAGE(host_reserved, NVS_TYPE_HOST_RESERVED, 2, 2)
-
-typedef struct nvs_pins_reserved {
-    uint8_t gpu;
-    uint32_t sequence;
-    uint64_t bytes;
-} nvs_pins_reserved;
-
-static const nvs_wire_field nvs_pins_reserved_fields[] = {
-    NVS_WIRE_FIELD(pins_reserved, gpu, UINT, 0, UINT8_MAX, 0, NULL),
-    NVS_WIRE_FIELD(pins_reserved, sequence, UINT, 0, UINT32_MAX, 0, NULL),
-    NVS_WIRE_FIELD(pins_reserved, bytes, UINT, 0, UINT64_MAX, 0, NULL),
-};
-NVS_WIRE_MESSAGE(pins_reserved, NVS_TYPE_PINS_RESERVED, 3, 3)
+NVS_WIRE_MESSAGE(target, NVS_TYPE_TARGET, 3, 9)
 
 typedef struct nvs_standby {
     uint8_t gpu;
@@ -426,21 +368,6 @@ static const nvs_wire_field nvs_standby_fields[] = {
     NVS_WIRE_FIELD(standby, within_ns, UINT, 0, UINT64_MAX, 0, NULL),
 };
 NVS_WIRE_MESSAGE(standby, NVS_TYPE_STANDBY, 2, 2)
-
-typedef struct nvs_allot {
-    uint8_t gpu;
-    uint16_t rate;
-    bool report;
-    bool watch;
-} nvs_allot;
-
-static const nvs_wire_field nvs_allot_fields[] = {
-    NVS_WIRE_FIELD(allot, gpu, UINT, 0, UINT8_MAX, 0, NULL),
-    NVS_WIRE_FIELD(allot, rate, UINT, 0, UINT64_C(1000), 0, NULL),
-    NVS_WIRE_FIELD(allot, report, BOOL, 0, 1, 0, NULL),
-    NVS_WIRE_FIELD(allot, watch, BOOL, 0, 1, 0, NULL),
-};
-NVS_WIRE_MESSAGE(allot, NVS_TYPE_ALLOT, 4, 4)
 
 typedef struct nvs_wait_explained {
     uint8_t gpu;
@@ -492,11 +419,7 @@ typedef struct nvs_to_client {
         nvs_revoke revoke;
         nvs_waiters waiters;
         nvs_target target;
-        nvs_memory_reserved memory_reserved;
-        nvs_host_reserved host_reserved;
-        nvs_pins_reserved pins_reserved;
         nvs_standby standby;
-        nvs_allot allot;
         nvs_wait_explained wait_explained;
         nvs_park park;
         nvs_rejected rejected;
@@ -510,11 +433,7 @@ static const nvs_wire_message *const nvs_to_client_messages[] = {
     &nvs_revoke_message,
     &nvs_waiters_message,
     &nvs_target_message,
-    &nvs_memory_reserved_message,
-    &nvs_host_reserved_message,
-    &nvs_pins_reserved_message,
     &nvs_standby_message,
-    &nvs_allot_message,
     &nvs_wait_explained_message,
     &nvs_park_message,
     &nvs_rejected_message,
@@ -530,10 +449,7 @@ static inline uint32_t nvs_to_client_gpu(const nvs_to_client *message)
     case NVS_TYPE_REVOKE: return message->revoke.gpu;
     case NVS_TYPE_WAITERS: return message->waiters.gpu;
     case NVS_TYPE_TARGET: return message->target.gpu;
-    case NVS_TYPE_MEMORY_RESERVED: return message->memory_reserved.gpu;
-    case NVS_TYPE_PINS_RESERVED: return message->pins_reserved.gpu;
     case NVS_TYPE_STANDBY: return message->standby.gpu;
-    case NVS_TYPE_ALLOT: return message->allot.gpu;
     case NVS_TYPE_WAIT_EXPLAINED: return message->wait_explained.gpu;
     default: return UINT32_MAX;
     }
@@ -547,10 +463,7 @@ typedef struct nvs_to_coordinator {
         nvs_request request;
         nvs_release release;
         nvs_state state;
-        nvs_reserve_memory reserve_memory;
         nvs_goodbye goodbye;
-        nvs_reserve_host reserve_host;
-        nvs_reserve_pins reserve_pins;
         nvs_progress progress;
         nvs_explain_wait explain_wait;
         nvs_park_answer park_answer;
@@ -563,10 +476,7 @@ static const nvs_wire_message *const nvs_to_coordinator_messages[] = {
     &nvs_request_message,
     &nvs_release_message,
     &nvs_state_message,
-    &nvs_reserve_memory_message,
     &nvs_goodbye_message,
-    &nvs_reserve_host_message,
-    &nvs_reserve_pins_message,
     &nvs_progress_message,
     &nvs_explain_wait_message,
     &nvs_park_answer_message,

@@ -72,7 +72,8 @@ static inline void nvs_wire_put_field(nvs_wire_out *out, const nvs_wire_field *o
 static inline size_t nvs_wire_encode(const nvs_wire_message *of, const void *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x91u + of->count, 0, 0);
+    const bool is_short = of->count < 15; /* a fixarray, else an array16 */
+    nvs_wire_put(&out, is_short ? 0x91 + of->count : 0xdc, of->count + 1u, is_short ? 0 : 2);
     nvs_wire_put_uint(&out, of->type);
     for (unsigned i = 0; i < of->count; i++)
         nvs_wire_put_field(&out, &of->fields[i], (const char *)message + of->fields[i].offset);

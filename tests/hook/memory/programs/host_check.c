@@ -88,6 +88,7 @@ _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
 static void wait_for_lease(uint32_t gpu) { nvs_gate_open(gpu, false); }
 const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease, .reserve_host = nvs_agent_reserve_host};
 void nvs_link_send(const uint8_t *frame, size_t size) { model.frames++; }
+void nvs_mover_hold(uint32_t gpu) {}
 int nvs_log_level;
 void nvs_log(int level, const char *format, ...) {}
 bool nvs_context_enter(CUcontext context) { return NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS; }
@@ -236,7 +237,7 @@ static void silent(void)
     model.now_ns = asked_ns + 2 * SECOND;
     MUST(nvs_budget_serve(model.now_ns) == UINT64_MAX);
     MUST(nvs_host_reserve(NVS_HOST_GRAIN));
-    nvs_budget_answer(&(nvs_host_reserved){.sequence = 1, .bytes = 0});
+    nvs_budget_received(&(nvs_target){.gpu = NVS_WIRE_HOST, .answers = 1, .total_bytes = 0});
     MUST(nvs_host_reserve(NVS_HOST_GRAIN));
 }
 
@@ -244,17 +245,15 @@ static void silent(void)
 static void answers(void)
 {
     nvs_budget_connected();
-    nvs_budget_answer(&(nvs_host_reserved){.sequence = 1, .bytes = NVS_HOST_STEP});
+    nvs_budget_received(&(nvs_target){.gpu = NVS_WIRE_HOST, .answers = 1, .total_bytes = NVS_HOST_STEP});
     MUST(nvs_budget_serve(model.now_ns) == UINT64_MAX);
     MUST(nvs_host_reserve(NVS_HOST_STEP));
     MUST(!nvs_host_reserve(NVS_HOST_GRAIN));
-    MUST(!nvs_budget_rejected());
-    nvs_budget_lost();
+    nvs_states_lost();
     MUST(nvs_host_reserve(NVS_HOST_GRAIN)); /* nobody is there to be asked */
     nvs_budget_connected();
     MUST(model.frames == 2);
-    MUST(nvs_budget_rejected()); /* the next one knows of no budgets */
-    MUST(nvs_host_reserve(NVS_HOST_GRAIN));
+    MUST(!nvs_host_reserve(NVS_HOST_GRAIN)); /* the next one has not answered */
 }
 
 int main(int argc, char **argv)

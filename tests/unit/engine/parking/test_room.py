@@ -22,9 +22,9 @@ def short_of_room(*idle: float) -> tuple[Harness, ScriptedClient, list[ScriptedC
         harness.advance(round(SECOND_NS * (seconds - max((s for s in idle if s < seconds), default=0))))
     needy = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert needy.granted() is not None
-    needy.say(messages.ReserveMemory(0, 1, LACKING))
-    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 1, LACKING)]
-    needy.say(messages.ReserveMemory(0, 2, LACKING, LACKING))
+    needy.ask_room(LACKING)
+    assert needy.reserved() == [LACKING]
+    needy.ask_room(LACKING, lacking=LACKING)
     return harness, needy, [others[seconds] for seconds in idle]
 
 
@@ -40,7 +40,7 @@ def test_evictions_come_first_then_the_client_that_was_idle_longest() -> None:
     harness, needy, (short, long) = short_of_room(5, 10)
     for client in (short, long):
         evicted(client)
-    assert not needy.take(messages.MemoryReserved), "less was evicted than it lacks"
+    assert not needy.reserved(), "less was evicted than it lacks"
     assert harness.scheduler.wants_looks
     harness.handle(events.Look())
     assert [state(harness, client)[0] for client in (short, long)] == ["running", "closing"]
@@ -48,11 +48,11 @@ def test_evictions_come_first_then_the_client_that_was_idle_longest() -> None:
     assert state(harness, short)[0] == "running", "one after the other"
     leave(harness, long)
     assert state(harness, long) == ("parked", "others need its room")
-    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 2, LACKING)]
-    needy.say(messages.ReserveMemory(0, 3, LACKING, LACKING))
+    assert needy.reserved() == [LACKING]
+    needy.ask_room(LACKING, lacking=LACKING)
     harness.handle(events.Look())
     leave(harness, short)
-    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 3, LACKING)]
+    assert needy.reserved() == [LACKING]
 
 
 def test_the_program_hears_when_there_is_nothing_to_park() -> None:
@@ -62,11 +62,11 @@ def test_the_program_hears_when_there_is_nothing_to_park() -> None:
     evicted(never)
     harness.handle(events.Look())
     assert state(harness, never)[0] == "running"
-    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 2, LACKING)], "evictions may suffice"
-    needy.say(messages.ReserveMemory(0, 3, LACKING, LACKING))
-    assert not needy.take(messages.MemoryReserved)
+    assert needy.reserved() == [LACKING], "evictions may suffice"
+    needy.ask_room(LACKING, lacking=LACKING)
+    assert not needy.reserved()
     harness.handle(events.Look())
-    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 3, 0)]
+    assert needy.reserved() == [0]
     assert not harness.scheduler.wants_looks
 
 
@@ -77,10 +77,10 @@ def test_a_client_that_cannot_be_parked_is_followed_by_the_next() -> None:
         evicted(client)
     harness.handle(events.Look())
     first.say(messages.ParkAnswer(False, "a stream is being captured"))
-    assert not needy.take(messages.MemoryReserved)
+    assert not needy.reserved()
     harness.handle(events.Look())
     leave(harness, second)
-    assert len(needy.take(messages.MemoryReserved)) == 1
+    assert len(needy.reserved()) == 1
 
 
 def test_a_restoration_that_finds_no_memory_asks_for_room() -> None:
@@ -157,15 +157,15 @@ def test_idle_clients_that_keep_their_leases_make_room() -> None:
     assert needy.granted() is not None
     harness.advance(3 * SECOND_NS)  # it waits for its first allocation, and submits nothing either
     busy.progress(leases[1], harness.clock.now_ns, 1, 0, 0)
-    needy.say(messages.ReserveMemory(0, 1, LACKING, LACKING))
+    needy.ask_room(LACKING, lacking=LACKING)
     harness.handle(events.Look())
     assert [state(harness, client)[0] for client in (idle, busy, needy)] == ["leaving", "running", "running"]
     idle.release()
     evicted(idle)
     leave(harness, idle)
-    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 1, LACKING)]
+    assert needy.reserved() == [LACKING]
     harness.advance(3 * SECOND_NS)
-    needy.say(messages.ReserveMemory(0, 2, LACKING, LACKING))
+    needy.ask_room(LACKING, lacking=LACKING)
     harness.handle(events.Look())
     assert [state(harness, client)[0] for client in (busy, needy)] == ["leaving", "running"]
 
@@ -178,21 +178,21 @@ def test_who_will_soon_count_as_idle_is_waited_for() -> None:
     late = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert len(idle.take(messages.Revoke)) == 1, "on a busy machine the release takes a while"
     needy = harness.client(mode=MemoryMode.DEVICE)
-    needy.say(messages.ReserveMemory(0, 1, LACKING, LACKING))
+    needy.ask_room(LACKING, lacking=LACKING)
     harness.handle(events.Look())
     assert state(harness, idle)[0] == "leaving"
     idle.release()
     leave(harness, idle)
-    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 1, LACKING)]
+    assert needy.reserved() == [LACKING]
     lease = late.lease()
-    needy.say(messages.ReserveMemory(0, 2, LACKING, LACKING))
+    needy.ask_room(LACKING, lacking=LACKING)
     for work in (1, 2):
         harness.handle(events.Look())
-        assert not needy.take(messages.MemoryReserved)
+        assert not needy.reserved()
         harness.advance(3 * SECOND_NS // 2)
         late.progress(lease, harness.clock.now_ns, work, 0, 0)
     harness.handle(events.Look())
-    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 2, 0)]
+    assert needy.reserved() == [0]
     assert state(harness, late)[0] == "running", "it works"
 
 
@@ -211,4 +211,4 @@ def test_one_that_does_not_leave_keeps_nobody_from_making_room() -> None:
     harness.handle(events.Look())
     assert [state(harness, client)[0] for client in (stuck, idle)] == ["leaving", "closing"]
     leave(harness, idle)
-    assert needy.take(messages.MemoryReserved) == [messages.MemoryReserved(0, 2, LACKING)]
+    assert needy.reserved() == [LACKING]
