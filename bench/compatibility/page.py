@@ -13,7 +13,8 @@ from typing import Any
 
 HEAD = """# Compatibility
 
-Each program ran without the hook, alone under it, and two at a time under it with a quantum of 20 ms.
+Each program ran without the hook, alone under it, and two at a time under it: with a quantum of 20 ms, those of
+gigabytes with default settings.
 
 - *alone*, *two at a time*: **identical**, every byte of the results is as without the hook; **within tolerance**, the
   results are, within the tolerance that is named; **unrepeatable**, they differ without the hook too.
