@@ -78,7 +78,7 @@ def _command(name: str, setting: Setting) -> Callable[..., None]:
 def _refusal(name: str) -> Callable[[], None]:
     def command() -> None:
         raise typer.BadParameter(
-            f"this changes with the coordinator's start: give it --{_dashed(name)}, or write {name} into its file"
+            f"{name} is read when the coordinator starts: give it --{_dashed(name)}, or write {name} into its file"
         )
 
     return command
