@@ -27,10 +27,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from nvshare.bench.compatibility import remote
 from nvshare.bench.compatibility.cases import SIZE_VARIABLE
 from nvshare.bench.compatibility.catalog import CASES, EVERYWHERE, LARGE, MODES, Case
 from nvshare.bench.compatibility.page import page
@@ -155,6 +156,10 @@ def command_of(case: Case, options: argparse.Namespace) -> list[str]:
         raise SkippedError("no time left")
     if absent := [name for name in case.modules if importlib.util.find_spec(name) is None]:
         raise SkippedError(f"{', '.join(absent)} not installed")
+    if case.name.startswith("remote."):
+        if lacking := remote.missing():
+            raise SkippedError(lacking)
+        return [sys.executable, "-m", "nvshare.bench.compatibility.remote", case.name.removeprefix("remote.")]
     if case.name != "runtime":
         return [sys.executable, "-m", "nvshare.bench.compatibility.cases", case.name]
     target, source = options.scratch / "runtime_program", Path(__file__).with_name("cases") / "runtime_program.cu"
@@ -180,7 +185,7 @@ def environment(case: Case, scratch: Path, size_bytes: int) -> dict[str, str]:
 
 @contextmanager
 def place(simulate: str | None, case: Case, mode: str, size_bytes: int, capacity: str | None) -> Iterator[Fixture]:
-    """The coordinator of a row, and in mode `beyond` the rival.  Programs of gigabytes have the default settings."""
+    """The coordinator of a row, and its neighbour.  Programs of gigabytes have the default settings."""
     if mode == "beyond":
         card = ["--capacity", str(2 * size_bytes)]
         with uncoordinated(simulate=simulate) as stand, coordinator(stand, card), rival(stand, 7 * size_bytes // 6):
@@ -188,9 +193,11 @@ def place(simulate: str | None, case: Case, mode: str, size_bytes: int, capacity
         return
     # The turns of a program with idle neighbours: nobody else wants them.
     more = ["--policy", "auto", *(["--capacity", capacity] if capacity and mode == "swap" else [])]
-    if case.modes == LARGE:
+    if case.modes >= LARGE:
         with uncoordinated(simulate=simulate) as stand, coordinator(stand, more):
-            yield stand
+            neighbour = training(stand, size_bytes) if mode == "beside" else nullcontext()
+            with neighbour:
+                yield stand
         return
     with fixture(simulate=simulate, quantum="20ms", more=more) as stand:
         yield stand
@@ -210,6 +217,22 @@ def rival(stand: Fixture, size_bytes: int) -> Iterator[None]:
             raise BenchError(f"the rival found {lost} pages with other values than it had written")
 
 
+@contextmanager
+def training(stand: Fixture, size_bytes: int) -> Iterator[None]:
+    """A training that works all the time.  Raises BenchError if it has ended."""
+    where = "cuda" if stand.simulate is None else "driver"
+    command = [sys.executable, "-m", "nvshare.bench.workloads.day_job", "training", where, str(size_bytes >> 20)]
+    member = Member(stand, command, hooked=True, name="training", options=MODES["beside"])
+    try:
+        member.answer(READY_S)
+        member.tell("steps inf")
+        yield
+        if member.has_spoken():
+            raise member.failure("has ended")
+    finally:
+        member.kill()
+
+
 def run_case(case: Case, mode: str, options: argparse.Namespace) -> dict[str, Any]:
     """One row."""
     row: dict[str, Any] = {
@@ -226,10 +249,13 @@ def run_case(case: Case, mode: str, options: argparse.Namespace) -> dict[str, An
             def start(name: str) -> Member:
                 hooked = name != "plain"
                 chosen = MODES[mode] if hooked else ()
-                return Member(stand, command, hooked=hooked, name=f"{case.name}-{name}", options=chosen, extra=extra)
+                return Member(
+                    stand, command, hooked=hooked, name=f"{case.name}-{name}", options=chosen, extra=extra,
+                    own_group=True,
+                )  # fmt: skip
 
             compare(stand, start, case, row)
-            if options.processes and row.pop("timed") and mode != "beyond":
+            if options.processes and row.pop("timed") and mode not in {"beside", "beyond"}:
                 row["cost"] = cost(start, case, options.seconds, options.processes)
     except SkippedError as why:
         row |= {"result": "skipped", "reason": str(why)}

@@ -16,16 +16,19 @@ MODES: dict[str, tuple[str, ...]] = {
     "device": ("--memory", "device"),
     "managed": ("--memory", "managed", "--gpu-memory-limit", "96MiB"),
     "swap": ("--memory", "swap"),
+    "beside": ("--memory", "swap"),
     "beyond": ("--memory", "swap"),
 }
-"""Memory modes, as options of `nvshare-run`.  `swap` and `beyond` run when asked for.
+"""Memory modes, as options of `nvshare-run`.  `swap`, `beside` and `beyond` run when asked for.
 
-`beyond`: in `swap`, beside a rival of 7/6 of a program's size that works all the time, on a card of twice its size.
+`beside`: in `swap`, beside a training in PyTorch of a program's size.  `beyond`: in `swap`, beside a rival of 7/6 of a
+program's size that works all the time, on a card of twice its size.
 """
 
 NOT_MANAGED = frozenset({"device", "swap"})
 SMALL = frozenset({"device", "managed", "swap"})
 LARGE = frozenset({"swap", "beyond"})
+SERVERS = LARGE | {"beside"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Case:
 
     def chosen(self, mode: str, wanted: Sequence[str]) -> bool:
         """Whether it runs in a mode, if these are named (none: all)."""
-        names = {self.row, self.name, *self.name.split(".")}
+        names = {self.row, self.name, self.name.partition(".")[0], self.name.rpartition(".")[2]}
         return mode in self.modes and (not wanted or not names.isdisjoint(wanted))
 
 
@@ -68,6 +71,11 @@ def _jax(row: str, **environment: str) -> Case:
 def _program(row: str, name: str, *modules: str, **environment: str) -> Case:
     """A program of gigabytes, on one card."""
     return Case(row, f"programs.{name}", LARGE, modules, {"CUDA_VISIBLE_DEVICES": "0", **environment}, 100.0)
+
+
+def _server(row: str, name: str, module: str) -> Case:
+    """A model server."""
+    return Case(row, f"programs.{name}", SERVERS, (module,), {"CUDA_VISIBLE_DEVICES": "0"}, 240.0)
 
 
 CASES = (
@@ -102,5 +110,9 @@ CASES = (
     _program("tinygrad, training", "tinygrad", "tinygrad", DEV="CUDA"),
     _program("CuPy and PyTorch in one process", "notebook", "cupy", "torch"),
     _program("imitated vLLM, cache of 90 % of the card", "vllm-cache", "torch", "transformers"),
+    _server("vLLM, greedy tokens", "vllm", "vllm"),
+    _server("PyTorch, model server of 8 slots", "servers", "torch"),
+    Case("Lupine, driver API of a remote program", "remote.driver.launches", modules=("numpy",)),
+    Case("Lupine, PyTorch training of a remote program", "remote.torch.eager", modules=("torch",), limit_s=60.0),
 )
 """Names of programs are also those of the command line: `--case programs` names all of gigabytes."""

@@ -13,10 +13,12 @@ from typing import Any
 
 HEAD = """# Compatibility
 
-Each program ran without the hook, alone under it, and two at a time under it with a quantum of 20 ms.
+Each program ran without the hook, alone under it, and two at a time under it: with a quantum of 20 ms, those of
+gigabytes with default settings.
 
 - *alone*, *two at a time*: **identical**, every byte of the results is as without the hook; **within tolerance**, the
   results are, within the tolerance that is named; **unrepeatable**, they differ without the hook too.
+- mode `beside`: in `swap`, beside a PyTorch training of 6 GiB that works all the time.
 - mode `beyond`: in `swap` on a card of 12 GiB, beside a program of 7 GiB that works all the time; each program of
   gigabytes takes about 6 GiB, and two at a time they are three. In brackets: GiB that were evicted and restored.
 - *cost*: time that the hook adds to a step, with its 95 % interval from six processes of each kind on. Processes
@@ -28,8 +30,9 @@ The benchmark writes this page:
     python -m nvshare.bench.compatibility --from lines.json --markdown docs/reference/compatibility.md
 
 `--case "NAME"` runs one case, with a name of the first column; `--case programs` the programs of gigabytes, with
-`--mode swap --capacity 24GiB` or `--mode beyond`. In `managed` mode each has a limit of 96 MiB. *Imitated*: not the
-program itself, but its use of memory as its documentation tells it.
+`--mode swap --capacity 24GiB`, `--mode beside` or `--mode beyond`. In `managed` mode each has a limit of 96 MiB.
+*Imitated*: not the program itself, but its use of memory as its documentation tells it. *Remote*: under the hook is the
+server of [Lupine](../how-to/remote.md), and the program beside it without the hook, on the same machine.
 
 Not gated and not counted: functions from before CUDA 3.2, whose pointers and sizes have 32 bits (`cuMemAlloc` without
 `_v2`). `cuda.h` leads to their successors, so compiled programs do not call them.

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -210,27 +210,38 @@ class Vllm:
 
         self._loop.run_until_complete(all_of_them())
 
+    def answer(self, prompt: Sequence[int]) -> list[int]:
+        """The tokens of a request that is alone."""
+
+        async def all_of_them() -> list[int]:
+            return [token async for new in self._request(prompt, TOKENS) for token in new]
+
+        return self._loop.run_until_complete(all_of_them())
+
     async def _slot(self, record: Record, length: int) -> None:
         """One request after the other."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         while record.open():
             number, prompt = record.next()
             arrival, tokens = time.monotonic(), list[int]()
-            how = SamplingParams(
-                temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False,
-                output_kind=RequestOutputKind.DELTA,
-            )  # fmt: skip
-            name = f"{arrival}-{number}-{random.random()}"
-            async for part in self._engine.generate({"prompt_token_ids": prompt}, how, name):
-                new, now = part.outputs[0].token_ids, time.monotonic()
+            async for new in self._request(prompt, length):
+                now = time.monotonic()
                 if new and not tokens:
                     record.first(arrival, now)
                 record.token(len(new), now)
                 tokens += new
             record.done(number, tokens)
             length = TOKENS
+
+    async def _request(self, prompt: Sequence[int], length: int) -> AsyncIterator[Sequence[int]]:
+        """Its tokens, as they come."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        how = SamplingParams(
+            temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
+        )
+        async for part in self._engine.generate({"prompt_token_ids": list(prompt)}, how, f"{random.random()}"):
+            yield part.outputs[0].token_ids
 
 
 def main() -> int:

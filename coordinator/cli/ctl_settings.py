@@ -43,6 +43,9 @@ def register(app: typer.Typer) -> None:
         if setting.live:
             how = {"ignore_unknown_options": name == "priority"}  # it may be negative
             settings.command(_dashed(name), help=_plain(setting.help), context_settings=how)(_command(name, setting))
+        elif name in CONFIGURED:
+            how = {"ignore_unknown_options": True, "allow_extra_args": True}
+            settings.command(_dashed(name), hidden=True, context_settings=how)(_refusal(name))
     app.add_typer(settings, name="set")
     app.command()(limit)
     app.command()(unset)
@@ -69,6 +72,15 @@ def _command(name: str, setting: Setting) -> Callable[..., None]:
     found += [parameter("as_json", Json, False), parameter("where", Where, None)]
     command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in found}
+    return command
+
+
+def _refusal(name: str) -> Callable[[], None]:
+    def command() -> None:
+        raise typer.BadParameter(
+            f"{name} is read when the coordinator starts: give it --{_dashed(name)}, or write {name} into its file"
+        )
+
     return command
 
 

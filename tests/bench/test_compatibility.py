@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,15 @@ from typing import Any
 import pytest
 
 from nvshare.bench.compatibility import __main__ as matrix
-from nvshare.bench.compatibility import page
+from nvshare.bench.compatibility import page, remote
 from nvshare.bench.compatibility.cases import Skipped
-from nvshare.bench.compatibility.catalog import CASES, LARGE, SMALL, Case
-from nvshare.bench.harness.worker_group import Member
+from nvshare.bench.compatibility.catalog import CASES, LARGE, SERVERS, SMALL, Case
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture
+from nvshare.bench.harness.worker_group import Member, closing
 from nvshare.bench.workloads import llama
 from tests.bench.test_benches_run import lines
 from tests.conftest import ROOT, Built
-from tests.waiting import eventually
+from tests.waiting import BOUND_S, eventually
 
 WORKS = Case("works", "sh.works", SMALL, limit_s=20.0)
 
@@ -106,6 +109,48 @@ def test_beyond_capacity_there_is_a_rival(options: argparse.Namespace, monkeypat
     assert (row["result"], row["reason"]) == (
         "failed", "the rival found 2 pages with other values than it had written",
     )  # fmt: skip
+
+
+def trains(stand: Fixture) -> bool:
+    return [client["name"] for client in stand.control("clients")["clients"]] == ["training"]
+
+
+def end_training(server: Case) -> None:
+    with matrix.place("1x1GiB", server, "beside", 32 << 20, None) as stand:
+        os.kill(stand.control("clients")["clients"][0]["process_id"], signal.SIGKILL)
+        eventually(lambda: not trains(stand), "its end")
+
+
+@pytest.mark.usefixtures("built")
+def test_beside_a_training() -> None:
+    """Broken: a server's row would be measured without its neighbour, or its neighbour's end would stay unnoticed."""
+    server = Case("server", "sh.server", SERVERS)
+    with matrix.place("1x1GiB", server, "beside", 32 << 20, None) as stand:
+        assert trains(stand)
+    with pytest.raises(BenchError, match="has ended"):
+        end_training(server)
+
+
+def test_a_remote_program_itself_is_not_hooked(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a row of a remote program would show the program under the hook, and not the server's calls for it."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("NVSHARE_LUPINE_DIR", str(tmp_path))
+    assert remote.missing() == "no lupine_driver_server on PATH"
+    server, told = tmp_path / remote.SERVER, tmp_path / "environment"
+    server.write_text(f"#!/bin/sh\nenv >{told}\nexec sleep 60\n", encoding="utf-8")
+    server.chmod(0o755)
+    assert "libcuda.so.1: NVSHARE_LUPINE_DIR names" in remote.missing()
+    (tmp_path / "libcuda.so.1").symlink_to(built.sim_dir / "libcuda.so.1")
+    assert not remote.missing()
+    command = [sys.executable, "-m", "nvshare.bench.compatibility.remote", "driver.launches"]
+    with fixture(simulate="1x1GiB") as stand:
+        member = Member(stand, command, hooked=True, name="remote")
+        with closing([member]):
+            member.answer(BOUND_S)
+            assert "digest" in member.ask("check", BOUND_S)
+            eventually(told.exists, "the server's start")
+            assert not stand.control("clients")["clients"], "the program is under the hook; the server makes no calls"
+    assert "libnvshare_hook.so" in told.read_text(encoding="utf-8")
 
 
 def test_every_row_has_its_own_name() -> None:

@@ -112,6 +112,9 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     assert hook.next(messages.GpuSettings).memory_limit_bytes == 3 << 30
     answer(running, "set", "switch-share", "2%", "--gpu", "1")
     answer(running, "set", "host-budget", "3GiB")
+    refused = ctl(running.directory.path, "set", "capacity", "1GiB")
+    assert refused.returncode == 2
+    assert "--capacity" in refused.stderr, "the remedy of a setting that is read at the start"
     status = answer(running, "status")
     assert [gpu["switch_share"] for gpu in status["gpus"]] == [0.05, 0.02]
     assert status["host_budget_bytes"] == 3 << 30

@@ -20,7 +20,7 @@ from typing import Any
 
 from nvshare.bench.compatibility.cases import Program, Skipped
 
-FRAMEWORKS = ("torch", "triton", "transformers", "diffusers", "cupy", "jax", "numba", "numba_cuda", "tinygrad")
+FRAMEWORKS = ("torch", "triton", "transformers", "diffusers", "cupy", "jax", "numba", "numba_cuda", "tinygrad", "vllm")
 
 
 def versions() -> dict[str, str]:

@@ -1,26 +1,28 @@
 """Programs that people share a card with, whole and of gigabytes: those of `nvshare.bench.day`, and some more.
 
-vLLM itself is too large for the machines that measure.  `vllm-cache` imitates its sizing, from its documentation: all
-that 90 % of the card leaves becomes the cache of keys and values, in one allocation.
+`vllm-cache` imitates vLLM's sizing, from its documentation: all that 90 % of the card leaves becomes the cache of keys
+and values, in one allocation.  `vllm` is vLLM itself, with a cache of a fixed size.
 
 Non-goals: weights from elsewhere.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
 from nvshare.bench.compatibility.cases import Outcome, Program, Skipped, size_bytes
-from nvshare.bench.workloads import day_job
+from nvshare.bench.workloads import day_job, serving
 from nvshare.bench.workloads.llama import GIB, LlamaMissingError
 
 TOLERANCE = 1e-5
 UTILISATION = 0.9
 """vLLM's default of `gpu_memory_utilization`."""
+SLOTS = 8
 
 
 def of_day(make: Callable[[int], day_job.Work], units: int = 3, tolerance: float = TOLERANCE) -> Program:
@@ -161,6 +163,44 @@ class VllmCache:
         yield sum(int((part != 17 + seed).any()) for part in self._cache.split(GIB >> 2))
 
 
+def prompt(seed: int) -> Sequence[int]:
+    """A random one."""
+    return random.Random(seed).choices(range(serving.LARGE["vocab_size"]), k=serving.PROMPT_TOKENS)
+
+
+class Vllm:
+    """vLLM with an engine in a process of its own; one request at a time, so that its tokens are repeatable."""
+
+    about: dict[str, Any] = {"program": "vllm"}  # noqa: RUF012 (a constant)
+
+    def __init__(self, size: int) -> None:
+        self._server = serving.Vllm(size, [1])
+
+    def unit(self, seed: int) -> Any:
+        """An answer."""
+        yield self._server.answer(prompt(seed))
+
+
+class SlotServer:
+    """The model server of `nvshare.bench.servers` in PyTorch alone, with a request in each of its slots."""
+
+    about: dict[str, Any] = {"program": "torch"}  # noqa: RUF012 (a constant)
+
+    def __init__(self, size: int) -> None:
+        import torch
+
+        from nvshare.bench.workloads.serving_torch import Batch, Llama
+
+        torch.set_grad_enabled(False)
+        self._batch = Batch(Llama(torch.device("cuda"), size), SLOTS)
+
+    def unit(self, seed: int) -> Any:
+        """Answers to all of them."""
+        yield [self._batch.begin(slot, prompt(seed * SLOTS + slot)) for slot in range(SLOTS)]
+        for _ in range(serving.TOKENS - 1):
+            yield self._batch.step()
+
+
 def jax_default() -> Program:
     """Matrices of a quarter of the size that is asked for, under the default preallocation of 75 % of the card."""
     import jax
@@ -235,4 +275,6 @@ CASES = {
     "tinygrad": tinygrad,
     "notebook": lambda: of_day(CupyAndTorch),
     "vllm-cache": lambda: of_day(VllmCache, tolerance=0.0),
+    "vllm": lambda: of_day(Vllm, units=8, tolerance=0.0),
+    "servers": lambda: of_day(SlotServer, units=8, tolerance=0.0),
 }
