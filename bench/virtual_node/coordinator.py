@@ -20,7 +20,7 @@ from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.journal import Journal
 
@@ -195,6 +195,7 @@ class Shell:
             slots=SlotBook() if world.plan.slot_share else None,
             watch_end=world.watch_end,
             end_process=world.end_process,
+            check_memory=self._look,
         )
 
     def begin(self) -> None:
@@ -205,10 +206,22 @@ class Shell:
             capacity = world.plan.capacity_bytes
             number, deadline_ns = self._journal.next_lease_id(uuid), world.now_ns + RECOVERY_NS
             world.waits_for(uuid, holder)
-            self.give(events.GpuAdded(uuid, "Model", capacity, capacity, number, holder, deadline_ns))
+            total = 2 * capacity  # contexts and late figures lack no room
+            self.give(events.GpuAdded(uuid, "Model", total, capacity, number, holder, deadline_ns))
+            self.give(events.MemoryChecked(uuid, *world.figures(uuid)))
         if self.dispatcher.slots is not None:
             for slot in world.slots.present():
                 self.dispatcher.slots.put(slot)
+
+    def _look(self, uuid: str) -> None:
+        """The driver's figures are read a while after the question, and told a while after that."""
+        world = self._world
+
+        def read() -> None:
+            told = events.MemoryChecked(uuid, *world.figures(uuid))
+            world.after(world.chance.randint(1, 30) * MILLISECOND_NS, lambda: self.give(told))
+
+        world.after(world.chance.randint(1, 250) * MILLISECOND_NS, read)
 
     def kill_within(self, steps: int) -> None:
         """Kills the coordinator in the next turn, after this number of steps or at the turn's end."""

@@ -453,6 +453,14 @@ class World(Clock):
         processes = (*self.processes.values(), *self.exiting.values())
         return sum(s.memory.resident for p in processes for s in p.sides.values() if s.uuid == uuid)
 
+    def figures(self, uuid: str) -> tuple[dict[str, int], int]:
+        """The driver's figures: memory by process, and what it lists no process with."""
+        listed: dict[str, int] = {}
+        for process in (*self.processes.values(), *self.exiting.values()):
+            if process.mode is not messages.MemoryMode.MANAGED and not process.hidden:
+                listed[str(process.pid)] = sum(s.memory.resident for s in process.sides.values() if s.uuid == uuid)
+        return listed, self.resident(uuid) - sum(listed.values())
+
     def bring_in(self, side: Side, size: int) -> int:
         """Brings memory onto a GPU and returns the size that fits.
 

@@ -262,6 +262,8 @@ class Coordinator:
             ),
             now_ns,
         )
+        if self.options.devices is None:  # before a client of an earlier coordinator says what it has
+            self.dispatcher.event(events.MemoryChecked(device.uuid, *self._card_memory.read(device.uuid)), now_ns)
         if holder is not None:
             who = f"holder, process {holder}" if holder > 0 else "holders"
             log.info("%s: waiting for the earlier lease %s", device.uuid, who)

@@ -104,15 +104,16 @@ def move_seats(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
 def _as_attached(seat: Seat, gpu: Gpu) -> AttachGpu:
     assert seat.phase in (IDLE, WAITING), f"{seat.phase} while it is moved"
     assert seat.moves.move is None, "its memory is on the host"
+    allocated, resident, pinned, _ = seat.memory.reported  # that comes back, not what is on the GPU that it leaves
     return AttachGpu(
         gpu=seat.ordinal,
         uuid=gpu.uuid,
         total_bytes=gpu.memory.total_bytes,
         lease_id=0,
         wanted=seat.phase is WAITING,
-        allocated_bytes=seat.memory.allocated_bytes,
-        resident_bytes=seat.memory.resident_bytes,
-        pinned_bytes=seat.memory.pinned_bytes,
+        allocated_bytes=allocated,
+        resident_bytes=resident,
+        pinned_bytes=pinned,
     )
 
 
@@ -144,22 +145,18 @@ def _add_seat(
     gpu.leases.next_turn += 1
     client.seats[message.gpu] = seat
     gpu.seats[client.client_id] = seat
-    gpu.memory.immovable.ending.pop(client.identity.process_id, None)  # it has connected again, and reports its memory
+    earlier = gpu.memory.immovable.ending.pop(client.identity.process_id, None)
+    if earlier is not None:  # it has connected again, and what it had counts
+        listed, process = gpu.memory.listed, str(client.identity.process_id)
+        listed[process] = max(earlier.bytes, listed.get(process, 0))
     slots.add_member(node, seat)
     room.add_seat(seat)
-    claims.set_usage(
-        seat,
-        allocated=message.allocated_bytes,
-        resident=message.resident_bytes,
-        pinned=message.pinned_bytes,
-        host=max(0, message.allocated_bytes - message.resident_bytes)
-        if client.memory_mode is not MemoryMode.DEVICE
-        else 0,
-    )
+    host = 0 if client.memory_mode is MemoryMode.DEVICE else max(0, message.allocated_bytes - message.resident_bytes)
+    claims.set_usage(seat, message.allocated_bytes, message.resident_bytes, message.pinned_bytes, host)
     seat.memory.reserved_bytes = seat.memory.allocated_bytes
     claims.claim(seat)
     room.update(seat)
-    checks.attached(node, seat, message.resident_bytes)
+    checks.reported(node, seat)
     send_settings(node, seat)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,

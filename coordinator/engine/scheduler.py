@@ -379,7 +379,7 @@ def _request(node: Node, seat: Seat, now_ns: int) -> None:
 def _state(node: Node, seat: Seat, message: State, now_ns: int) -> None:
     moves.heard(node, seat, message, now_ns)
     seat.memory.released_bytes, seat.memory.prepared_bytes = message.released_bytes, message.prepared_bytes
-    checks.reported(node, seat, message.resident_bytes)
+    checks.reported(node, seat)
     if message.linked and not seat.client.linked:
         seat.client.linked = True
         operator_commands.settle(node, seat.client, seat.client.facts, now_ns)

@@ -3,7 +3,9 @@
 Rules:
 - *Claimed* is the most of: what a client has, what it was promised, and the targets that it may still obey.  So the
   most that all clients may come to have resident is always known, whichever messages are under way.
-- A client counts with what it may have, whatever it reports.
+- A client counts with what it may have, whatever it reports.  A report counts up to what the client claimed before:
+  that was promised on this connection.  More counts only if the driver's figures show it (memory/checks.py).  Memory
+  counts as immovable if these show it, or if it was allowed to be (memory/pinning.py).
 - What moves out is free at once.  What a client that is gone had leaves the GPU by itself, when its process has ended;
   what it exported stays claimed until the driver's figures say how much of it others hold (memory/checks.py).
 
@@ -20,20 +22,23 @@ from nvshare.coordinator.model.seat import HOLDING, OVERDUE, REVOKING, WITH_LEAS
 from nvshare.coordinator.protocol.messages import MOST_BYTES, MemoryMode
 
 
-def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: int) -> None:
+def set_usage(seat: Seat, allocated: int, resident: int, pinned: int, host: int, most: int | None = None) -> None:
     """Changes a seat's memory usage and the GPU's sums; nothing else does.
 
-    The client reports the figures, so they are bounded to what it may have.
+    The client reports the figures, so they are bounded to what it may have; `most` replaces the bound of `resident`.
     """
-    gpu = seat.gpu
+    gpu, shown = seat.gpu, shown_bytes(seat)
+    seat.memory.reported = allocated, resident, pinned, host
     if allocated > seat.memory.allocated_bytes:
         allocated = max(seat.memory.allocated_bytes, min(allocated, room.most_bytes(seat)))
-    most = seat.memory.check.most_bytes
-    if most is not None:
-        resident = min(resident, most)
-        if seat.client.memory_mode is MemoryMode.DEVICE:
-            allocated = min(resident, max(seat.memory.allocated_bytes, room.most_bytes(seat)))
-    resident = min(resident, allocated)
+    said = min(resident, allocated)
+    resident = min(said, max(seat.memory.claimed_bytes, shown) if most is None else most)
+    said_pinned, pinned = min(pinned, said), min(pinned, resident)
+    if seat.client.memory_mode is not MemoryMode.DEVICE:
+        pinned = min(pinned, max(seat.memory.pinned_bytes, seat.room.promised_bytes, shown))
+    elif resident < said:
+        allocated = resident
+    seat.memory.unconfirmed_bytes = max(said - resident, said_pinned - pinned)
     host = min(host, MOST_BYTES)
     needs = allocated != seat.memory.allocated_bytes
     gpu.memory.allocated_bytes += allocated - seat.memory.allocated_bytes
@@ -42,7 +47,7 @@ def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: i
     seat.memory.allocated_bytes = allocated
     gpu.memory.overflow.reported[seat.client.client_id] = None
     seat.memory.resident_bytes = resident
-    seat.memory.pinned_bytes = min(pinned, resident)
+    seat.memory.pinned_bytes = pinned
     seat.memory.host_bytes = host
     if resident:
         gpu.memory.evictable[seat.client.client_id] = seat
@@ -51,6 +56,14 @@ def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: i
     claim(seat)
     room.update(seat, needs=needs)
     gpu.wait_queue.changed(seat)
+
+
+def shown_bytes(seat: Seat) -> int:
+    """The most that the client's process has by the driver's figures; managed pages are the driver's own affair."""
+    memory = seat.gpu.memory
+    if seat.client.memory_mode is MemoryMode.MANAGED:
+        return MOST_BYTES
+    return memory.listed.get(str(seat.client.identity.process_id), 0) + memory.unlisted_bytes
 
 
 def wanted_bytes(seat: Seat) -> int:

@@ -256,6 +256,7 @@ def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
             text = f"{gpu.uuid}: {client.identity} does not move its memory; it is not waited for"
             node.out.append(Log(logging.WARNING, text))
             _notify(node, seat, "stalled", moved_bytes=move.moved_bytes)
+            checks.ask(node, gpu)
 
 
 def stall_deadline_ns(node: Node, gpu: Gpu) -> int | None:

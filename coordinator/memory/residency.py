@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from nvshare.coordinator.memory import checks, host_budget, moves, room, switch_credit
+from nvshare.coordinator.memory import host_budget, moves, room, switch_credit
 from nvshare.coordinator.memory.claims import (
     crowded_bytes,
     free_bytes,
@@ -144,7 +144,6 @@ def more_room(gpu: Gpu, now_ns: int) -> None:
 def client_left(node: Node, seat: Seat, now_ns: int) -> None:
     """The seat's client is gone, its memory with it."""
     gpu = seat.gpu
-    checks.left(seat)
     moves.forget(seat)
     seat.memory.reserved_bytes = 0
     set_usage(seat, allocated=0, resident=0, pinned=0, host=0)

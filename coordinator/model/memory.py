@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvshare.coordinator.model.statistics import MoveStatistics, RecentSum, SeatMoveStatistics
-from nvshare.coordinator.protocol.messages import State, Target
+from nvshare.coordinator.protocol.messages import MOST_BYTES, State, Target
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.seat import Seat
@@ -36,27 +36,18 @@ class SeatMemory:
     attached_bytes: int = 0
     """Allocated as it attached, by its own word.  It may be more than its limit, and may come back to the GPU."""
     growth: Growth | None = None
-    check: ReportCheck = field(default_factory=lambda: ReportCheck())
+    reported: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Allocated, resident, pinned and host memory by the last report, as `claims.set_usage` takes them."""
+    unconfirmed_bytes: int = 0
+    """Reported, but neither promised nor shown by the driver's figures: it does not count.  `set_usage` changes it."""
+    looked_bytes: int = 0
+    """The most resident memory at any look.  This and the next are changed by memory/checks.py."""
+    accused: bool = False
+    """The log names the client as one that reports more than it has."""
     claimed_bytes: int = 0
     """As `claims.claim` has counted it."""
     needed_bytes: int = 0
     """Allocated or claimed, as `claims.claim` has counted it."""
-
-
-@dataclass(slots=True)
-class ReportCheck:
-    """A client's reports beside the driver's figures.  Changed by memory/checks.py."""
-
-    reported_bytes: int = 0
-    """Resident by the last report."""
-    asked_bytes: int = 0
-    """As it claimed when the driver's figures were asked for."""
-    confirmed_bytes: int = 0
-    """The most that a check has found to be true."""
-    doubts: int = 0
-    """Checks in a row that found less."""
-    most_bytes: int | None = None
-    """It reported more than it had: the most that counts until the next check."""
 
 
 @dataclass(slots=True, eq=False)
@@ -223,14 +214,19 @@ class GpuMemory:
     growing: dict[int, Seat] = field(default_factory=dict)
     """By client: seats whose question for room is not answered yet."""
     immovable: Immovable = field(default_factory=Immovable)
-    checking: bool = False
-    """The driver's figures are asked for.  Changed by memory/checks.py."""
-    answered: bool = False
-    """They have come once."""
+    looking: dict[int, int] | None = None
+    """A look at the driver's figures is under way: what clients with unconfirmed memory had reported as it began.
+
+    This field and the next four are changed by memory/checks.py, `listed` also by engine/recovery.py.
+    """
+    look_again: bool = False
+    """Another one is to follow: the figures under way may be too old."""
+    listed: dict[str, int] = field(default_factory=dict)
+    """By process id, in decimal: memory at the newest look."""
+    unlisted_bytes: int = MOST_BYTES
+    """Used memory that no listed process has, at the newest look; before the first one it may be anything."""
     checked_at_ns: int | None = None
-    """When they said last how much is used."""
-    unproven: set[int] = field(default_factory=set)
-    """Users of whom a client has left before its memory was checked.  Changed by memory/checks.py."""
+    """When the figures said last how much is used."""
     other_bytes: int = 0
     """Used memory of the card that no client reports, by these figures: contexts, the driver's own, other programs."""
     short: bool = False

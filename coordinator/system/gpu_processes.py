@@ -121,6 +121,10 @@ class CardMemory:
         """Has the figures of a GPU reported."""
         self._asked.put(uuid)
 
+    def read(self, uuid: str) -> tuple[dict[str, int], int]:
+        """The figures of now, as `read_memory` has them."""
+        return read_memory(uuid, by_process=self._by_process)
+
     def close(self) -> None:
         """The thread ends by itself; NVML may block it."""
         self._ended.set()
@@ -128,5 +132,5 @@ class CardMemory:
 
     def _run(self) -> None:
         while (uuid := self._asked.get()) and not self._ended.is_set():
-            self._report(uuid, *read_memory(uuid, by_process=self._by_process))
+            self._report(uuid, *self.read(uuid))
             self._ended.wait(PAUSE_S)

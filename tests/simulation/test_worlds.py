@@ -115,8 +115,8 @@ def test_who_does_not_fit_is_named(hidden_share: float) -> None:
     hides is taken for one that nobody names."""
     plan = replace(CROWDED, old_share=0.5, hidden_share=hidden_share)
     worlds = [live(seed, plan, SETTINGS) for seed in range(2 * SEEDS)]
-    assert sum(world.checks.lacking for world in worlds) > 10
-    assert sum(world.checks.unschedulable for world in worlds) > 10
+    assert sum(world.checks.lacking for world in worlds) > 5
+    assert sum(world.checks.unschedulable for world in worlds) > 5
 
 
 @settings(max_examples=2 * SEEDS, deadline=None)

@@ -389,4 +389,6 @@ def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
         _enter(node, client, PARKED)
         return ()
     _stay(node, client, client.parking.why)
+    for seat in client.seats.values():
+        checks.ask(node, seat.gpu)  # what the checkpoint took counts again
     return ()

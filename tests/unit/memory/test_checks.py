@@ -5,20 +5,22 @@ Non-goals: how the figures are read (tests/end_to_end/test_failures.py).
 
 from __future__ import annotations
 
-from functools import partial
-
-from nvshare.coordinator.memory import checks
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import GPU, Harness, ScriptedClient, one_gpu
 
-make_harness = partial(one_gpu, capacity=1000)
+
+def make_harness(**settings: int) -> Harness:
+    """A coordinator that has just started, while nobody has memory."""
+    harness = one_gpu(1000, **settings)
+    harness.handle(events.MemoryChecked(GPU, {}, 0))
+    return harness
 
 
 def answer(harness: Harness, by_client: dict[ScriptedClient, int], unlisted: int = 0) -> int:
-    """Answers checks until none is asked for.  Returns the number of checks."""
+    """Answers looks until none is asked for.  Returns their number."""
     listed, count = {str(client.process_id): size for client, size in by_client.items()}, 0
     while any(isinstance(command, commands.CheckMemory) for command in harness.commands):
         harness.commands.clear()
@@ -28,102 +30,98 @@ def answer(harness: Harness, by_client: dict[ScriptedClient, int], unlisted: int
     return count
 
 
+def resident(*clients: ScriptedClient) -> list[int]:
+    return [client.seat().memory.resident_bytes for client in clients]
+
+
 def test_memory_that_is_only_reported_takes_no_room() -> None:
-    """Broken: a program that reports the whole card has the others' allocations refused."""
+    """Broken: a program that reports the whole card, on any number of connections, has others' allocations refused."""
     harness = make_harness()
-    harness.client("liar", mode=MemoryMode.DEVICE, memory=1 << 47)
-    honest = harness.client(mode=MemoryMode.DEVICE)
-    assert honest.reserve(500) == 0
-    answer(harness, {})
-    assert honest.reserve(500) == 500
+    harness.client(mode=MemoryMode.DEVICE, memory=1 << 47).die(process_lives=True)
+    liar, honest = (harness.client(mode=MemoryMode.DEVICE, memory=size) for size in (1 << 47, 0))
+    assert honest.reserve(600) == 600
+    for size in (0, 700):
+        liar.report(allocated=1000, resident=1000)
+        answer(harness, {liar: size})
+        assert resident(liar) == [size]
 
 
-def test_pinned_memory_is_checked_too() -> None:
-    """Broken: a program in mode `swap` that reports pinned memory leaves the others no room."""
+def test_memory_is_immovable_if_it_is_there() -> None:
+    """Broken: a program in mode `swap` reports pinned memory, under a lease too, and leaves the others no room."""
     harness = make_harness()
     liar, honest = (harness.client(mode=MemoryMode.SWAP) for _ in range(2))
+    liar.report(allocated=1000, resident=0)
+    liar.request()
     liar.report(allocated=1000, resident=1000, pinned=1000)
+    assert (liar.seat().memory.pinned_bytes, resident(liar)) == (0, [1000])
     answer(harness, {liar: 60}, unlisted=40)
     assert liar.seat().memory.pinned_bytes == 100
     assert honest.take(messages.GpuSettings)[-1].room_bytes >= 890
 
 
 def test_true_reports_count_whoever_is_listed() -> None:
-    """Broken: a container's program, which the driver does not list, counts with nothing."""
+    """Broken: memory without a promise counts as nothing, or memory of a program that the driver does not list."""
     harness = make_harness()
-    listed, unlisted = (harness.client(mode=MemoryMode.DEVICE, memory=400) for _ in range(2))
-    assert answer(harness, {listed: 450}, unlisted=450) == 2, "the second one attached during the first check"
-    assert [each.seat().memory.resident_bytes for each in (listed, unlisted)] == [400, 400]
-    listed.report(allocated=420, resident=420)
-    assert answer(harness, {}) == 0, "a check is asked for by reports of clearly more"
+    both = [harness.client(mode=MemoryMode.DEVICE, memory=400) for _ in range(2)]
+    assert answer(harness, {both[0]: 450}, unlisted=450) == 2, "the second one attached during the first look"
+    assert resident(*both) == [400, 400]
+    both[0].report(allocated=420, resident=420)
+    assert (resident(both[0]), answer(harness, {})) == ([420], 0), "the figures are there"
 
 
-def test_a_report_under_way_is_no_lie() -> None:
-    """Broken: memory that was freed just before the check, or allocated after it, has its program distrusted."""
+def test_figures_may_be_too_old() -> None:
+    """Broken: memory that was allocated after the figures were read never counts, or its program is accused."""
     harness = make_harness()
-    client = harness.client(mode=MemoryMode.DEVICE, memory=400)
-    harness.handle(events.MemoryChecked(GPU, {str(client.process_id): 100}, 0))
-    client.report(allocated=100, resident=100)
-    harness.handle(events.MemoryChecked(GPU, {str(client.process_id): 100}, 0))
+    client = harness.client(mode=MemoryMode.DEVICE, memory=100)
     client.report(allocated=900, resident=900)
-    assert client.seat().memory.resident_bytes == 900
+    for size in (100, 950):
+        assert not harness.logged("by the driver's figures")
+        harness.handle(events.MemoryChecked(GPU, {str(client.process_id): size}, 0))
+    assert resident(client) == [900]
 
 
-def test_what_a_hook_has_asked_for_is_no_lie() -> None:
-    """Broken: after a restart a program that waits for an answer is accused; or who always asks is never found out."""
+def test_a_parked_program_counts_with_what_is_on_the_card() -> None:
+    """Broken: a program that the driver has off the card takes room there, or is accused; or it never counts again."""
     harness = make_harness()
-    harness.handle(events.GpuAdded("GPU-1", "", 1000, 1000, 7, None))
-    client = harness.client(mode=MemoryMode.SWAP, attach=False)
-    client.attach("GPU-1", memory=400)
-    client.ask_room(450)
-    assert not client.reserved(), "others may connect again"
-    for _ in range(checks.PATIENT_CHECKS - 1):
-        harness.handle(events.MemoryChecked("GPU-1", {str(client.process_id): 300}, 0))
-    assert client.seat().memory.resident_bytes == 400
-    harness.handle(events.MemoryChecked("GPU-1", {str(client.process_id): 300}, 0))
-    assert client.seat().memory.resident_bytes == 300
-
-
-def test_a_parked_program_is_not_accused() -> None:
-    """Broken: the log says that an honest program reports what it has not, because the driver has it off the card."""
-    harness = make_harness()
-    client = harness.client(mode=MemoryMode.DEVICE, attach=False)
-    client.say(messages.AttachGpu(0, GPU, 1000, 0, False, 400, 400, 400, True))
-    answer(harness, {})
+    client = harness.client(mode=MemoryMode.DEVICE)
+    client.reserve(400)
+    client.report(allocated=400, resident=400)
+    harness.handle(events.Set("parked", True, client=client.client))
+    client.say(messages.ParkAnswer(True))
+    for event, size in ((events.Saved(client.client, ""), 0), (events.Restored(client.client, ""), 400)):
+        harness.handle(event)
+        answer(harness, {client: size})
+        assert resident(client) == [size]
+        harness.handle(events.Set("parked", False, client=client.client))
     assert not harness.logged("by the driver's figures")
 
 
-def test_a_later_report_of_a_liar_counts_once_it_is_checked() -> None:
-    """Broken: a liar says it again and again, or a program once in doubt never counts fully."""
+def test_a_program_that_connects_again_counts_with_what_it_had() -> None:
+    """Broken: its memory is promised to others for as long as a look takes; or a new process has it too."""
     harness = make_harness()
-    client = harness.client(mode=MemoryMode.DEVICE, memory=1000)
-    answer(harness, {client: 0})
-    assert harness.gpu_snapshot().memory.resident_bytes == 0
-    client.report(allocated=1000, resident=1000)
-    assert client.seat().memory.resident_bytes == 0
-    answer(harness, {client: 600})
-    assert client.seat().memory.resident_bytes == 600
-    client.report(allocated=1000, resident=1000)
-    answer(harness, {client: 1050})
-    assert client.seat().memory.resident_bytes == 1000
+    client = harness.client(mode=MemoryMode.DEVICE, process_id=77)
+    client.reserve(700)
+    client.die(process_lives=True)
+    client = harness.client(mode=MemoryMode.DEVICE, process_id=77, memory=700)
+    assert resident(client) == [700]
+    client.die(process_lives=True)
+    harness.handle(events.ProcessEnded(77))
+    assert resident(harness.client(mode=MemoryMode.DEVICE, process_id=77, memory=700)) == [0]
 
 
-def test_a_program_that_connects_again_and_again_takes_no_room() -> None:
-    """Broken: a claim is never checked, because its connection ends before; or an honest one counts with nothing."""
-    harness = make_harness()
-    harness.handle(events.MemoryChecked(GPU, {}, 0))
-    harness.client("liar", mode=MemoryMode.DEVICE, memory=1000).die()
-    liar = harness.client("liar", mode=MemoryMode.DEVICE, memory=1000)
-    assert liar.seat().memory.resident_bytes == 0
-    other = harness.client(mode=MemoryMode.DEVICE)
-    assert other.reserve(500) == 500
-    modes = (MemoryMode.SWAP, MemoryMode.DEVICE)
-    first, second = true = [harness.client(mode=mode, memory=200) for mode in modes]
-    answer(harness, {first: 210, second: 210})
-    assert [each.seat().memory.resident_bytes for each in (liar, *true)] == [0, 200, 200]
-    for each in true:
-        each.report(allocated=220, resident=220)
-    assert [each.seat().memory.resident_bytes for each in true] == [220, 220], "they are believed from their check on"
+def test_a_program_that_hangs_counts_with_what_it_has() -> None:
+    """Broken: a program says that it has memory, moves none, and others wait for its room for ever."""
+    harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
+    liar = harness.client(mode=MemoryMode.SWAP, wanted=True)
+    liar.report(allocated=1000, resident=0)
+    liar.report(allocated=1000, resident=1000)
+    liar.release()
+    honest = harness.client(mode=MemoryMode.SWAP, resident=0, host=800)
+    honest.request()
+    harness.milliseconds(110)
+    answer(harness, {})
+    assert resident(liar) == [0]
+    assert honest.reserve(800) == 800
 
 
 def test_managed_memory_that_does_not_move_takes_no_room() -> None:
