@@ -2,15 +2,18 @@
 
 Two ranks of one job, each on a GPU, exchange something after each step: over NCCL where PyTorch is and the GPUs are
 real, else a token through memory that both have mapped (`--exchange host`).  On each GPU a rival wants all of the time.
-All programs are started once, under the hook; then the same seconds are measured in turns:
+All programs are started once; then the same seconds are measured in turns:
 
-- alone: the ranks without rivals; and the rivals without ranks;
-- apart: ranks that the coordinator knows nothing of, beside the rivals;
-- gang: ranks that were started with `nvshare-run --gang`, beside the rivals.
+- alone: the ranks without rivals, and the rivals without ranks, none of them under the hook;
+- slicing: the same programs together, so as the card itself shares its time;
+- apart, turns: ranks without and with `nvshare-run --gang`, beside rivals under the hook; one program at a time
+  (`sharing` exclusive, `--quantum`);
+- auto_apart, auto: the same with the coordinator's defaults, after `--settle` seconds in which it measures.
 
-JSON: of each case `steps_per_s` of the job and of each rival, and the longest step; `gang_over_alone` and
-`apart_over_alone` (at best 0.5, less what switching costs); `rivals_over_half`: a rival's steps beside the gang by half
-of its steps alone.
+JSON: of each case `steps_per_s` of the job, `over_alone`; `rivals_steps_per_s`, `rivals_over_alone`; the longest step;
+`total`: `over_alone` of the job and of the mean rival together.  Of the gang under `auto`: `gang_over_slicing`,
+`rivals_over_slicing`, `gang_over_turns`, `rivals_over_turns`; `total_over_better`: its `total` by the larger one of
+slicing and turns.
 
 On the simulated GPU kernels take time and compute nothing, the coordinator and the hook are real.
 
@@ -30,25 +33,29 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nvshare.bench.harness.command import add_figures, parser_for, run_benchmark, track
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, spread
+from nvshare.bench.harness.fixture import BenchError, Fixture, coordinator, spread, uncoordinated
 from nvshare.bench.harness.worker_group import Member
 from nvshare.bench.workloads.gang import FILE_BYTES, RANKS
 from nvshare.coordinator.system.devices import real_card
 
 GANG: Final = "bench"
+CASES: Final = ("slicing", "apart", "turns", "auto_apart", "auto")
+"""Ranks and rivals together."""
 SIMULATED: Final = "2x8GiB"
 READY_S: Final = 90.0
-"""Importing PyTorch six times, six contexts and two communicators."""
+"""Importing PyTorch ten times, ten contexts and three communicators."""
 ANSWER_S: Final = 90.0
 """Time that a run may take beyond its length: ranks that are apart wait for each other's turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """Everybody who takes part."""
+    """Everybody who takes part; `bare` are not under the hook."""
 
-    gang: tuple[Member, ...]
+    bare: tuple[Member, ...]
     apart: tuple[Member, ...]
+    gang: tuple[Member, ...]
+    bare_rivals: tuple[Member, ...]
     rivals: tuple[Member, ...]
 
 
@@ -61,26 +68,32 @@ def _port() -> int:
 def start(stand: Fixture, exchange: str, stack: ExitStack) -> WorkerGroup:
     """All programs, warmed up."""
 
-    def member(name: str, *words: str, options: Sequence[str] = ()) -> Member:
+    def member(name: str, *words: str, hooked: bool, options: Sequence[str] = ()) -> Member:
         command = [sys.executable, "-m", "nvshare.bench.workloads.gang", *words]
-        made = Member(stand, command, hooked=True, name=name, options=options)
+        made = Member(stand, command, hooked=hooked, name=name, options=options)
         stack.callback(made.kill)
         return made
 
-    def ranks(name: str, *options: str) -> tuple[Member, ...]:
+    def ranks(name: str, *options: str, hooked: bool = True) -> tuple[Member, ...]:
         tokens = stand.directory / f"tokens-{name}"
         tokens.write_bytes(bytes(FILE_BYTES))
         place = [str(tokens), *([str(_port())] if exchange == "nccl" else [])]
         return tuple(
-            member(f"{name}{number}", "rank", str(number), exchange, *place, options=options) for number in range(RANKS)
+            member(f"{name}{number}", "rank", str(number), exchange, *place, hooked=hooked, options=options)
+            for number in range(RANKS)
         )
 
+    def rivals(name: str, *, hooked: bool) -> tuple[Member, ...]:
+        return tuple(member(f"{name}{gpu}", "rival", str(gpu), exchange, hooked=hooked) for gpu in range(RANKS))
+
     group = WorkerGroup(
-        ranks("gang", f"--gang={GANG}"),
+        ranks("bare", hooked=False),
         ranks("apart"),
-        tuple(member(f"rival{gpu}", "rival", str(gpu), exchange) for gpu in range(RANKS)),
+        ranks("gang", f"--gang={GANG}"),
+        rivals("bare-rival", hooked=False),
+        rivals("rival", hooked=True),
     )
-    for each in (*group.gang, *group.apart, *group.rivals):
+    for each in (*group.bare, *group.apart, *group.gang, *group.bare_rivals, *group.rivals):
         each.answer(READY_S)
     return group
 
@@ -115,28 +128,57 @@ def _rate(told: dict[str, Any]) -> float:
     return float(told["steps"] / told["seconds"])
 
 
-def compare(stand: Fixture, group: WorkerGroup, seconds: float, repetitions: int) -> dict[str, Any]:
-    """All cases, `apart` and `gang` in turns."""
-    alone = measure(stand, group.apart, (), seconds)
-    rivals_alone = measure(stand, (), group.rivals, seconds)["rivals_steps_per_s"]
-    cases: dict[str, list[dict[str, Any]]] = {"apart": [], "gang": []}
-    for _ in track(range(repetitions), "repetition"):
-        cases["apart"].append(measure(stand, group.apart, group.rivals, seconds))
-        cases["gang"].append(measure(stand, group.gang, group.rivals, seconds))
-    result: dict[str, Any] = {"alone": {**_rounded(alone), "rivals_steps_per_s": _figures(rivals_alone)}}
-    for name, runs in cases.items():
-        rates = [run["steps_per_s"] for run in runs]
+def compare(stand: Fixture, group: WorkerGroup, options: argparse.Namespace) -> dict[str, Any]:
+    """All cases in turns."""
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ("alone", *CASES)}
+    for _ in track(range(options.repetitions), "repetition"):
+        alone = measure(stand, group.bare, (), options.seconds)
+        runs["alone"].append(alone | measure(stand, (), group.bare_rivals, options.seconds))
+        runs["slicing"].append(measure(stand, group.bare, group.bare_rivals, options.seconds))
+        stand.control("set", "sharing", "exclusive")
+        stand.control("set", "quantum", options.quantum)
+        for name, ranks in (("apart", group.apart), ("turns", group.gang)):
+            runs[name].append(measure(stand, ranks, group.rivals, options.seconds))
+        stand.control("unset", "sharing")
+        stand.control("unset", "quantum")
+        for name, ranks in (("auto_apart", group.apart), ("auto", group.gang)):
+            measure(stand, ranks, group.rivals, options.settle)
+            runs[name].append(measure(stand, ranks, group.rivals, options.seconds))
+    return figures(runs)
+
+
+def figures(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians of the cases, and what is compared."""
+    rates = {name: [float(run["steps_per_s"]) for run in case] for name, case in runs.items()}
+    steps = {name: statistics.median(some) for name, some in rates.items()}
+    rivals = {name: _medians(case, "rivals_steps_per_s") for name, case in runs.items()}
+
+    def over(case: str, other: str) -> float:
+        return round(steps[case] / steps[other], 3)
+
+    def rivals_over(case: str, other: str) -> list[float]:
+        return _figures([one / base for one, base in zip(rivals[case], rivals[other], strict=True)], 3)
+
+    result: dict[str, Any] = {}
+    for name, case in runs.items():
         result[name] = {
-            "steps_per_s": {key: round(value, 2) for key, value in spread(rates).items()},
-            "worst_ms": round(max(run["worst_ms"] for run in runs), 1),
-            "rivals_steps_per_s": _figures(_medians(runs, "rivals_steps_per_s")),
-            "gang_turns": sum(run["gang_turns"] for run in runs),
-            "overdue": sum(run["overdue"] for run in runs),
+            "steps_per_s": {key: round(value, 2) for key, value in spread(rates[name]).items()},
+            "rivals_steps_per_s": _figures(rivals[name]),
+            "worst_ms": round(max(run["worst_ms"] for run in case), 1),
         }
-        result[f"{name}_over_alone"] = round(statistics.median(rates) / alone["steps_per_s"], 4)
-    beside = _medians(cases["gang"], "rivals_steps_per_s")
-    result["rivals_over_half"] = _figures([2 * one / other for one, other in zip(beside, rivals_alone, strict=True)], 3)
-    return result
+    for name in CASES:
+        progress, of_rivals = over(name, "alone"), rivals_over(name, "alone")
+        result[name] |= {"over_alone": progress, "rivals_over_alone": of_rivals}
+        result[name]["total"] = round(progress + statistics.mean(of_rivals), 3)
+        result[name] |= {count: sum(run[count] for run in runs[name]) for count in ("gang_turns", "overdue")}
+    better = max(result[name]["total"] for name in ("slicing", "turns"))
+    return result | {
+        "gang_over_slicing": over("auto", "slicing"),
+        "rivals_over_slicing": rivals_over("auto", "slicing"),
+        "gang_over_turns": over("auto", "turns"),
+        "rivals_over_turns": rivals_over("auto", "turns"),
+        "total_over_better": round(result["auto"]["total"] / better, 3),
+    }
 
 
 def _medians(runs: Sequence[dict[str, Any]], name: str) -> list[float]:
@@ -145,10 +187,6 @@ def _medians(runs: Sequence[dict[str, Any]], name: str) -> list[float]:
 
 def _figures(values: Sequence[float], digits: int = 1) -> list[float]:
     return [round(value, digits) for value in values]
-
-
-def _rounded(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 2) for name, value in found.items()}
 
 
 def _exchange(wanted: str | None, simulate: str | None) -> str:
@@ -168,14 +206,15 @@ def _want_gpus(stand: Fixture) -> None:
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     simulate = options.simulate or (None if real_card() else SIMULATED)
     exchange = _exchange(options.exchange, simulate)
-    with fixture(simulate=simulate, quantum=options.quantum) as stand, ExitStack() as stack:
+    with uncoordinated(simulate=simulate) as stand, coordinator(stand, []), ExitStack() as stack:
         _want_gpus(stand)
-        found = compare(stand, start(stand, exchange, stack), options.seconds, options.repetitions)
+        found = compare(stand, start(stand, exchange, stack), options)
     return {
         **found,
         "exchange": exchange,
         "quantum": options.quantum,
         "seconds": options.seconds,
+        "settle": options.settle,
         "simulated": simulate is not None,
     }
 
@@ -183,11 +222,11 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 def _show(result: dict[str, Any]) -> None:
     where = "simulated GPUs" if result["simulated"] else result["machine"]["gpu"]
     print(f"two ranks over {result['exchange']} on {where}, a rival on each GPU; steps/s:")
-    print(f"alone {result['alone']['steps_per_s']}")
-    for name in ("apart", "gang"):
+    for name in ("alone", *CASES):
         case = result[name]
-        rivals = f"rivals {case['rivals_steps_per_s']} (alone {result['alone']['rivals_steps_per_s']})"
-        print(f"{name} {case['steps_per_s']['median']}, {rivals}")
+        total = f", total {case['total']:.2f}" if "total" in case else ""
+        print(f"{name:10} {case['steps_per_s']['median']:8}, rivals {case['rivals_steps_per_s']}{total}")
+    print(f"auto by the better of slicing and turns: {result['total_over_better']:.2f}")
 
 
 def main() -> int:
@@ -200,8 +239,9 @@ def main() -> int:
     add_figures(
         parser,
         seconds=(4.0, "how long each case is measured"),
-        repetitions=(2, "of apart and gang"),
-        quantum=("100ms", "length of a turn"),
+        repetitions=(2, "of all cases"),
+        settle=(5.0, "how long programs run under the defaults before they are measured"),
+        quantum=("100ms", "length of a turn of `apart` and `turns`"),
     )
     parser.add_argument("--exchange", choices=("nccl", "host"), help="default nccl where PyTorch and real GPUs are")
     return run_benchmark(parser, _measure, _show)

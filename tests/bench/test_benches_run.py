@@ -78,19 +78,20 @@ def test_pairs() -> None:
 
 
 def test_gangs() -> None:
-    """All cases are measured, and only one of them has turns together; else the comparison is of nothing."""
-    words = ("--simulate=2x1GiB", "--repetitions=1", "--quantum=20ms")
+    """All cases are measured, and the gang has turns together; else the comparison is of nothing."""
+    words = ("--simulate=2x1GiB", "--repetitions=1", "--quantum=20ms", "--settle=0.2")
+    cases = ("alone", "slicing", "apart", "turns", "auto_apart", "auto")
 
     def all_run(lines: list[dict[str, Any]]) -> bool:
         (told,) = lines
-        both = [told[case] for case in ("apart", "gang")]
-        steps = [told["alone"]["steps_per_s"], *told["alone"]["rivals_steps_per_s"]]
-        steps += [each["steps_per_s"]["median"] for each in both]
-        return bool(min(steps) > 0 and told["gang"]["gang_turns"] > 0)
+        steps = [told[case]["steps_per_s"]["median"] for case in cases]
+        steps += [rate for case in cases for rate in told[case]["rivals_steps_per_s"]]
+        return bool(min(steps) > 0 and told["turns"]["gang_turns"] > 0)
 
     (told,) = run_until(all_run, 1, "nvshare.bench.gangs", *words)
     assert (told["exchange"], told["simulated"]) == ("host", True)
-    assert told["apart"]["gang_turns"] == 0
+    assert told["apart"]["gang_turns"] == told["slicing"]["gang_turns"] == 0
+    assert told["total_over_better"] > 0
 
 
 def test_gangs_want_two_gpus() -> None:
