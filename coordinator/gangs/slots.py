@@ -28,7 +28,7 @@ from typing import Final
 
 from nvshare.coordinator.gangs import trials
 from nvshare.coordinator.model.commands import Notify
-from nvshare.coordinator.model.gang import Gang, Trial
+from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, NEXT, REVOKING, WAITING, Seat
@@ -129,23 +129,21 @@ def _of_policy(
         again_ns = [*again_ns, _rests_until_ns(gpu)]
         soon = (seat for gang in islice(node.queue.values(), AHEAD) for seat in gang.seats if seat.gpu is gpu)
         order = tuple(seat.client.client_id for seat in soon)
-        running = [_before_slot(node, gpu, allotment) for allotment in found.running]
         order = (*order, *(client for client in found.order if client not in order))
-        found = replace(found, running=tuple(running), order=order)
-    named = (node.gangs.get(gpu.seats[allotment.client].client.facts.gang) for allotment in found.running)
-    if told := next((gang.trial.why for gang in named if gang is not None and gang.trial.why), ""):
-        found = replace(found, why=f"{found.why}: {told}")
+        found = replace(found, running=_before_slots(node, gpu, found.running), order=order)
+    gangs = (node.gangs.get(gpu.seats[allotment.client].client.facts.gang) for allotment in found.running)
+    why = next((f"{found.why}: {gang.trial.why}" for gang in gangs if gang and gang.trial.why), found.why)
     asked = [found.ask_again_ns] if found.ask_again_ns is not None else []
-    return replace(found, ask_again_ns=min([at_ns for at_ns in again_ns if at_ns > now_ns] + asked, default=None))
+    due_ns = min([at_ns for at_ns in again_ns if at_ns > now_ns] + asked, default=None)
+    return replace(found, ask_again_ns=due_ns, why=why)
 
 
-def _before_slot(node: Node, gpu: Gpu, allotment: Allotment) -> Allotment:
-    """A client that leaves a slot which is to come has a turn until then."""
-    if allotment.quantum_ns is not None:
-        return allotment
-    gangs = (gang for gang in node.queue.values() if any(seat.gpu is gpu for seat in gang.seats))
-    ends = any(_makes_way(gang, gpu.seats[allotment.client]) for gang in gangs)
-    return replace(allotment, quantum_ns=gpu.rules.quantum_ns) if ends else allotment
+def _before_slots(node: Node, gpu: Gpu, running: Sequence[Allotment]) -> tuple[Allotment, ...]:
+    """Clients that leave a slot which is to come have turns until then."""
+    here = [gang for gang in node.queue.values() if any(seat.gpu is gpu for seat in gang.seats)]
+    leave = {a.client for a in running if any(_makes_way(gang, gpu.seats[a.client]) for gang in here)}
+    quantum_ns = gpu.rules.quantum_ns
+    return tuple(replace(a, quantum_ns=a.quantum_ns or quantum_ns) if a.client in leave else a for a in running)
 
 
 def _named(node: Node, gpu: Gpu, found: Plan, now_ns: int) -> Gang | None:
@@ -155,11 +153,7 @@ def _named(node: Node, gpu: Gpu, found: Plan, now_ns: int) -> Gang | None:
         gang = node.gangs.get(seat.client.facts.gang)
         if gang is None or seat not in _wanting(gang):
             continue
-        if allotment.quantum_ns is not None:
-            gang.trial = Trial()
-        elif not trials.prefers_slots(node, gang, _wanting(gang), now_ns):
-            continue
-        if _needs_slot(gang):
+        if trials.has_slots(node, gang, _wanting(gang), allotment, now_ns) and _needs_slot(gang):
             return gang
     return None
 
@@ -188,8 +182,9 @@ def _needs_slot(gang: Gang) -> bool:
     """Whether members should run together, and would not by themselves."""
     seats = _wanting(gang)
     gpus = {seat.gpu.uuid: seat.gpu for seat in seats}
-    enough = len(gpus) >= _fewest(gang)
-    return len(gpus) < len(seats) or (enough and any(_has_rivals(gang, gpu) for gpu in gpus.values()))
+    if len(gpus) < len(seats):
+        return True
+    return len(gpus) >= _fewest(gang) and any(_has_rivals(gang, gpu) for gpu in gpus.values())
 
 
 def _fewest(gang: Gang) -> int:

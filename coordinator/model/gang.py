@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.gpu import Gpu
-    from nvshare.coordinator.model.seat import Seat
-
-
-class Mark(NamedTuple):
-    """Sums of one seat at one time."""
-
-    work: int
-    at_ns: int
-    held_ns: int
+    from nvshare.coordinator.model.seat import Counts, Seat
 
 
 @dataclass(slots=True)
 class Trial:
     """What a gang and its rivals achieve side by side and in slots.  Changed by gangs/trials.py."""
 
-    seats: frozenset[Seat] | None = None
-    """The members and their rivals; None: they are not measured."""
+    seats: frozenset[Seat] = frozenset()
+    """The members and their rivals; empty: they are not measured."""
     since_ns: int = 0
-    marks: dict[Seat, Mark] = field(default_factory=dict)
+    marks: dict[Seat, Counts] = field(default_factory=dict)
     """The beginning of a measurement; empty: none has begun."""
     side_by_side: dict[Seat, float] = field(default_factory=dict)
     """Work a second."""
