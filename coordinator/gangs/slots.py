@@ -94,7 +94,7 @@ def plan(
     running += [replace(a, quantum_ns=None) for a in found.running if a.client not in members and _stays(gang, gpu, a)]
     ends = due_ns > now_ns and (gang.together_ns is None or _is_contended(node, gang))  # else a move's end is awaited
     again_ns = due_ns if ends else None
-    why = f"gang {gang.name} has its slot" + (f": {gang.trial.why}" if gang.trial.why else "")
+    why = f"gang {gang.name} has its slot{gang.trial.why}"
     return replace(found, running=tuple(running), ask_again_ns=again_ns, why=why)
 
 
@@ -131,11 +131,10 @@ def _of_policy(
         order = tuple(seat.client.client_id for seat in soon)
         order = (*order, *(client for client in found.order if client not in order))
         found = replace(found, running=_before_slots(node, gpu, found.running), order=order)
-    gangs = (node.gangs.get(gpu.seats[allotment.client].client.facts.gang) for allotment in found.running)
-    why = next((f"{found.why}: {gang.trial.why}" for gang in gangs if gang and gang.trial.why), found.why)
+    told = "".join(node.gangs[name].trial.why for name in dict.fromkeys(job.gang for job in jobs) if name in node.gangs)
     asked = [found.ask_again_ns] if found.ask_again_ns is not None else []
     due_ns = min([at_ns for at_ns in again_ns if at_ns > now_ns] + asked, default=None)
-    return replace(found, ask_again_ns=due_ns, why=why)
+    return replace(found, ask_again_ns=due_ns, why=found.why + told)
 
 
 def _before_slots(node: Node, gpu: Gpu, running: Sequence[Allotment]) -> tuple[Allotment, ...]:
@@ -182,9 +181,8 @@ def _needs_slot(gang: Gang) -> bool:
     """Whether members should run together, and would not by themselves."""
     seats = _wanting(gang)
     gpus = {seat.gpu.uuid: seat.gpu for seat in seats}
-    if len(gpus) < len(seats):
-        return True
-    return len(gpus) >= _fewest(gang) and any(_has_rivals(gang, gpu) for gpu in gpus.values())
+    among_rivals = len(gpus) >= _fewest(gang) and any(_has_rivals(gang, gpu) for gpu in gpus.values())
+    return among_rivals or len(gpus) < len(seats)
 
 
 def _fewest(gang: Gang) -> int:

@@ -65,23 +65,21 @@ def slot_has_begun(gang: Gang, now_ns: int) -> None:
         if all(gains.values()):
             beside = mean(1.0 / (slowest if seat in gang.seats else gain) for seat, gain in gains.items())
             trial.slots_are_better = beside * (1.0 + MARGIN) < 1.0
-            trial.why = f"side by side, its programs have {beside:.0%} of the speed that they have in turns"
+            trial.why = f"; side by side, all have {beside:.0%} of their speed in turns"
 
 
 def _measurable(node: Node, gang: Gang, wanting: Sequence[Seat]) -> frozenset[Seat]:
     """The members and rivals on the gang's GPUs; empty: they are not measured."""
-    found: list[Seat] = []
-    for gpu in {seat.gpu.uuid: seat.gpu for seat in wanting}.values():
-        seats = (*gpu.leases.by_client.values(), *gpu.wait_queue.seats())
-        here = [seat for seat in seats if seat.client.facts.rank.job_class is not JobClass.INTERACTIVE]
-        rivals = [seat.client.facts.gang for seat in here if seat.client.facts.gang != gang.name]
-        in_slots = any(name in node.gangs and node.gangs[name].trial.in_slots for name in rivals)
-        if gpu.settings.sharing is not Sharing.AUTO or len(rivals) > 1 or in_slots:
-            return frozenset()
-        found += here
-    ranks = [seat.client.facts.rank for seat in {*found, *wanting}]
+    gpus = {seat.gpu.uuid: seat.gpu for seat in wanting}.values()
+    here = [seat for gpu in gpus for seat in (*gpu.leases.by_client.values(), *gpu.wait_queue.seats())]
+    found = frozenset(seat for seat in here if seat.client.facts.rank.job_class is not JobClass.INTERACTIVE)
+    rivals = found.difference(gang.seats)
+    ranks = [seat.client.facts.rank for seat in found.union(wanting)]
     plain = all((one.job_class, one.share_request, one.share_limit) == (JobClass.BATCH, 0.0, 1.0) for one in ranks)
-    return frozenset(found if plain and len(found) > len(wanting) else ())
+    in_slots = [s for s in rivals if s.client.facts.gang and node.gangs[s.client.facts.gang].trial.in_slots]
+    free = not in_slots and all(gpu.settings.sharing is Sharing.AUTO for gpu in gpus)
+    fair = 0 < len(rivals) == len({seat.gpu.uuid for seat in rivals})
+    return found if plain and free and fair else frozenset()
 
 
 def _rates(trial: Trial) -> dict[Seat, float]:
