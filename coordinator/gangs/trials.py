@@ -10,7 +10,7 @@ Rules:
 - Slots must gain `MARGIN` in all.
 - The result holds until other programs want these GPUs, for `VOID_NS` at most, and longer after long slots.
 - Not measured: a gang with two rivals on a GPU, of which slots would give it more than its part; programs with another
-  class than batch, or with shares; gangs whose rivals are a gang in slots.  Interactive programs run beside either.
+  class than batch, or with shares; rivals of a gang while it is in slots.  Interactive programs run beside either.
 
 Non-goals: slots (slots.py).
 """
@@ -36,15 +36,16 @@ MARGIN: Final = 0.01
 
 def has_slots(node: Node, gang: Gang, wanting: Sequence[Seat], allotment: Allotment, now_ns: int) -> bool:
     """Whether a member that a policy names needs a slot of its gang.  `wanting`: the members that want their GPUs."""
-    trial, seats = gang.trial, _measurable(node, gang, wanting) if allotment.quantum_ns is None else frozenset[Seat]()
+    trial, seats = gang.trial, _measurable(gang, wanting) if allotment.quantum_ns is None else frozenset[Seat]()
     if trial.until_ns:
         trial.in_slots = trial.slots_are_better
-    # In slots an idle program gives its GPU back.
-    same = seats == trial.seats or (trial.in_slots and seats and seats < trial.seats)
-    if not same or 0 < trial.until_ns <= now_ns:
+    may_lack = bool(seats) if trial.in_slots else trial.until_ns > 0  # idle programs give their GPUs back
+    if not (seats == trial.seats or (may_lack and seats < trial.seats)) or 0 < trial.until_ns <= now_ns:
         gang.trial = trial = Trial(seats, now_ns)
     if not seats or trial.in_slots or trial.until_ns:
         return trial.in_slots or allotment.quantum_ns is not None
+    if any(other.trial.in_slots and not seats.isdisjoint(other.seats) for other in node.gangs.values()):
+        trial.since_ns = now_ns
     if not trial.marks or now_ns < trial.since_ns + SETTLE_NS:
         trial.marks = {seat: seat.progress.last for seat in seats}
     elif now_ns >= trial.since_ns + SETTLE_NS + WINDOW_NS:
@@ -68,7 +69,7 @@ def slot_has_begun(gang: Gang, now_ns: int) -> None:
             trial.why = f"; side by side, all have {beside:.0%} of their speed in turns"
 
 
-def _measurable(node: Node, gang: Gang, wanting: Sequence[Seat]) -> frozenset[Seat]:
+def _measurable(gang: Gang, wanting: Sequence[Seat]) -> frozenset[Seat]:
     """The members and rivals on the gang's GPUs; empty: they are not measured."""
     gpus = {seat.gpu.uuid: seat.gpu for seat in wanting}.values()
     here = [seat for gpu in gpus for seat in (*gpu.leases.by_client.values(), *gpu.wait_queue.seats())]
@@ -76,8 +77,7 @@ def _measurable(node: Node, gang: Gang, wanting: Sequence[Seat]) -> frozenset[Se
     rivals = found.difference(gang.seats)
     ranks = [seat.client.facts.rank for seat in found.union(wanting)]
     plain = all((one.job_class, one.share_request, one.share_limit) == (JobClass.BATCH, 0.0, 1.0) for one in ranks)
-    in_slots = [s for s in rivals if s.client.facts.gang and node.gangs[s.client.facts.gang].trial.in_slots]
-    free = not in_slots and all(gpu.settings.sharing is Sharing.AUTO for gpu in gpus)
+    free = all(gpu.settings.sharing is Sharing.AUTO for gpu in gpus)
     fair = 0 < len(rivals) == len({seat.gpu.uuid for seat in rivals})
     return found if plain and free and fair else frozenset()
 

@@ -427,6 +427,18 @@ def test_members_overlap_under_every_policy(policy: str) -> None:
     assert seen.count((True, True)) >= 400
 
 
+def test_two_gangs_of_the_same_gpus_are_tried_once_each() -> None:
+    """Broken: the slots of one void the result of the other one, so that they are tried in turns for ever."""
+    harness = make_harness("auto", sharing=Sharing.AUTO)
+    members = [client(harness, uuid, gang=gang) for gang in ("one", "two") for uuid in (A, B)]
+    work(harness, 12)
+    turns = harness.notifications("gang_gathered")
+    assert {each["gang"] for each in turns} == {"one", "two"}
+    work(harness, 8)
+    assert len(harness.notifications("gang_gathered")) == len(turns)
+    assert all_run(*members)
+
+
 def work(harness: Harness, seconds: int) -> None:
     """All programs work at one speed, whoever runs beside them: slots gain nothing."""
     done: Counter[int] = Counter()
@@ -463,6 +475,11 @@ def test_slots_are_tried_where_they_would_be_fair(what: str, measured: bool) -> 
     assert len(harness.notifications("gang_gathered")) == turns, "the result holds"
     if measured:
         assert "in turns" in harness.gpu_snapshot(A).rules.why
+        rivals[0].release(idle=True)
+        work(harness, 2)
+        rivals[0].request()
+        work(harness, 6)
+        assert len(harness.notifications("gang_gathered")) == turns, "also while a rival is idle"
         harness.milliseconds(120_000)
         work(harness, 5)
         assert len(harness.notifications("gang_gathered")) > turns, "for two minutes"
