@@ -13,7 +13,7 @@ All programs are started once; then the same seconds are measured in turns:
 JSON: of each case `steps_per_s` of the job, `over_alone`; `rivals_steps_per_s`, `rivals_over_alone`; the longest step;
 `total`: `over_alone` of the job and of the mean rival together.  Of the gang under `auto`: `gang_over_slicing`,
 `rivals_over_slicing`, `gang_over_turns`, `rivals_over_turns`; `total_over_better`: its `total` by the larger one of
-slicing and turns.
+slicing and turns; `why`: what `nvshare-ctl explain` says of each GPU at the end.
 
 On the simulated GPU kernels take time and compute nothing, the coordinator and the hook are real.
 
@@ -144,7 +144,8 @@ def compare(stand: Fixture, group: WorkerGroup, options: argparse.Namespace) -> 
         for name, ranks in (("auto_apart", group.apart), ("auto", group.gang)):
             measure(stand, ranks, group.rivals, options.settle)
             runs[name].append(measure(stand, ranks, group.rivals, options.seconds))
-    return figures(runs)
+    why = [gpu["why"] for gpu in stand.control("explain")["gpus"]]
+    return figures(runs) | {"why": why}
 
 
 def figures(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def _show(result: dict[str, Any]) -> None:
         case = result[name]
         total = f", total {case['total']:.2f}" if "total" in case else ""
         print(f"{name:10} {case['steps_per_s']['median']:8}, rivals {case['rivals_steps_per_s']}{total}")
-    print(f"auto by the better of slicing and turns: {result['total_over_better']:.2f}")
+    print(f"auto by the better of slicing and turns: {result['total_over_better']:.2f}", *result["why"], sep="\n")
 
 
 def main() -> int:
@@ -240,7 +241,7 @@ def main() -> int:
         parser,
         seconds=(4.0, "how long each case is measured"),
         repetitions=(2, "of all cases"),
-        settle=(5.0, "how long programs run under the defaults before they are measured"),
+        settle=(7.0, "how long programs run under the defaults before they are measured"),
         quantum=("100ms", "length of a turn of `apart` and `turns`"),
     )
     parser.add_argument("--exchange", choices=("nccl", "host"), help="default nccl where PyTorch and real GPUs are")

@@ -96,7 +96,7 @@ step handover3 40 handover3.json "$python" -m nvshare.bench.handover --json --se
 step correctness 120 correctness.jsonl "$python" -m nvshare.bench.compatibility --json --case torch.eager --case cupy.default --budget 110
 step turns 150 turns.json "$python" -m nvshare.bench.pairs --json --ways native,turns --pairs products+products,tiny+tiny,memory+memory --budget 140
 if [ "$(nvidia-smi --list-gpus 2>/dev/null | wc -l)" -ge 2 ]; then
-  step gangs 140 gangs.json "$python" -m nvshare.bench.gangs --json --seconds 3 --repetitions 2
+  step gangs 150 gangs.json "$python" -m nvshare.bench.gangs --json --seconds 3 --repetitions 2
 fi
 named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.memory.swap --json
 named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.memory.swap --json --checked 1000

@@ -4,13 +4,14 @@ A gang's members exchange what they compute, so a turn of one alone is lost: cos
 GPUs as in Gandiva (Xiao et al., OSDI 2018).
 
 Rules:
-- A gang is *called* when the policy of a GPU gives a member a turn while mates want GPUs too, and other clients want
-  one of them or two members want the same one.  Called gangs wait in one queue of the node; policies do not see them.
+- A gang is *called* when the policy of a GPU gives a member a turn, or slots have been measured to be better than
+  running side by side (trials.py), while mates want GPUs too, and other clients want one of them or two members want
+  the same one.  Called gangs wait in one queue of the node; policies do not see them.
 - A gang gets a *slot*: all GPUs that its members want, or none.  The first in the queue is first; a later one may pass
   it on GPUs that no earlier one wants.
-- In a slot all members run, with the clients that run without a turn.  It lasts for a quantum from the moment at which
-  all run, and for two at most; longer while no other client waits, or while
-  members' memory comes in.  Members that come late join it.
+- In a slot all members run, with the clients that run without a turn; with interactive ones only, if slots have been
+  measured.  It lasts for a quantum from the moment at which all run, and for two at most; longer while no other client
+  waits, or while members' memory comes in.  Members that come late join it.
 - After a slot each GPU is its policy's for a quantum, if other clients want it then.
 - A kernel of a collective may wait for a mate at the end of a slot.  If a member drains for `STUCK_NS` while a mate
   waits, the gang is called again, `RETRIES` times in a row: no other client could run there anyway.
@@ -25,12 +26,13 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Final
 
+from nvshare.coordinator.gangs import trials
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, NEXT, REVOKING, WAITING, Seat
-from nvshare.scheduler_policies.api import Allotment, JobView, Plan
+from nvshare.scheduler_policies.api import Allotment, JobClass, JobView, Plan
 
 WANTING: Final = frozenset({WAITING, NEXT, HOLDING, REVOKING})
 """A member that gives its lease back counts: its drain may last until a mate computes, and then it asks again."""
@@ -89,16 +91,23 @@ def plan(
         for seat in mine
     ]
     members = {allotment.client for allotment in running}
-    running += [replace(a, quantum_ns=None) for a in found.running if a.client not in members and _stays(gpu, a)]
+    running += [replace(a, quantum_ns=None) for a in found.running if a.client not in members and _stays(gang, gpu, a)]
     ends = due_ns > now_ns and (gang.together_ns is None or _is_contended(node, gang))  # else a move's end is awaited
     again_ns = due_ns if ends else None
-    return replace(found, running=tuple(running), ask_again_ns=again_ns, why=f"gang {gang.name} has its slot")
+    why = f"gang {gang.name} has its slot{gang.trial.why}"
+    return replace(found, running=tuple(running), ask_again_ns=again_ns, why=why)
 
 
-def _stays(gpu: Gpu, allotment: Allotment) -> bool:
+def _stays(gang: Gang, gpu: Gpu, allotment: Allotment) -> bool:
     """A client without a turn, or one that runs without: else two that take turns would interrupt each other."""
     seat = gpu.seats[allotment.client]
-    return allotment.quantum_ns is None or (seat.phase is HOLDING and seat.lease.ends_ns is None)
+    runs_on = allotment.quantum_ns is None or (seat.phase is HOLDING and seat.lease.ends_ns is None)
+    return runs_on and not _makes_way(gang, seat)
+
+
+def _makes_way(gang: Gang, seat: Seat) -> bool:
+    """Whether a client that runs without a turn leaves the gang's slots."""
+    return gang.trial.in_slots and seat.client.facts.rank.job_class is not JobClass.INTERACTIVE
 
 
 def _of_policy(
@@ -111,7 +120,7 @@ def _of_policy(
     again_ns = _retry(node, gpu, now_ns)
     others = [job for job in jobs if job.gang not in node.queue] if node.queue else jobs
     found = decide(others or jobs)
-    while others and gpu.gang is None and (gang := _named(node, gpu, found)) is not None:
+    while others and gpu.gang is None and (gang := _named(node, gpu, found, now_ns)) is not None:
         gang.retries = 0
         _call(node, gang, gpu, now_ns)
         others = [job for job in others if job.gang != gang.name]
@@ -120,17 +129,30 @@ def _of_policy(
         again_ns = [*again_ns, _rests_until_ns(gpu)]
         soon = (seat for gang in islice(node.queue.values(), AHEAD) for seat in gang.seats if seat.gpu is gpu)
         order = tuple(seat.client.client_id for seat in soon)
-        found = replace(found, order=(*order, *(client for client in found.order if client not in order)))
+        order = (*order, *(client for client in found.order if client not in order))
+        found = replace(found, running=_before_slots(node, gpu, found.running), order=order)
+    told = "".join(node.gangs[name].trial.why for name in dict.fromkeys(job.gang for job in jobs) if name in node.gangs)
     asked = [found.ask_again_ns] if found.ask_again_ns is not None else []
-    return replace(found, ask_again_ns=min([at_ns for at_ns in again_ns if at_ns > now_ns] + asked, default=None))
+    due_ns = min([at_ns for at_ns in again_ns if at_ns > now_ns] + asked, default=None)
+    return replace(found, ask_again_ns=due_ns, why=found.why + told)
 
 
-def _named(node: Node, gpu: Gpu, found: Plan) -> Gang | None:
+def _before_slots(node: Node, gpu: Gpu, running: Sequence[Allotment]) -> tuple[Allotment, ...]:
+    """Clients that leave a slot which is to come have turns until then."""
+    here = [gang for gang in node.queue.values() if any(seat.gpu is gpu for seat in gang.seats)]
+    leave = {a.client for a in running if any(_makes_way(gang, gpu.seats[a.client]) for gang in here)}
+    quantum_ns = gpu.rules.quantum_ns
+    return tuple(replace(a, quantum_ns=a.quantum_ns or quantum_ns) if a.client in leave else a for a in running)
+
+
+def _named(node: Node, gpu: Gpu, found: Plan, now_ns: int) -> Gang | None:
     """The first gang of the plan that needs a slot."""
     for allotment in found.running:
         seat = gpu.seats[allotment.client]
         gang = node.gangs.get(seat.client.facts.gang)
-        if gang is not None and allotment.quantum_ns is not None and _needs_slot(gang) and seat in _wanting(gang):
+        if gang is None or seat not in _wanting(gang):
+            continue
+        if trials.has_slots(node, gang, _wanting(gang), allotment, now_ns) and _needs_slot(gang):
             return gang
     return None
 
@@ -159,7 +181,13 @@ def _needs_slot(gang: Gang) -> bool:
     """Whether members should run together, and would not by themselves."""
     seats = _wanting(gang)
     gpus = {seat.gpu.uuid: seat.gpu for seat in seats}
-    return len(gpus) < len(seats) or (len(gpus) > 1 and any(_has_rivals(gang, gpu) for gpu in gpus.values()))
+    among_rivals = len(gpus) >= _fewest(gang) and any(_has_rivals(gang, gpu) for gpu in gpus.values())
+    return among_rivals or len(gpus) < len(seats)
+
+
+def _fewest(gang: Gang) -> int:
+    """Members that have a slot.  A gang that is in slots by measurement has no turns but these."""
+    return 1 if gang.trial.in_slots else 2
 
 
 def _is_contended(node: Node, gang: Gang) -> bool:
@@ -170,12 +198,12 @@ def _is_contended(node: Node, gang: Gang) -> bool:
 
 
 def _has_rivals(gang: Gang, gpu: Gpu) -> bool:
-    """Whether clients outside of the gang wait for this GPU or have a turn on it."""
+    """Whether clients outside of the gang wait for this GPU, or run on it and would leave it to a slot."""
     switch = gpu.switching.switch
     if switch is not None and switch.seat.client.facts.gang != gang.name:
         return True
     for seat in gpu.leases.running.values():
-        if seat.client.facts.gang != gang.name and seat.lease.ends_ns is not None:
+        if seat.client.facts.gang != gang.name and (seat.lease.ends_ns is not None or _makes_way(gang, seat)):
             return True
     return len(gpu.wait_queue) > sum(seat.gpu is gpu and seat in gpu.wait_queue for seat in gang.seats)
 
@@ -258,7 +286,7 @@ def advance(node: Node, now_ns: int) -> None:
         seats, quantum_ns = _wanting(gang), _quantum_ns(gang)
         wanted = {seat.gpu.uuid: seat.gpu for seat in seats}
         is_over = gang.together_ns is not None and now_ns >= gang.together_ns + quantum_ns
-        if len(seats) < 2 or (is_over and _is_contended(node, gang)):
+        if len(seats) < _fewest(gang) or (is_over and _is_contended(node, gang)):
             _end(node, gang, quantum_ns, now_ns)
             continue
         for uuid in gang.gpus.keys() - wanted.keys():
@@ -282,6 +310,7 @@ def _moves_until_ns(gang: Gang) -> int:
 
 def _gathered(node: Node, gang: Gang, missing: int, quantum_ns: int, now_ns: int) -> None:
     gang.together_ns, gathered_ns = now_ns, now_ns - gang.began_ns
+    trials.slot_has_begun(gang, now_ns)
     gang.turns += 1
     gang.gathered_ns += gathered_ns
     node.gang_turns += 1

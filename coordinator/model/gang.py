@@ -7,7 +7,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.gpu import Gpu
-    from nvshare.coordinator.model.seat import Seat
+    from nvshare.coordinator.model.seat import Counts, Seat
+
+
+@dataclass(slots=True)
+class Trial:
+    """What a gang and its rivals achieve side by side and in slots.  Changed by gangs/trials.py."""
+
+    seats: frozenset[Seat] = frozenset()
+    """The members and their rivals; empty: they are not measured."""
+    since_ns: int = 0
+    marks: dict[Seat, Counts] = field(default_factory=dict)
+    """The beginning of a measurement; empty: none has begun."""
+    side_by_side: dict[Seat, float] = field(default_factory=dict)
+    """Work a second."""
+    in_slots: bool = False
+    until_ns: int = 0
+    """When the result is void; 0: there is none yet."""
+    slots_are_better: bool = False
+    """The result."""
+    why: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +47,7 @@ class Gang:
     """Slots since then in which a member had to end its drain."""
     told: bool = False
     """The log says that its members do not fit beside each other."""
+    trial: Trial = field(default_factory=Trial)
     turns: int = 0
     gathered_ns: int = 0
     """Time from the beginning of slots until all members ran, in all."""

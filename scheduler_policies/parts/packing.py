@@ -15,7 +15,7 @@ Rules:
 - A program that is `UNLIKELY` times as fast beside others as alone was idle when it was measured alone, or does
   something else now: nothing follows from its figures.
 - A member of a gang always runs: it computes only while its other GPUs do, so its progress here says nothing of this
-  GPU.
+  GPU.  The engine measures whether the gang has turns.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def why_together(jobs: Sequence[JobView]) -> str:
     batch = [job for job in jobs if job.rank.job_class is JobClass.BATCH]
     gang = next((job for job in batch if job.gang), None)
     if gang is not None:
-        return f"{count} {what}: {gang.name} is in gang {gang.gang}, whose members are not measured alone"
+        return f"{count} {what}: {gang.name} is in gang {gang.gang}"
     if len(batch) < 2:
         return f"{count} {what}: turns need two programs of class batch, and there is {'one' if batch else 'none'}"
     unknown = [job.name for job in batch if not job.progress.busy_alone]

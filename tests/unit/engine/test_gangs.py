@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -424,3 +425,61 @@ def test_members_overlap_under_every_policy(policy: str) -> None:
     apart = seen.count((True, False)) + seen.count((False, True))
     assert seen.count((True, True)) >= 9 * apart
     assert seen.count((True, True)) >= 400
+
+
+def test_two_gangs_of_the_same_gpus_are_tried_once_each() -> None:
+    """Broken: the slots of one void the result of the other one, so that they are tried in turns for ever."""
+    harness = make_harness("auto", sharing=Sharing.AUTO)
+    members = [client(harness, uuid, gang=gang) for gang in ("one", "two") for uuid in (A, B)]
+    work(harness, 12)
+    turns = harness.notifications("gang_gathered")
+    assert {each["gang"] for each in turns} == {"one", "two"}
+    work(harness, 8)
+    assert len(harness.notifications("gang_gathered")) == len(turns)
+    assert all_run(*members)
+
+
+def work(harness: Harness, seconds: int) -> None:
+    """All programs work at one speed, whoever runs beside them: slots gain nothing."""
+    done: Counter[int] = Counter()
+    for _ in range(seconds * 50):
+        pass_time(harness, 20)
+        for each in harness.clients.values():
+            seat = each.seat()
+            if seat.phase == "holding":
+                done[each.client] += 20
+                each.progress(seat.lease_id, harness.clock.now_ns, done[each.client], 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("what", "measured"),
+    [("rivals", True), ("two rivals", False), ("best_effort", False), ("limit", False), ("concurrent", False)],
+)
+def test_slots_are_tried_where_they_would_be_fair(what: str, measured: bool) -> None:
+    """Broken: `auto` never learns what slots would give a gang, or gives a gang half of a GPU that three want, or of
+    one whose rival has a rate."""
+    harness = make_harness("auto", sharing=Sharing.CONCURRENT if what == "concurrent" else Sharing.AUTO)
+    rivals = [client(harness, uuid) for uuid in (A, B)]
+    pair = client(harness, A, gang="pair"), client(harness, B, gang="pair")
+    if what == "two rivals":
+        client(harness, B)
+    elif what == "best_effort":
+        harness.handle(events.Set("class", "best_effort", client=rivals[0].client))
+    elif what == "limit":
+        harness.handle(events.Set("share_limit", 0.3, client=pair[0].client))
+    work(harness, 7)
+    assert bool(harness.notifications("gang_gathered")) is measured
+    assert all_run(*pair), "side by side is better"
+    turns = len(harness.notifications("gang_gathered"))
+    work(harness, 3)
+    assert len(harness.notifications("gang_gathered")) == turns, "the result holds"
+    if measured:
+        assert "in turns" in harness.gpu_snapshot(A).rules.why
+        rivals[0].release(idle=True)
+        work(harness, 2)
+        rivals[0].request()
+        work(harness, 6)
+        assert len(harness.notifications("gang_gathered")) == turns, "also while a rival is idle"
+        harness.milliseconds(120_000)
+        work(harness, 5)
+        assert len(harness.notifications("gang_gathered")) > turns, "for two minutes"
