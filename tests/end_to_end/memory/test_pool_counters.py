@@ -17,7 +17,9 @@ MODES = ("device", "managed", "swap")
 
 def counters(stand: Fixture, framework: str, mode: str | None) -> object:
     """Output of the program in a mode; None: without the hook."""
-    extra = {} if mode is None else {"NVSHARE_MEMORY": mode}
+    extra = {"CUDA_VISIBLE_DEVICES": "0"}  # MemoryAsyncPool gives one GPU's pool to all
+    if mode is not None:
+        extra["NVSHARE_MEMORY"] = mode
     process = stand.start([sys.executable, str(PROGRAM), framework], hooked=mode is not None, extra=extra)
     told, _ = process.communicate()
     assert process.returncode == 0
