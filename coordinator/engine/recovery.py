@@ -126,7 +126,7 @@ def _arrive(node: Node, seat: Seat, gpu: Gpu, figures: AttachGpu, promised_bytes
     room.update(moved)
     moved.memory.released_bytes = had.released_bytes
     moved.statistics, moved.progress = seat.statistics, seat.progress
-    moved.moves = replace(seat.moves, rest=None, asked=(0, 0))  # the hook counts its targets by ordinal
+    moved.moves = replace(seat.moves, rest=None)  # the hook counts its targets by ordinal
     moved.place.recent, moved.place.attached_at_ns = seat.place.recent, seat.place.attached_at_ns
     moved.place.last_released_ns = seat.place.last_released_ns
     if seat.place.active:
