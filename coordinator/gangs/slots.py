@@ -131,7 +131,8 @@ def _of_policy(
         order = tuple(seat.client.client_id for seat in soon)
         order = (*order, *(client for client in found.order if client not in order))
         found = replace(found, running=_before_slots(node, gpu, found.running), order=order)
-    told = "".join(node.gangs[name].trial.why for name in dict.fromkeys(job.gang for job in jobs) if name in node.gangs)
+    here = (gang for gang in node.gangs.values() if gang.trial.why and any(seat.gpu is gpu for seat in gang.seats))
+    told = "".join(gang.trial.why for gang in here)
     asked = [found.ask_again_ns] if found.ask_again_ns is not None else []
     due_ns = min([at_ns for at_ns in again_ns if at_ns > now_ns] + asked, default=None)
     return replace(found, ask_again_ns=due_ns, why=found.why + told)

@@ -27,15 +27,18 @@ def set_usage(seat: Seat, allocated: int, resident: int, pinned: int, host: int,
 
     The client reports the figures, so they are bounded to what it may have; `most` replaces the bound of `resident`.
     """
-    gpu, shown = seat.gpu, shown_bytes(seat)
+    gpu, claimed = seat.gpu, seat.memory.claimed_bytes
     seat.memory.reported = allocated, resident, pinned, host
     if allocated > seat.memory.allocated_bytes:
         allocated = max(seat.memory.allocated_bytes, min(allocated, room.most_bytes(seat)))
     said = min(resident, allocated)
-    resident = min(said, max(seat.memory.claimed_bytes, shown) if most is None else most)
+    if most is None:
+        most = claimed if said <= claimed else max(claimed, shown_bytes(seat))
+    resident = min(said, most)
     said_pinned, pinned = min(pinned, said), min(pinned, resident)
     if seat.client.memory_mode is not MemoryMode.DEVICE:
-        pinned = min(pinned, max(seat.memory.pinned_bytes, seat.room.promised_bytes, shown))
+        allowed = max(seat.memory.pinned_bytes, seat.room.promised_bytes)
+        pinned = pinned if pinned <= allowed else min(pinned, max(allowed, shown_bytes(seat)))
     elif resident < said:
         allocated = resident
     seat.memory.unconfirmed_bytes = max(said - resident, said_pinned - pinned)
@@ -60,9 +63,9 @@ def set_usage(seat: Seat, allocated: int, resident: int, pinned: int, host: int,
 
 def shown_bytes(seat: Seat) -> int:
     """The most that the client's process has by the driver's figures; managed pages are the driver's own affair."""
-    memory = seat.gpu.memory
     if seat.client.memory_mode is MemoryMode.MANAGED:
         return MOST_BYTES
+    memory = seat.gpu.memory
     return memory.listed.get(str(seat.client.identity.process_id), 0) + memory.unlisted_bytes
 
 

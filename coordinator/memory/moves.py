@@ -26,7 +26,7 @@ from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Move, Rest
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import WITH_LEASE, Seat
-from nvshare.coordinator.protocol.messages import RemoteProtocolError, State
+from nvshare.coordinator.protocol.messages import RemoteProtocolError, State, Target
 
 SAMPLE_BYTES: Final = 1 << 20
 """The shortest move whose time measures the speed of the link."""
@@ -44,7 +44,9 @@ def aim(node: Node, seat: Seat, size: int, goal: int, now_ns: int) -> None:
     assert seat.phase not in WITH_LEASE, "memory moves only while nothing runs on it"
     if move is not None and move.out is not out:
         end(node, seat, now_ns)
-    mine.told = replace(mine.told, gpu=seat.ordinal, number=mine.told.number + 1, bytes=size, rises=size < goal)
+    told = mine.told
+    answers = (told.answers, told.total_bytes, told.by_limit, told.answers_pins, told.pins_bytes)
+    mine.told = Target(seat.ordinal, told.number + 1, size, size < goal, *answers)  # `replace` takes 4 us more
     mine.open[mine.told.number] = size
     mine.rest = None
     if mine.move is None:
