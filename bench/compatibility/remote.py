@@ -22,7 +22,7 @@ SERVER = "lupine_driver_server"
 
 
 def missing() -> str:
-    """What is not there; empty if nothing is missing."""
+    """The part of Lupine that is not here; empty if it is all here."""
     if shutil.which(SERVER) is None:
         return f"no {SERVER} on PATH"
     library = Path(client_folder(), "libcuda.so.1")

@@ -106,8 +106,10 @@ class Checks:
         if not isinstance(process, Process):
             return
         if isinstance(message, messages.Target):
-            self.targets += 1
-            self.rising += message.rises
+            side = process.sides.get(message.gpu)
+            if side is not None and message.number > side.memory.mover.number:  # else it brings an answer alone
+                self.targets += 1
+                self.rising += message.rises
             return
         if not isinstance(message, messages.Grant | messages.Revoke):
             return

@@ -225,8 +225,11 @@ def _call(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
     gpus = {seat.gpu.uuid: seat.gpu for seat in _wanting(gang)}
     node.out.append(Notify("gang_due", {"gang": gang.name, "gpus": len(gpus)}))
     for each in gpus.values():
-        if each.gang is not None or now_ns < _rests_until_ns(each):  # its slot or rest has an end from now on
+        if each.gang is not None:  # its slot has an end from now on
             _changed(node, each)
+        elif now_ns < (end_ns := _rests_until_ns(each)):
+            each.schedule.ask_again_ns = min(end_ns, each.schedule.ask_again_ns or end_ns)
+            node.changed_gpus[each.uuid] = each
     _begin_slots(node, now_ns)
 
 

@@ -38,7 +38,7 @@ from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.units import format_size
 
 STEPS: Final = 32
-"""What is more by capacity / 32 is clearly more: reasons for a look, and for a line in the log."""
+"""A report is clearly more by capacity / 32: a reason for a look, and for a line in the log."""
 
 
 def reported(node: Node, seat: Seat) -> None:

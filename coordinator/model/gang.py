@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Trial:
-    """What a gang and its rivals achieve side by side and in slots.  Changed by gangs/trials.py."""
+    """The progress of a gang and its rivals side by side and in slots.  Changed by gangs/trials.py."""
 
     seats: frozenset[Seat] = frozenset()
     """The members and their rivals; empty: they are not measured."""
