@@ -143,8 +143,8 @@ def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int
     claims.claim(seat)
     waiters = len(gpu.wait_queue) if quantum_ns is not None else 0
     lease.contention = Contention.WAITERS if waiters else Contention.QUIET
-    send_settings(node, seat)
     send_part(node, seat)
+    send_settings(node, seat)
     record(node, gpu)
     told_ns = gpu.rules.quantum_ns if quantum_ns is None else quantum_ns
     node.out.append(Send(client, Grant(seat.ordinal, lease_id, told_ns, waiters)))
