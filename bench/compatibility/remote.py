@@ -38,7 +38,8 @@ def main() -> int:
     """Command line.  The exit code is the case's."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    client = without_hook(os.environ) | {"LUPINE_SERVER": f"127.0.0.1:{port}"}
+    # The GPUs of this machine are the client's own for Lupine: without the second variable the case would use them.
+    client = without_hook(os.environ) | {"LUPINE_SERVER": f"127.0.0.1:{port}", "LUPINE_DISABLE_LOCAL": "1"}
     client.pop("NVSHARE_ENABLE", None)
     client["LD_LIBRARY_PATH"] = f"{client_folder()}:{client.get('LD_LIBRARY_PATH', '')}"
     server = subprocess.Popen([SERVER], env=os.environ | {"LUPINE_PORT": port}, stdin=subprocess.DEVNULL, stdout=2)
