@@ -113,6 +113,6 @@ CASES = (
     _server("vLLM, greedy tokens", "vllm", "vllm"),
     _server("PyTorch, model server of 8 slots", "servers", "torch"),
     Case("Lupine, driver API of a remote program", "remote.driver.launches", modules=("numpy",)),
-    Case("Lupine, PyTorch training of a remote program", "remote.torch.eager", modules=("torch",), limit_s=60.0),
+    Case("Lupine, PyTorch training in one thread", "remote.torch.one-thread", modules=("torch",), limit_s=60.0),
 )
 """Names of programs are also those of the command line: `--case programs` names all of gigabytes."""

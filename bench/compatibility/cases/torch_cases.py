@@ -62,6 +62,12 @@ def training(*, autocast: bool) -> Program:
     return Program(check, timed.step, torch.cuda.synchronize)
 
 
+def one_thread() -> Program:
+    """The small network, its backward pass in the calling thread: Lupine does not order calls of several threads."""
+    torch.autograd.set_multithreading_enabled(False)
+    return training(autocast=False)
+
+
 def small() -> Program:
     """200 tiny elementwise kernels a step: bound by launching."""
     tiny = torch.zeros(64, device="cuda")
@@ -208,6 +214,7 @@ def all_reduce() -> Program:
 
 CASES = {
     "eager": lambda: training(autocast=False),
+    "one-thread": one_thread,
     "small": small,
     "autocast": lambda: training(autocast=True),
     "libraries": libraries,
