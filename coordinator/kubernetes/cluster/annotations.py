@@ -41,6 +41,8 @@ NEWER_CLASSES: Final = tuple(dict.fromkeys(name for name, _ in CLASSES.values())
 
 MAX_WEIGHT: Final = 1000
 _WHOLE: Final = re.compile(r"(0|-?[1-9][0-9]{0,8})\Z")
+QUALIFIED: Final = re.compile(r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}")
+"""Name of a resource, or kind of a CDI device."""
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 # Unambiguous units only: a bare G is 10^9 in Kubernetes and 2^30 for CUDA users.  The digit counts keep sizes < 1 EiB.
 _SIZE: Final = re.compile(
@@ -249,7 +251,7 @@ def rules_from(
     low, separator, high = priority_range.partition(":")
     if not (separator and _WHOLE.match(low) and _WHOLE.match(high) and int(low) <= int(high)):
         raise RulesError(f"--priority-range: {_shown(priority_range)}: write MIN:MAX, such as -1000:1000")
-    if not re.fullmatch(r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}", resource):
+    if not QUALIFIED.fullmatch(resource):
         raise RulesError(f"--resource: {_shown(resource)}: write DOMAIN/NAME, such as {GPU_RESOURCE}")
     if priority_classes is not None and not isinstance(priority_classes, Mapping):
         raise RulesError('--priority-classes: write an object such as {"production": {"priority": 10}}')
