@@ -115,7 +115,8 @@ def chart_schema() -> str:
 
 def coordinator_metrics() -> Iterator[Metric]:
     """All families of the coordinator, without samples."""
-    picture = metrics.Picture(Scheduler(registry.create, Settings()).snapshot(0), {}, {}, (), {"full": 0})
+    snapshot = Scheduler(registry.create, Settings()).snapshot(0)
+    picture = metrics.Picture(snapshot, metrics.Observations(()).families, (), {"full": 0})
     return metrics.Collector(lambda: picture).collect()
 
 
