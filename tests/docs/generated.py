@@ -122,7 +122,7 @@ def coordinator_metrics() -> Iterator[Metric]:
 
 def plugin_families() -> Iterator[Metric]:
     """All families of the device plugin, without samples."""
-    facts = plugin_metrics.Facts((), True, True, None, 0, 0, 0, WatchCounts(0, 0, 0, 0, 0))
+    facts = plugin_metrics.Facts((), True, True, None, 0, 0, 0, WatchCounts())
     return plugin_metrics.Collector(plugin_metrics.KubeletCounts(), lambda: facts).collect()
 
 

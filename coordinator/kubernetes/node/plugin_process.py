@@ -94,7 +94,7 @@ class Plugin:
             slots=len(found),
             slots_without_pod=sum(slot.pod is None for slot in found),
             pod_resources_failures=self.tenancy.failures,
-            watch=self._watch.counts() if self._watch is not None else None,
+            watch=self._watch.counts if self._watch is not None else None,
         )
 
     def _tenants(self) -> Any:
