@@ -24,7 +24,7 @@ from nvshare.coordinator.kubernetes.cluster.command import given, place
 from nvshare.coordinator.kubernetes.cluster.options import Containers, OptionError, duration_ns, log_to_stderr
 from nvshare.coordinator.kubernetes.dra.publisher import ClusterError
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
-from nvshare.coordinator.system.version import Versioned
+from nvshare.coordinator.system.version import VersionOption
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
@@ -32,7 +32,6 @@ app = typer.Typer(
 
 
 @app.command(
-    cls=Versioned,
     help="Kubernetes DRA driver gpu.nvshare.com: publishes GPUs whose memory and time claims share, and makes slots of "
     "claims.",
 )
@@ -59,6 +58,7 @@ def run(
     processes: command.Processes = 1,
     ignored_xids: command.IgnoredXids = None,
     log_level: command.LogLevel = "info",
+    version: VersionOption = False,
 ) -> None:
     """The command line as Typer reads it."""
     log_to_stderr("nvshare-dra", log_level)

@@ -30,7 +30,7 @@ from nvshare.coordinator.kubernetes.cluster.options import (
 )
 from nvshare.coordinator.kubernetes.slots.device_ids import MAX_SLOTS_PER_GPU, Preference
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
-from nvshare.coordinator.system.version import Versioned
+from nvshare.coordinator.system.version import VersionOption
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
@@ -60,9 +60,7 @@ MetricsAddress = Annotated[str, given("METRICS_ADDRESS", "address for Prometheus
 MetricsTls = Annotated[Path | None, given("METRICS_TLS_DIR", "directory with tls.crt and tls.key for the metrics")]
 
 
-@app.command(
-    cls=Versioned, help="Kubernetes device plugin: offers several slots of each GPU and loads the hook into containers."
-)
+@app.command(help="Kubernetes device plugin: offers several slots of each GPU and loads the hook into containers.")
 def run(
     slots_per_gpu: SlotsPerGpu = 4,
     resource: Resource = "nvshare.com/gpu",
@@ -90,6 +88,7 @@ def run(
     metrics_address: MetricsAddress = "0.0.0.0",
     metrics_tls_dir: MetricsTls = None,
     log_level: command.LogLevel = "info",
+    version: VersionOption = False,
 ) -> None:
     """The command line as Typer reads it."""
     log_to_stderr("nvshare-device-plugin", log_level)

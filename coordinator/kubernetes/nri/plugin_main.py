@@ -24,7 +24,7 @@ from nvshare.coordinator.kubernetes.cluster import command
 from nvshare.coordinator.kubernetes.cluster.command import given
 from nvshare.coordinator.kubernetes.cluster.options import Containers, duration_ns, log_to_stderr, read_rules
 from nvshare.coordinator.protocol.fields import RemoteProtocolError
-from nvshare.coordinator.system.version import Versioned
+from nvshare.coordinator.system.version import VersionOption
 
 if TYPE_CHECKING:
     from nvshare.coordinator.kubernetes.nri.plugin import Plugin
@@ -93,7 +93,6 @@ class Link:
 
 
 @app.command(
-    cls=Versioned,
     help="NRI plugin: makes a slot of each part of a GPU that KAI or NvFractions has given to a container, and loads "
     "the hook into the container.",
 )
@@ -110,6 +109,7 @@ def run(
     memory_boundary: command.MemoryBoundary = "off",
     processes: command.Processes = 1,
     log_level: command.LogLevel = "info",
+    version: VersionOption = False,
 ) -> None:
     """The command line as Typer reads it."""
     log_to_stderr("nvshare-nri", log_level)
