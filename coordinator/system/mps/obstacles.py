@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from nvshare.coordinator.system.devices import mig_enabled
+from nvshare.coordinator.system.devices import mig_enabled, nvml
 from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES, connect_error
 
 BINARY: Final = "nvidia-cuda-mps-control"
@@ -68,20 +68,15 @@ def _obstacle_of_cards() -> str | None:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None  # the coordinator's start has reported it
-    try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-            if capability < _LEAST_CAPABILITY:
-                version = ".".join(map(str, capability))
-                return f"GPU {index} has compute capability {version}, MPS here needs 7.0 (Volta); serve newer cards"
-            if mig_enabled(pynvml, handle):
-                return f"GPU {index} is divided by MIG, which this coordinator does not combine with MPS; disable MIG"
+        with nvml():
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+                if capability < _LEAST_CAPABILITY:
+                    has = ".".join(map(str, capability))
+                    return f"GPU {index} has compute capability {has}, MPS here needs 7.0 (Volta); serve newer cards"
+                if mig_enabled(pynvml, handle):
+                    return f"GPU {index} is divided by MIG, which is not combined with MPS here; disable MIG"
     except pynvml.NVMLError as error:
         return f"NVML cannot describe the GPUs ({error}); check `nvidia-smi`"
-    finally:
-        pynvml.nvmlShutdown()
     return None
