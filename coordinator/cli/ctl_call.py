@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
@@ -131,14 +134,33 @@ def run(
     context: typer.Context, where: Path | None, as_json: bool, request: api.Request, show: Callable[[Any], None]
 ) -> None:
     """Sends a request and shows its result; ends the command after an error."""
-    try:
+    with refusals(as_json):
         result = call(directory_of(context, where), request)
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, as_json)
     if as_json:
         typer.echo(json.dumps(result))
     else:
         show(result)
+
+
+@contextlib.contextmanager
+def refusals(as_json: bool) -> Iterator[None]:
+    """The command ends with one line when a coordinator refuses a request in the block, or none runs."""
+    try:
+        yield
+    except (ControlError, NoCoordinatorError) as error:
+        fail(error, as_json)
+
+
+@contextlib.contextmanager
+def until_interrupted() -> Iterator[None]:
+    """The command ends in order by Ctrl-C, and when the reader of standard output has ended."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
 
 
 def fail(error: ControlError | NoCoordinatorError, as_json: bool) -> NoReturn:
