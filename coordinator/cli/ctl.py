@@ -11,7 +11,6 @@ import nvshare.coordinator.search_path  # noqa: F401 (before packages that PYTHO
 # isort: split
 import importlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,10 +30,11 @@ from nvshare.coordinator.cli.ctl_call import (
     check_reachable,
     client_name,
     directory_of,
-    fail,
     make_request,
+    refusals,
     run,
     say,
+    until_interrupted,
 )
 from nvshare.coordinator.cli.doctor.command import doctor
 from nvshare.coordinator.cli.install import command as install
@@ -44,7 +44,6 @@ from nvshare.coordinator.cli.trace import command as trace
 from nvshare.coordinator.cli.usage import usage
 from nvshare.coordinator.cli.views.output import Output, Watch, show, with_period
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.version import VersionOption, run_command
@@ -83,11 +82,9 @@ def explain(context: typer.Context, gpu: Gpu = None, as_json: Json = False, wher
     """Say why the programs of each GPU run side by side or in turns."""
     from nvshare.coordinator.cli.views.explain import explanation, lines
 
-    try:
+    with refusals(as_json):
         found = call(directory_of(context, where), api.Status())
         gpus = explanation(found, gpu)
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, as_json)
     typer.echo(json.dumps({"gpus": gpus}) if as_json else "\n".join(lines(gpus, found["now_ns"])))
 
 
@@ -104,18 +101,11 @@ def events(
 ) -> None:
     """Print what happens as it happens; with --json the events themselves, one object a line."""
     directory = directory_of(context, where)
-    try:
+    with refusals(as_json), until_interrupted():
         check_reachable(directory)
         reader = EventReader(directory.events_socket)
         line = json.dumps if as_json else _narrator(directory)
         _follow(reader, count, line)
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, as_json)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
-    except BrokenPipeError:  # the reader of standard output has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
 
 
 def _narrator(directory: RuntimeDir) -> Callable[[dict[str, Any]], str]:
@@ -200,10 +190,8 @@ def _park(context: typer.Context, client: str, parked: bool, as_json: bool, wher
 def _waited_for(
     context: typer.Context, kind: type[api.Request], as_json: bool, where: Path | None, **values: Any
 ) -> dict[str, Any]:
-    try:
+    with refusals(as_json):
         return call_and_wait(directory_of(context, where), make_request(kind, **values))
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, as_json)
 
 
 def _report(result: dict[str, Any], done: bool, state: str, as_json: bool) -> None:

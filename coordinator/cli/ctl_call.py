@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
-import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
@@ -16,7 +18,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import ControlCaller, NoCoordinatorError
 from nvshare.coordinator.system.journal import is_stopped
-from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES, RuntimeDir, client_directory, foreign_text
+from nvshare.coordinator.system.runtime_dir import RuntimeDir, client_directory, connect_error, foreign_text
 
 REFUSED: Final = 1
 NO_COORDINATOR: Final = 3
@@ -61,26 +63,21 @@ def directory_of(context: typer.Context, where: Path | None) -> RuntimeDir:
 
 def check_reachable(directory: RuntimeDir) -> None:
     """Raises ControlError or NoCoordinatorError at once, where libzmq would retry forever."""
-    path = directory.control_socket
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise NoCoordinatorError(f"{path} is too long for a socket; name another --runtime-dir")
     if not directory.may_be_foreign and directory.is_foreign():
         raise ControlError("permission", foreign_text(directory, directory.path.lstat().st_uid))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.settimeout(5)
-            probe.connect(os.fspath(path))
-        except PermissionError:
-            text = f"the coordinator in {directory.path} belongs to another user; only that user and root control it"
-            raise ControlError("permission", text) from None
-        except OSError:
-            if reason := directory.waiting_reason():
-                text = f"the coordinator in {directory.path} does not serve yet: {reason}"
-                raise NoCoordinatorError(text) from None
-            raise NoCoordinatorError(
-                f"no coordinator runs in {directory.path}; start nvshare-coordinator, run a program with nvshare-run, "
-                "or name the directory with --runtime-dir"
-            ) from None
+    error = connect_error(directory.control_socket)
+    if error == errno.ENAMETOOLONG:
+        raise NoCoordinatorError(f"{directory.control_socket} is too long for a socket; name another --runtime-dir")
+    if error == errno.EACCES:
+        text = f"the coordinator in {directory.path} belongs to another user; only that user and root control it"
+        raise ControlError("permission", text)
+    if error not in (0, errno.EAGAIN):
+        if reason := directory.waiting_reason():
+            raise NoCoordinatorError(f"the coordinator in {directory.path} does not serve yet: {reason}")
+        raise NoCoordinatorError(
+            f"no coordinator runs in {directory.path}; start nvshare-coordinator, run a program with nvshare-run, "
+            "or name the directory with --runtime-dir"
+        )
 
 
 def call(directory: RuntimeDir, request: api.Request) -> Any:
@@ -137,14 +134,33 @@ def run(
     context: typer.Context, where: Path | None, as_json: bool, request: api.Request, show: Callable[[Any], None]
 ) -> None:
     """Sends a request and shows its result; ends the command after an error."""
-    try:
+    with refusals(as_json):
         result = call(directory_of(context, where), request)
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, as_json)
     if as_json:
         typer.echo(json.dumps(result))
     else:
         show(result)
+
+
+@contextlib.contextmanager
+def refusals(as_json: bool) -> Iterator[None]:
+    """The command ends with one line when a coordinator refuses a request in the block, or none runs."""
+    try:
+        yield
+    except (ControlError, NoCoordinatorError) as error:
+        fail(error, as_json)
+
+
+@contextlib.contextmanager
+def until_interrupted() -> Iterator[None]:
+    """The command ends in order by Ctrl-C, and when the reader of standard output has ended."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
 
 
 def fail(error: ControlError | NoCoordinatorError, as_json: bool) -> NoReturn:

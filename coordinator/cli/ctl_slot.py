@@ -18,10 +18,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from nvshare.coordinator.cli.ctl_call import Json, Where, call, directory_of, fail, parse_argument
+from nvshare.coordinator.cli.ctl_call import Json, Where, call, directory_of, fail, parse_argument, refusals
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
-from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotError
 from nvshare.coordinator.model import profile
@@ -49,8 +48,9 @@ def _add(
 ) -> None:
     """Make or change a slot, and print its directory, which is NVSHARE_RUNTIME_DIR for the user's nvshare-run."""
     runtime = directory_of(context, where)
-    try:
+    with refusals(as_json):
         gpus = _gpus(call(runtime, api.Status())["gpus"], gpu)
+    try:
         policy = {row.word: text for row in profile.of_slots() if (text := given[row.field]) is not None}
         if "memory_limit" in policy:
             size = parse_argument(lambda text: _bytes(text, gpus), policy["memory_limit"], "--memory-limit")
@@ -63,8 +63,6 @@ def _add(
             device_ids=uuids, user_id=parse_argument(_user_id, user, "--user"), policy=policy,
         )  # fmt: skip
         place = _put(slots_dir.absolute(), slot, runtime)
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, as_json)
     except (SlotError, OSError) as error:
         fail(ControlError("slot", str(error)), as_json)
     typer.echo(json.dumps({"slot": name, "directory": str(place)}) if as_json else str(place))

@@ -10,10 +10,16 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from nvshare.coordinator.cli.ctl_call import ClientName, Json, Where, call_patiently, directory_of, fail, parse_argument
+from nvshare.coordinator.cli.ctl_call import (
+    ClientName,
+    Json,
+    Where,
+    call_patiently,
+    directory_of,
+    parse_argument,
+    refusals,
+)
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.api import ControlError
-from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.units import parse_duration
 
 PERIOD_S: Final = 0.5
@@ -48,7 +54,7 @@ def wait(
     """Wait until a program runs, has room, or has ended; exit code 1 when it ends before, or the time is over."""
     longest_s = float("inf") if timeout is None else parse_argument(parse_duration, timeout, "--timeout") / 1e9
     directory, end_s = directory_of(context, where), time.monotonic() + longest_s
-    try:
+    with refusals(as_json):
         clients = call_patiently(directory, api.Status())["clients"]
         named = [each for each in clients if api.is_named(client, each["client"], each["process_id"], each["name"])]
         found = api.the_only(client, named, lambda each: f"c{each['client']} (pid {each['process_id']})")
@@ -60,10 +66,6 @@ def wait(
             time.sleep(min(PERIOD_S, max(0.0, end_s - time.monotonic())))
             clients = call_patiently(directory, api.Status())["clients"]
             present = next((each for each in clients if each["client"] == known["client"]), None)
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, as_json)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
     reached = until is Until.DONE if present is None else _REACHED[until](present)
     state = "done" if present is None else until.value if reached else "waiting"
     words = {"done": "has ended", "running": "runs", "room": "has room", "waiting": f"is not {until.value} yet"}

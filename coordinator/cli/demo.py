@@ -38,7 +38,7 @@ from nvshare.coordinator.daemon.control.sockets import EventReader
 from nvshare.coordinator.system.devices import real_card
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
-from nvshare.coordinator.system.version import Versioned, run_command
+from nvshare.coordinator.system.version import VersionOption, run_command
 from nvshare.coordinator.units import parse_quantum
 from nvshare.simulated_gpu.trace import overlaps, read_trace
 
@@ -218,6 +218,7 @@ def demo(
     policy: Annotated[str | None, typer.Option(help="Scheduling policy.")] = None,
     quantum: Annotated[str, typer.Option(callback=_quantum, help="Length of a turn: 50ms, or auto.")] = "50ms",
     simulate: Annotated[bool, typer.Option("--simulate", help="Use the simulated GPU even beside a real one.")] = False,
+    version: VersionOption = False,
 ) -> None:
     """Let three programs take turns on one GPU, and prove that their work never overlaps."""
     console = Console()
@@ -256,7 +257,7 @@ def main() -> None:
     """Entry point."""
     signal.signal(signal.SIGTERM, _terminated)  # ends the coordinator and the programs too
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(cls=Versioned)(demo)
+    app.command()(demo)
     run_command(app, sys.argv[1:], "nvshare-demo")
 
 

@@ -11,14 +11,13 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from nvshare.coordinator.cli.ctl_call import Json, Where, call, directory_of, fail, parse_argument
+from nvshare.coordinator.cli.ctl_call import Json, Where, call, directory_of, fail, parse_argument, refusals
 from nvshare.coordinator.cli.views.output import terminal_width
 from nvshare.coordinator.cli.views.table import layout, number, text
 from nvshare.coordinator.cli.views.words import duration, size
 from nvshare.coordinator.daemon import usage as records
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
-from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.daemon.usage import HOUR_S, OTHERS, Key, Row, Sums
 from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.units import parse_duration
@@ -43,11 +42,10 @@ def usage(
 ) -> None:
     """Say who has used the GPUs: GPU time, share, memory over time, memory moved, and waits."""
     since_ns = parse_argument(parse_duration, since, "--since")
-    try:
+    with refusals(as_json):
         directory = Path(call(directory_of(context, where), api.Ping())["usage_dir"])
+    try:
         found = report(records.read(directory), by, int(time.time()) - since_ns // 10**9)
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, as_json)
     except OSError as error:
         why = "; only root and the coordinator's user may read it (hide_other_users)" * (error.errno == errno.EACCES)
         fail(ControlError("usage", f"{error.filename}: {error.strerror}{why}"), as_json)

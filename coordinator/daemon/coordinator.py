@@ -116,7 +116,7 @@ class Coordinator:
         if settings.metrics_port is not None:
             from nvshare.coordinator.daemon import metrics  # imports Prometheus' client
 
-            self._observations = metrics.Observations()
+            self._observations = metrics.Observations(uuids)
         self._notifications: Notifications | None = None
         if settings.notify_command is not None:
             self._notifications = Notifications(settings.notify_command, uuids, coordinator_environment(os.environ))

@@ -38,7 +38,7 @@ from nvshare.coordinator.system import card_lock, runtime_dir
 from nvshare.coordinator.system.card_lock import CardHeldError
 from nvshare.coordinator.system.devices import Device, NoGpuError, discover, load_simulated_nvml
 from nvshare.coordinator.system.runtime_dir import RuntimeDir, RuntimeDirError
-from nvshare.coordinator.system.version import Versioned, run_command
+from nvshare.coordinator.system.version import VersionOption, run_command
 from nvshare.coordinator.units import count, format_duration, parse_duration
 
 log: Final = logging.getLogger("nvshare")
@@ -243,7 +243,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@app.command(cls=Versioned, help="Grant the programs on this node time slices of its GPUs.")
+@app.command(help="Grant the programs on this node time slices of its GPUs.")
 @with_settings
 def run(
     context: typer.Context,
@@ -257,6 +257,7 @@ def run(
     embedded: Annotated[bool, typer.Option("--embedded", hidden=True)] = False,
     linger: Annotated[str, typer.Option(hidden=True)] = "10s",
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    version: VersionOption = False,
     **flags: object,
 ) -> None:
     """Declares the command line; `main` turns its exceptions into messages."""

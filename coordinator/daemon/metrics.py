@@ -6,14 +6,14 @@ only while it is connected, and users get new ones at a bounded rate, because Pr
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from prometheus_client import Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
-from prometheus_client.core import HistogramMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import Metric, SummaryMetricFamily
 
 from nvshare.coordinator.daemon.control.rights import HIDDEN
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot, SeatSnapshot, Snapshot
@@ -23,8 +23,7 @@ from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.coordinator.system.http.families import Row, families, family
 from nvshare.coordinator.system.users import user_name
 
-_BOUNDS_MS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
-BOUNDS_NS: Final = tuple(int(bound * 1_000_000) for bound in _BOUNDS_MS)
+_BOUNDS_S: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _GPU: Final = ("gpu", "uuid")
 _CLIENT: Final = ("gpu", "uuid", "client", "name", "pid", "user")
 MAX_USERS: Final = 100
@@ -33,38 +32,23 @@ MAX_NEW: Final = 128
 NEW_PERIOD_NS: Final = 10_000_000_000
 """A user or slot gets series for so many new clients at once, and for one more in each period."""
 Labels = tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Counts by bucket, with the upper bounds `BOUNDS_NS`."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_NS) + 1))
-    sum_ns: int = 0
-
-    def add(self, value_ns: int) -> None:
-        self.counts[bisect_left(BOUNDS_NS, value_ns)] += 1
-        self.sum_ns += value_ns
-
-    def copy(self) -> Histogram:
-        return Histogram(list(self.counts), self.sum_ns)
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts in Prometheus's form."""
-        total = 0
-        found: list[tuple[str, float]] = []
-        for bound, count in zip((*BOUNDS_NS, None), self.counts, strict=True):
-            total += count
-            found.append(("+Inf" if bound is None else repr(bound / 1e9), total))
-        return found
+disable_created_metrics()  # type: ignore[no-untyped-call]  # of histograms, in every registry of the process
 
 
 class Observations:
-    """Distributions of waits and drains for each GPU, from trace events.  For the loop's thread."""
+    """Distributions of waits and drains for each GPU, from trace events.  For the loop's thread, but for `families`."""
 
-    def __init__(self) -> None:
-        self.waits: dict[str, Histogram] = {}
-        self.drains: dict[str, Histogram] = {}
+    def __init__(self, uuids: Iterable[str]) -> None:
+        """`uuids`: the GPUs, by index."""
+        self.families = (
+            Histogram("nvshare_wait_seconds", "Time from a request to its grant", _GPU, registry=None,
+                      buckets=_BOUNDS_S),
+            Histogram("nvshare_drain_seconds", "Time from a revoke to the end of the work", _GPU, registry=None,
+                      buckets=_BOUNDS_S),
+        )  # fmt: skip
+        self._of_gpus = {
+            uuid: tuple(each.labels(str(index), uuid) for each in self.families) for index, uuid in enumerate(uuids)
+        }
         self._listed: set[int] = set()
         self._due_ns: dict[str | int, int] = {}  # slot or user -> when all its periods have passed
 
@@ -84,10 +68,10 @@ class Observations:
     def observe(self, kind: str, values: Mapping[str, Any]) -> None:
         """Adds one trace event."""
         if kind == "granted":
-            self.waits.setdefault(values["uuid"], Histogram()).add(values["waited_ns"])
+            self._of_gpus[values["uuid"]][0].observe(_seconds(values["waited_ns"]))
         elif kind == "released" and not values["idle"]:
             # A client reports its drain itself; the lease's time bounds a wrong figure.
-            self.drains.setdefault(values["uuid"], Histogram()).add(min(values["drain_ns"], values["held_ns"]))
+            self._of_gpus[values["uuid"]][1].observe(_seconds(min(values["drain_ns"], values["held_ns"])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +79,8 @@ class Picture:
     """The data of one scrape."""
 
     snapshot: Snapshot
-    waits: dict[str, Histogram]
-    drains: dict[str, Histogram]
+    distributions: Sequence[Histogram]
+    """They have locks of their own."""
     slots: tuple[SlotSnapshot, ...] | None = None
     """None when the coordinator serves no slots."""
     refusals: Mapping[str, int] = field(default_factory=dict)
@@ -117,8 +101,7 @@ def take(
     """Makes a picture.  For the loop's thread."""
     return Picture(
         snapshot,
-        {uuid: histogram.copy() for uuid, histogram in observations.waits.items()},
-        {uuid: histogram.copy() for uuid, histogram in observations.drains.items()},
+        observations.families,
         slots,
         dict(refusals or {}),
         observations.listed(snapshot),
@@ -167,8 +150,8 @@ class Collector:
             counts = (((reason,), count) for reason, count in refusals.items())
             yield family(Counter, "nvshare_connections_refused", text, ("reason",), counts)
         yield from _gpu_metrics(gpus)
-        yield _histogram("nvshare_wait_seconds", "Time from a request to its grant", gpus, picture.waits)
-        yield _histogram("nvshare_drain_seconds", "Time from a revoke to the end of the work", gpus, picture.drains)
+        for distribution in picture.distributions:
+            yield from distribution.collect()
         yield _handovers(gpus)
         yield from _client_metrics(seats)
         if picture.slots is not None:
@@ -252,14 +235,6 @@ def _gpu_metrics(gpus: GpuRows) -> Iterator[Metric]:
     memory += [((*labels, "evicted"), g.memory.allocated_bytes - g.memory.resident_bytes) for labels, g in gpus]
     yield family(Gauge, "nvshare_gpu_memory_bytes", "Memory of all clients", (*_GPU, "kind"), memory)
     yield from families("nvshare_gpu", _GPU_ROWS, _GPU, gpus)
-
-
-def _histogram(name: str, text: str, gpus: GpuRows, found: Mapping[str, Histogram]) -> Metric:
-    family = HistogramMetricFamily(name, text, labels=_GPU)
-    for labels, gpu in gpus:
-        histogram = found.get(gpu.uuid) or Histogram()
-        family.add_metric(labels, histogram.buckets(), _seconds(histogram.sum_ns))
-    return family
 
 
 def _handovers(gpus: GpuRows) -> Metric:

@@ -33,7 +33,7 @@ from typing import Final
 
 import pynvml
 
-from nvshare.coordinator.system.devices import nvml, text_of
+from nvshare.coordinator.system.devices import nvml
 from nvshare.coordinator.units import format_size
 
 DRIVER: Final = 570
@@ -56,7 +56,7 @@ def cannot_park() -> str:
     """Why no program of this machine can be parked; "": some may be."""
     try:
         with nvml():
-            version = text_of(pynvml.nvmlSystemGetDriverVersion())
+            version: str = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError:
         return ""
     if int(version.partition(".")[0]) < DRIVER:
@@ -135,7 +135,7 @@ def card_memory(process_id: int) -> dict[str, int]:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
                 if each.pid == process_id:
-                    found[str(pynvml.nvmlDeviceGetUUID(handle))] = int(each.usedGpuMemory or 0)
+                    found[pynvml.nvmlDeviceGetUUID(handle)] = int(each.usedGpuMemory or 0)
     return found
 
 
@@ -163,7 +163,7 @@ def exchange(home: str, target: str) -> dict[bytes, bytes]:
     """All GPUs by the UUIDs that the driver takes; these two change places.  Raises NVMLError."""
     with nvml():
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
     places = {uuid: {home: target, target: home}.get(uuid, uuid) for uuid in uuids}
     return {_driver_uuid(old): _driver_uuid(new) for old, new in places.items()}
 

@@ -163,8 +163,8 @@ def _describe(pynvml: Any, handle: Any, index: int, *, is_mig: bool) -> Device:
     memory = memory_figures(pynvml, handle)
     return Device(
         index=index,
-        uuid=text_of(pynvml.nvmlDeviceGetUUID(handle)),
-        name=text_of(pynvml.nvmlDeviceGetName(handle)),
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        name=pynvml.nvmlDeviceGetName(handle),
         total_bytes=memory.total_bytes,
         is_mig=is_mig,
         integrated=memory.integrated,
@@ -183,8 +183,3 @@ def _distances(pynvml: Any, device: Device, devices: Sequence[Device]) -> dict[s
             if pynvml.nvmlDeviceGetP2PStatus(*pair, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == pynvml.NVML_P2P_STATUS_OK:
                 found[other.uuid] = 0
     return found
-
-
-def text_of(value: str | bytes) -> str:
-    """A name of NVML's; old versions of pynvml give bytes."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

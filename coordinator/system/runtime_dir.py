@@ -111,18 +111,20 @@ class RuntimeDir:
 
     def answers(self) -> bool:
         """Whether the hooks' socket accepts this user's connections."""
-        return self._connect_error() == 0
+        return connect_error(self.hooks_socket) == 0
 
     def refuses(self) -> bool:
         """Whether the hooks' socket is another user's alone, as in a slot."""
-        return self._connect_error() == errno.EACCES
+        return connect_error(self.hooks_socket) == errno.EACCES
 
-    def _connect_error(self) -> int:
-        if len(os.fsencode(self.hooks_socket)) > MAX_SOCKET_PATH_BYTES:
-            return errno.ENAMETOOLONG
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            return probe.connect_ex(os.fspath(self.hooks_socket))
+
+def connect_error(path: Path) -> int:
+    """Error number of a connection to this socket; 0: it is accepted, EAGAIN: too many wait for that."""
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        return errno.ENAMETOOLONG
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(os.fspath(path))
 
 
 def own_directory(environment: Mapping[str, str] | None = None, user_id: int | None = None) -> RuntimeDir:

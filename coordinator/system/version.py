@@ -1,13 +1,11 @@
-"""The product's version, and the option `--version` of commands with one purpose."""
+"""The product's version, and the option `--version` of commands."""
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 
 def version() -> str:
@@ -42,23 +40,3 @@ def _hide_types(command: Any, context: typer.Context) -> None:
         flag.metavar = ""
     for each in getattr(command, "commands", {}).values():
         _hide_types(each, context)
-
-
-class Versioned(TyperCommand):
-    """A command with `--version`; the function behind it has no parameter for it."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return [*super().get_params(ctx), _option()]
-
-
-@functools.cache
-def _option() -> Any:
-    """The option as a parameter of a command, whichever click typer uses."""
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def _command(version: VersionOption = False) -> None: ...
-
-    (option,) = typer.main.get_command(app).params
-    option.expose_value = False
-    return option

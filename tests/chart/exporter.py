@@ -32,7 +32,7 @@ def _uuid(index: int) -> str:
 def scrape(gpus: int, pods_per_gpu: int) -> str:
     """One scrape of a node whose slots are all taken, by a process each, with a hand-over behind it; 2 pods or more."""
     turns = Settings(policy="round_robin", sharing=Sharing.EXCLUSIVE)
-    scheduler, observations = Scheduler(registry.create, turns), metrics.Observations()
+    scheduler, observations = Scheduler(registry.create, turns), metrics.Observations(map(_uuid, range(gpus)))
 
     def tell(event: events.Event, now_ns: int) -> None:
         for command in scheduler.handle(event, now_ns):

@@ -169,7 +169,7 @@ def test_its_pods_need_no_privileges(name: str) -> None:
     watches = MATRIX[name].get("podAnnotations", {}).get("watch", False)
     roles = rendered.all("ClusterRole") + rendered.all("Role")
     uses_api = watches or name in ("dra", "nri")
-    rules: list[dict[str, list[str]]] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    rules: list[dict[str, list[str]]] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["watch"]}]
     if name == "nri":
         rules = [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
     elif name == "dra":

@@ -115,13 +115,14 @@ def chart_schema() -> str:
 
 def coordinator_metrics() -> Iterator[Metric]:
     """All families of the coordinator, without samples."""
-    picture = metrics.Picture(Scheduler(registry.create, Settings()).snapshot(0), {}, {}, (), {"full": 0})
+    snapshot = Scheduler(registry.create, Settings()).snapshot(0)
+    picture = metrics.Picture(snapshot, metrics.Observations(()).families, (), {"full": 0})
     return metrics.Collector(lambda: picture).collect()
 
 
 def plugin_families() -> Iterator[Metric]:
     """All families of the device plugin, without samples."""
-    facts = plugin_metrics.Facts((), True, True, None, 0, 0, 0, WatchCounts(0, 0, 0, 0, 0))
+    facts = plugin_metrics.Facts((), True, True, None, 0, 0, 0, WatchCounts())
     return plugin_metrics.Collector(plugin_metrics.KubeletCounts(), lambda: facts).collect()
 
 

@@ -253,7 +253,7 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- fail "serviceAccount.name: with rbac.create: false and advertise.mode: dra, name an account that may read nodes and claims and write resource slices" }}
 {{- end }}
 {{- if and (not $values.rbac.create) $values.podAnnotations.watch (not $values.serviceAccount.name) }}
-{{- fail "serviceAccount.name: with rbac.create: false and podAnnotations.watch: true, name an account that may list and watch pods" }}
+{{- fail "serviceAccount.name: with rbac.create: false and podAnnotations.watch: true, name an account that may watch pods" }}
 {{- end }}
 {{- if gt (int $values.podAnnotations.priorityRange.min) (int $values.podAnnotations.priorityRange.max) }}
 {{- fail (printf "podAnnotations.priorityRange.min: %d is more than podAnnotations.priorityRange.max: %d" (int $values.podAnnotations.priorityRange.min) (int $values.podAnnotations.priorityRange.max)) }}

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,11 +23,11 @@ from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.kubernetes.slots import boundary
 from nvshare.coordinator.system import host_memory
 from nvshare.coordinator.system.checkpoints import cannot_park
-from nvshare.coordinator.system.devices import nvml, text_of
+from nvshare.coordinator.system.devices import nvml
 from nvshare.coordinator.system.gpu_processes import computing_processes, unhooked_processes
 from nvshare.coordinator.system.mps.obstacles import DEFAULT_PIPE_DIRECTORY, answers
 from nvshare.coordinator.system.processes import read_process
-from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.runtime_dir import RuntimeDir, connect_error
 from nvshare.coordinator.system.version import version
 
 
@@ -94,9 +93,9 @@ def _driver() -> tuple[str, str, tuple[str, ...]]:
 
     try:
         with nvml():
-            version = text_of(pynvml.nvmlSystemGetDriverVersion())
+            version = pynvml.nvmlSystemGetDriverVersion()
             handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-            return version, "", tuple(text_of(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+            return version, "", tuple(map(pynvml.nvmlDeviceGetName, handles))
     except pynvml.NVMLError as error:
         return "", str(error), ()
 
@@ -151,19 +150,9 @@ def _directory(directory: RuntimeDir) -> DirectoryFacts:
         found = directory.path.stat()
     except OSError:
         return DirectoryFacts(str(directory.path), False, 0, 0, "ENOENT", "ENOENT")
-    hooks, control = map(_connect_error, (directory.hooks_socket, directory.control_socket))
+    errors = map(connect_error, (directory.hooks_socket, directory.control_socket))
+    hooks, control = (errno.errorcode.get(error, "") for error in errors)
     return DirectoryFacts(str(directory.path), True, found.st_uid, found.st_mode & 0o7777, hooks, control)
-
-
-def _connect_error(path: Path) -> str:
-    """Name of the error of a connection to this socket; empty without one."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(5)
-        try:
-            probe.connect(os.fspath(path))
-        except OSError as error:
-            return errno.errorcode.get(error.errno or 0, "too long")
-    return ""
 
 
 def _coordinator(directory: RuntimeDir) -> CoordinatorFacts:

@@ -83,6 +83,7 @@ def install_cdi(
 ) -> None:
     """Let containers of Docker, Podman and containerd share the GPUs: write a CDI specification."""
     from nvshare.coordinator.kubernetes.node import library  # slow
+    from nvshare.coordinator.kubernetes.slots.slot import replace_file
 
     try:
         if remove:
@@ -96,7 +97,8 @@ def install_cdi(
         if str(output) == "-":
             typer.echo(text, nl=False)
         else:
-            _replace(output, text)
+            output.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(output, text.encode())  # container engines may read it at any moment
             names = ", ".join(f"{KIND}={device['name']}" for device in made["devices"])
             typer.echo(f"{output} is written: {names}")
     except (ControlError, NoCoordinatorError) as error:
@@ -111,18 +113,6 @@ def install_cdi(
             "containers need one that stays: see `nvshare-ctl install unit`",
             err=True,
         )
-
-
-def _replace(path: Path, text: str) -> None:
-    """Container engines may read the file at any moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.chmod(0o644)
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def _refuse(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from nvshare.coordinator.cli.ctl_call import Where, call, directory_of, fail
+from nvshare.coordinator.cli.ctl_call import Where, call, directory_of, refusals, until_interrupted
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
@@ -34,15 +34,11 @@ def register(app: typer.Typer) -> None:
 def top(context: typer.Context, every: Every = 1.0, once: Once = False, where: Where = None) -> None:
     """Show who runs, who waits and why, live; keys filter, pause, end and change programs."""
     directory = directory_of(context, where)
-    try:
+    with refusals(as_json=False), until_interrupted():
         if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
             _print_once(directory)
         else:
             _follow(directory, every)
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, as_json=False)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
 
 
 def _print_once(directory: RuntimeDir) -> None:

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from nvshare.coordinator.cli.ctl_call import REFUSED, Where, call, check_reachable, directory_of, fail
+from nvshare.coordinator.cli.ctl_call import REFUSED, Where, call, check_reachable, directory_of, refusals
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.units import count
@@ -34,11 +33,9 @@ def trace(
     from nvshare.coordinator.cli.trace import perfetto, recording
 
     directory = directory_of(context, where)
-    try:
+    with refusals(as_json=False):
         check_reachable(directory)
         before, events, after = _listen(directory, seconds)
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, as_json=False)
     found = recording.record(events, before, after or recording.NO_STATUS)
     try:
         out.write_text(json.dumps(perfetto.trace(found)), encoding="utf-8")

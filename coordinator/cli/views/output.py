@@ -6,7 +6,6 @@ A pipe gets the same columns as a terminal, uncut; nothing has colours.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -17,10 +16,8 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 import typer
 
-from nvshare.coordinator.cli.ctl_call import call, directory_of, fail
+from nvshare.coordinator.cli.ctl_call import call, directory_of, refusals, until_interrupted
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.api import ControlError
-from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 
 PERIOD_S: Final = 2.0
 
@@ -57,18 +54,11 @@ def show(
 ) -> None:
     """Asks for the status and prints it; with `every_s` until Ctrl-C."""
     form = "json" if as_json else form
-    try:
+    with refusals(form == "json"), until_interrupted():
         if every_s is None:
             print(written(call(directory_of(context, where), api.Status()), view, form, terminal_width()))
         else:
             _watch(lambda: call(directory_of(context, where), api.Status()), view, form, every_s)
-    except (ControlError, NoCoordinatorError) as error:
-        fail(error, form == "json")
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
-    except BrokenPipeError:  # the reader of standard output has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
 
 
 def _watch(ask: Any, view: View, form: Form | None, every_s: float) -> None:

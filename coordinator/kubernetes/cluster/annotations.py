@@ -15,7 +15,9 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from nvshare.coordinator.kinds import SIZE, TEXT, Kind, whole
 from nvshare.coordinator.model import profile
@@ -41,6 +43,8 @@ NEWER_CLASSES: Final = tuple(dict.fromkeys(name for name, _ in CLASSES.values())
 
 MAX_WEIGHT: Final = 1000
 _WHOLE: Final = re.compile(r"(0|-?[1-9][0-9]{0,8})\Z")
+QUALIFIED: Final = re.compile(r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}")
+"""Name of a resource, or kind of a CDI device."""
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 # Unambiguous units only: a bare G is 10^9 in Kubernetes and 2^30 for CUDA users.  The digit counts keep sizes < 1 EiB.
 _SIZE: Final = re.compile(
@@ -83,13 +87,28 @@ class Finding:
         return f"metadata.annotations[{self.annotation}]: {_shown(self.value)} is not allowed: {self.allowed}"
 
 
-@dataclass(frozen=True, slots=True)
-class ClassDefaults:
-    """Settings that a priority class of the cluster implies; `job_class`: a key of `CLASSES`."""
+def _known_class(name: str) -> str:
+    if name not in CLASSES:
+        raise ValueError(f"{_shown(name)} is none of {', '.join(NEWER_CLASSES)}")
+    return name
 
-    priority: int | None = None
-    weight: int | None = None
-    job_class: str | None = None
+
+class ClassDefaults(BaseModel):
+    """Settings that a priority class of the cluster implies; a number alone is the priority."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
+
+    priority: int | None = Field(default=None, ge=-999_999_999, le=999_999_999)
+    weight: int | None = Field(default=None, ge=1, le=MAX_WEIGHT)
+    job_class: Annotated[str, AfterValidator(_known_class)] | None = Field(default=None, validation_alias="class")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, entry: object) -> object:
+        return {"priority": entry} if isinstance(entry, int) else entry
+
+
+_PRIORITY_CLASSES: Final = TypeAdapter(dict[str, ClassDefaults])
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,45 +268,15 @@ def rules_from(
     low, separator, high = priority_range.partition(":")
     if not (separator and _WHOLE.match(low) and _WHOLE.match(high) and int(low) <= int(high)):
         raise RulesError(f"--priority-range: {_shown(priority_range)}: write MIN:MAX, such as -1000:1000")
-    if not re.fullmatch(r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}", resource):
+    if not QUALIFIED.fullmatch(resource):
         raise RulesError(f"--resource: {_shown(resource)}: write DOMAIN/NAME, such as {GPU_RESOURCE}")
-    if priority_classes is not None and not isinstance(priority_classes, Mapping):
-        raise RulesError('--priority-classes: write an object such as {"production": {"priority": 10}}')
-    return Rules(
-        resource=resource,
-        priority_min=int(low),
-        priority_max=int(high),
-        priority_classes={str(name): _defaults(str(name), entry) for name, entry in (priority_classes or {}).items()},
-    )
-
-
-def _defaults(name: str, entry: object) -> ClassDefaults:
-    if isinstance(entry, int):
-        entry = {"priority": entry}
-    if not isinstance(entry, Mapping):
-        raise RulesError(f"--priority-classes: {name}: write a priority, or an object with priority, weight, class")
-    unknown = sorted(set(entry) - {"priority", "weight", "class"})
-    if unknown:
-        raise RulesError(f"--priority-classes: {name}.{unknown[0]}: no such setting; known are priority, weight, class")
-    job_class = entry.get("class")
-    if job_class is not None and job_class not in CLASSES:
-        raise RulesError(f"--priority-classes: {name}.class: {_shown(job_class)} is none of {', '.join(NEWER_CLASSES)}")
-    return ClassDefaults(
-        priority=_number(name, "priority", entry, -999_999_999, 999_999_999),
-        weight=_number(name, "weight", entry, 1, MAX_WEIGHT),
-        job_class=job_class,
-    )
-
-
-def _number(name: str, key: str, entry: Mapping[str, Any], low: int, high: int) -> int | None:
-    value = entry.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RulesError(
-            f"--priority-classes: {name}.{key}: {_shown(value)}: write a whole number from {low} to {high}"
-        )
-    return value
+    try:
+        classes = _PRIORITY_CLASSES.validate_python({} if priority_classes is None else priority_classes)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ": ".join(("--priority-classes", ".".join(map(str, first["loc"])))).removesuffix(": ")
+        raise RulesError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+    return Rules(resource=resource, priority_min=int(low), priority_max=int(high), priority_classes=classes)
 
 
 def _hook_size(text: str) -> str:

@@ -100,42 +100,35 @@ class Stream:
         self._socket: socket.socket | None = None
         self._ended = False
 
-    @contextlib.contextmanager
-    def get(self, path: str, read_s: float = STREAM_S) -> Iterator[http.client.HTTPResponse]:
-        """A GET.  Raises ApiError, OSError, HTTPException."""
+    def watch(self, path: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any] | None]:
+        """None once the server has accepted the watch, then its events until the server or `end` ends it.
+
+        Raises ApiError, also for an event that says so, OSError, HTTPException, and ValueError and KeyError for what is
+        no event.
+        """
+        seconds = WATCH_S + random.randrange(WATCH_S + 1)
+        path = f"{path}?{urlencode({'watch': '1', 'timeoutSeconds': str(seconds), **query})}"
         connection = self._api.connect()
         try:
             headers = self._api.headers()
             connection.connect()
-            assert connection.sock is not None
-            connection.sock.settimeout(read_s)
             self._socket = connection.sock
+            self._socket.settimeout(seconds + STREAM_S)
             if self._ended:
                 _cut(self._socket)
             connection.request("GET", path, headers=headers)
             response = connection.getresponse()
             check(response)
-            yield response
-        finally:
-            connection.close()
-
-    def watch(self, path: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any] | None]:
-        """None once the server has accepted the watch, then its events until the server or `end` ends it.
-
-        Raises what `get` does, ApiError also for an event that says so, ValueError and KeyError for what is no event.
-        """
-        seconds = WATCH_S + random.randrange(WATCH_S + 1)
-        path = f"{path}?{urlencode({'watch': '1', 'timeoutSeconds': str(seconds), **query})}"
-        try:
-            with self.get(path, seconds + STREAM_S) as response:
-                yield None
-                while (line := response.readline(MAX_OBJECT_BYTES)).endswith(b"\n"):  # else it is incomplete
-                    yield _event(json.loads(line))
-                if len(line) >= MAX_OBJECT_BYTES:
-                    raise ValueError(f"an event of more than {MAX_OBJECT_BYTES} bytes")
+            yield None
+            while line := response.readline(MAX_OBJECT_BYTES):
+                if not line.endswith(b"\n"):
+                    raise ValueError(f"an event that is cut off, or has more than {MAX_OBJECT_BYTES} bytes")
+                yield _event(json.loads(line))
         except (OSError, http.client.HTTPException):
             if not self._ended:
                 raise
+        finally:
+            connection.close()
 
     def end(self) -> None:
         """Ends the answer, also one that has not begun."""

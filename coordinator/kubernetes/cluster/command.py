@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
-from nvshare.coordinator.kubernetes.cluster.options import OptionError
+from nvshare.coordinator.kubernetes.cluster.options import Level, OnLoss, OptionError
 from nvshare.coordinator.kubernetes.slots.boundary import Mode
 from nvshare.coordinator.kubernetes.slots.slot import SlotError
 from nvshare.coordinator.system.extras import install_command
@@ -22,19 +22,28 @@ from nvshare.coordinator.system.version import run_command
 _GRPC: Final = ("grpc", "google")
 
 
-def given(variable: str, text: str, *names: str, least: int | None = None) -> Any:
+def given(variable: str, text: str, *names: str, least: int | None = None, most: int | None = None) -> Any:
     """An option, also given by NVSHARE_`variable`."""
-    return typer.Option(*names, envvar="NVSHARE_" + variable, help=text, min=least)
+    return typer.Option(*names, envvar="NVSHARE_" + variable, help=text, min=least, max=most)
 
 
-LibraryDir = Annotated[Path, given("LIBRARY_DIR", "directory of the installed hook libraries on the host")]
-SlotsDir = Annotated[Path, given("SLOTS_DIR", "directory of slots on the host")]
-RuntimeDirectory = Annotated[Path, given("RUNTIME_DIR", "runtime directory of the node's coordinator")]
+def place(variable: str, text: str) -> Any:
+    """A path, which becomes absolute."""
+
+    def absolute(path: Path) -> Path:
+        return path.absolute()
+
+    return typer.Option(envvar="NVSHARE_" + variable, help=text, callback=absolute)
+
+
+LibraryDir = Annotated[Path, place("LIBRARY_DIR", "directory of the installed hook libraries on the host")]
+SlotsDir = Annotated[Path, place("SLOTS_DIR", "directory of slots on the host")]
+RuntimeDirectory = Annotated[Path, place("RUNTIME_DIR", "runtime directory of the node's coordinator")]
 CdiKind = Annotated[
     str, given("CDI_KIND", "also name CDI devices of this kind, such as nvidia.com/gpu, for container runtimes")
 ]
 MemoryMode = Annotated[str, given("MEMORY", "memory mode of containers: auto, swap, managed, device")]
-OnLoss = Annotated[str, given("ON_LOSS", "behaviour of containers without a coordinator: wait, or run")]
+LossAction = Annotated[OnLoss, given("ON_LOSS", "behaviour of containers without a coordinator")]
 LossTimeout = Annotated[str | None, given("LOSS_TIMEOUT", "with --on-loss=run: time before they run, such as 5m")]
 MemoryBoundary = Annotated[
     Mode, given("MEMORY_BOUNDARY", "have the driver hold memory limits too, by CDI; auto: if it is r615 or newer")
@@ -46,7 +55,8 @@ IgnoredXids = Annotated[
     list[int] | None, given("IGNORED_XIDS", "an XID error that leaves a GPU healthy; repeatable", "--ignored-xid")
 ]
 PriorityRange = Annotated[str, given("PRIORITY_RANGE", "MIN:MAX allowed in the priority annotation")]
-LogLevel = Annotated[str, given("LOG_LEVEL", "debug, info, warning, error")]
+LogLevel = Annotated[Level, given("LOG_LEVEL", "least important messages that are logged")]
+CdiDir = Annotated[Path, place("CDI_DIR", "directory of the container runtime's CDI files")]
 
 
 @contextlib.contextmanager

@@ -1,13 +1,13 @@
 """A read-only watch of this node's pods on the API server, for their annotations and priority classes.
 
-The kubelet names the pod of a slot, but not its annotations.  So the plugin lists the node's pods once and then watches
-them over one connection.
+The kubelet names the pod of a slot, but not its annotations.  So the plugin watches the node's pods.  A watch without
+an earlier version begins with all pods.
 
 Invariants:
 - The watch writes nothing, requests only this node's pods, and keeps only pods that request a slot.
 - Known pods stay known while the API server is away.  No failure stops the plugin: a failure is counted, logged when
   its text changes, and retried after a pause that doubles up to a bound.
-- Lines, responses and the number of pods are bounded.
+- Events and the number of pods are bounded.
 
 Non-goals: the meaning of annotations (kubernetes/cluster/annotations.py), slot files.
 """
@@ -15,7 +15,6 @@ Non-goals: the meaning of annotations (kubernetes/cluster/annotations.py), slot 
 from __future__ import annotations
 
 import http.client
-import json
 import logging
 import random
 import threading
@@ -23,16 +22,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules, findings, namespace_of, pod_asks_for, settings_of
 from nvshare.coordinator.kubernetes.cluster.api import ApiAccess, ApiError, NotInClusterError, Stream
 
 log = logging.getLogger("nvshare.pods")
 
-MAX_LIST_BYTES: Final = 256 << 20
 MAX_PODS: Final = 4096
 _PODS: Final = "/api/v1/pods"
+CACHED: Final = "0"
+"""From the state in the API server's cache, which spares etcd when all nodes ask at once."""
+NEWEST: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,15 @@ class Timing:
     longest_pause_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WatchCounts:
     """Counters for metrics."""
 
-    pods: int
+    pods: int = 0
     """Known pods that request a slot; a gauge."""
-    lists: int
-    events: int
-    failures: int
-    bad_annotations: int
+    events: int = 0
+    failures: int = 0
+    bad_annotations: int = 0
 
 
 class PodWatch:
@@ -73,9 +72,8 @@ class PodWatch:
         self._rules = rules or Rules()
         self._api = api
         self._timing = timing or Timing()
-        self._lock = threading.Lock()
         self._pods: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self._lists = self._events = self._failures = self._bad = 0
+        self.counts = WatchCounts()
         self._failure = ""
         self._stopping = threading.Event()
         self._stream: Stream | None = None
@@ -99,91 +97,65 @@ class PodWatch:
 
     def policy(self, namespace: str, pod: str, container: str) -> dict[str, str] | None:
         """Settings of this container's slot; None for an unknown pod."""
-        with self._lock:
-            found = self._pods.get((namespace, pod))
-        if found is None:
-            return None
-        return settings_of(found, container, self._rules)
-
-    def counts(self) -> WatchCounts:
-        """The present counters."""
-        with self._lock:
-            return WatchCounts(len(self._pods), self._lists, self._events, self._failures, self._bad)
+        found = self._pods.get((namespace, pod))
+        return None if found is None else settings_of(found, container, self._rules)
 
     # --- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         pause = self._timing.first_pause_s
-        version = ""
-        fresh = False
+        version = CACHED
         while not self._stopping.is_set():
             begun = time.monotonic()
             wanted_s = 0.0
             try:
-                if not version:
-                    version = self._list(fresh=fresh)
-                fresh = False
                 version = self._watch(version)
             except ApiError as error:
                 if error.code == http.client.GONE:
-                    version, fresh = "", True  # a cached list may be as old as the expired version
+                    version = NEWEST  # the cache may be as old as the expired version
                 else:
                     self._failed(error)
                     wanted_s = min(error.retry_after_s, self._timing.longest_pause_s)
             except Exception as error:  # network, server, malformed response: the plugin goes on
                 self._failed(error)
-                version = ""
+                version = CACHED
             # A long watch was a success and resets the pause; a short one must not be retried at once.
             lasted = time.monotonic() - begun > self._timing.longest_pause_s
             pause = self._timing.first_pause_s if lasted else min(pause * 2, self._timing.longest_pause_s)
             self._stopping.wait(max(wanted_s, pause * random.uniform(0.5, 1.0)))
 
-    def _list(self, *, fresh: bool) -> str:
-        """Replaces the known pods by the node's list; returns the version from which to watch."""
-        # Version 0: the API server may answer from its cache, which spares etcd when all nodes list at once.
-        query = self._node_only | ({} if fresh else {"resourceVersion": "0"})
-        with self._next_stream().get(f"{_PODS}?{urlencode(query)}") as response:
-            body = response.read(MAX_LIST_BYTES + 1)
-        if len(body) > MAX_LIST_BYTES:
-            raise ValueError(f"a list of more than {MAX_LIST_BYTES} bytes")
-        answer = json.loads(body)
-        items, version = answer["items"] or [], str(answer["metadata"]["resourceVersion"])
-        known = {_key(pod): pod for pod in map(self._reduced, items[:MAX_PODS]) if pod is not None}
-        with self._lock:
-            self._lists += 1
-            before, self._pods = self._pods, known
-        for key, pod in known.items():
-            if before.get(key) != pod:
-                self._report_findings(pod)
-        if known != before:
-            self._notify()
-        return version
-
     def _watch(self, version: str) -> str:
         """Applies events until the server ends the watch; returns the version from which to continue."""
-        query = self._node_only | {"allowWatchBookmarks": "true", "resourceVersion": version}
+        query = self._node_only | {"allowWatchBookmarks": "true"} | ({"resourceVersion": version} if version else {})
+        unseen = set(self._pods) if version in (CACHED, NEWEST) else set()
         for event in self._next_stream().watch(_PODS, query):
             if event is None:
                 self._report("")
+                continue
+            kind, pod = event["type"], event["object"]
+            if kind == "BOOKMARK":  # all pods that exist have come
+                for key in unseen:
+                    self._pods.pop(key, None)
+                unseen.clear()
             else:
-                version = self._event(event) or version
+                unseen.discard(_key(pod))
+                self._apply(pod, gone=kind == "DELETED")
+            self.counts.pods = len(self._pods)
+            version = str(pod["metadata"]["resourceVersion"])
         return version
 
-    def _event(self, event: Mapping[str, Any]) -> str:
-        kind, pod = event["type"], event["object"]
-        if kind in ("ADDED", "MODIFIED", "DELETED"):
-            key = _key(pod)
-            reduced = None if kind == "DELETED" else self._reduced(pod)
-            with self._lock:
-                self._events += 1
-                before = self._pods.pop(key, None)
-                if reduced is not None and len(self._pods) < MAX_PODS:
-                    self._pods[key] = reduced
-            if before != reduced:
-                if reduced is not None:
-                    self._report_findings(reduced)
-                self._notify()
-        return str(pod["metadata"]["resourceVersion"])
+    def _apply(self, pod: Mapping[str, Any], *, gone: bool) -> None:
+        key = _key(pod)
+        before, reduced = self._pods.get(key), None if gone else self._reduced(pod)
+        self.counts.events += 1
+        if reduced is None:
+            self._pods.pop(key, None)
+        elif before is not None or len(self._pods) < MAX_PODS:
+            self._pods[key] = reduced
+        if before != reduced:
+            if reduced is not None:
+                self._report_findings(reduced)
+            self._notify()
 
     def _reduced(self, pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The fields that slots need; None for a pod that requests no slot."""
@@ -205,8 +177,7 @@ class PodWatch:
 
     def _report_findings(self, pod: Mapping[str, Any]) -> None:
         wrong = findings(pod, self._rules)
-        with self._lock:
-            self._bad += len(wrong)
+        self.counts.bad_annotations += len(wrong)
         for finding in wrong:
             log.warning("pod %s/%s: %s; it is ignored", *_key(pod), finding.text)
 
@@ -218,8 +189,7 @@ class PodWatch:
 
     def _failed(self, error: Exception) -> None:
         if not self._stopping.is_set():
-            with self._lock:
-                self._failures += 1
+            self.counts.failures += 1
             self._report(f"{type(error).__name__}: {error}")
 
     def _report(self, failure: str) -> None:

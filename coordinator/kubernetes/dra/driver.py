@@ -20,10 +20,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from nvshare.coordinator.kubernetes.cluster.options import Containers
 from nvshare.coordinator.kubernetes.dra import claims
 from nvshare.coordinator.kubernetes.dra.claims import ClaimError, Device, Share
 from nvshare.coordinator.kubernetes.node import library
@@ -40,23 +41,6 @@ _OURS: Final = "dra-"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What containers get."""
-
-    slots_dir: Path
-    library_dir: Path
-    cdi_dir: Path
-    memory: str = "auto"
-    on_loss: str = "run"
-    loss_timeout_ns: int | None = 300_000_000_000
-    cdi_kind: str = ""
-    """Also name CDI devices of this kind, by UUID."""
-    memory_boundary: boundary.Mode = "off"
-    processes: int = 1
-    """Processes that a container is expected to have on a GPU."""
-
-
-@dataclass(frozen=True, slots=True)
 class Prepared:
     """One device of a claim, for the kubelet."""
 
@@ -68,7 +52,7 @@ class Prepared:
 class Driver:
     """Thread-safe."""
 
-    def __init__(self, options: Options, uuids: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, options: Containers, uuids: Callable[[], Mapping[str, str]]) -> None:
         """`uuids`: GPU by device name.  Prepares the directories.  Raises SlotError and OSError."""
         slots.prepare(options.slots_dir)
         options.cdi_dir.mkdir(parents=True, exist_ok=True)
@@ -140,8 +124,7 @@ class Driver:
 
     def _cdi_device(self, share: Share, slot: Slot) -> dict[str, Any]:
         options = self._options
-        mode = share.words.get("memory", options.memory)
-        variables = hook_environment(mode, options.on_loss, options.loss_timeout_ns)
+        variables = hook_environment(replace(options, memory=share.words.get("memory", options.memory)))
         variables["NVIDIA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
         variables |= boundary.environment(share.memory_bytes, options.memory_boundary, options.processes)
         mounts = [

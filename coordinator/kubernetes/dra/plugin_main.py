@@ -20,17 +20,11 @@ import typer
 
 from nvshare.coordinator.kubernetes.cluster import command
 from nvshare.coordinator.kubernetes.cluster.api import NotInClusterError
-from nvshare.coordinator.kubernetes.cluster.command import given
-from nvshare.coordinator.kubernetes.cluster.options import (
-    OptionError,
-    check_cdi_kind,
-    check_hook,
-    duration_ns,
-    log_to_stderr,
-)
+from nvshare.coordinator.kubernetes.cluster.command import given, place
+from nvshare.coordinator.kubernetes.cluster.options import Containers, OptionError, duration_ns, log_to_stderr
 from nvshare.coordinator.kubernetes.dra.publisher import ClusterError
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
-from nvshare.coordinator.system.version import Versioned
+from nvshare.coordinator.system.version import VersionOption
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
@@ -38,7 +32,6 @@ app = typer.Typer(
 
 
 @app.command(
-    cls=Versioned,
     help="Kubernetes DRA driver gpu.nvshare.com: publishes GPUs whose memory and time claims share, and makes slots of "
     "claims.",
 )
@@ -46,8 +39,8 @@ def run(
     node_name: Annotated[
         str, typer.Option(envvar=["NVSHARE_NODE_NAME", "NODE_NAME"], help="name of this node", show_default=False)
     ] = "",
-    kubelet_dir: Annotated[Path, given("KUBELET_DIR", "the kubelet's --root-dir")] = Path("/var/lib/kubelet"),
-    cdi_dir: Annotated[Path, given("CDI_DIR", "directory of the container runtime's CDI files")] = Path("/var/run/cdi"),
+    kubelet_dir: Annotated[Path, place("KUBELET_DIR", "the kubelet's --root-dir")] = Path("/var/lib/kubelet"),
+    cdi_dir: command.CdiDir = Path("/var/run/cdi"),
     library_dir: command.LibraryDir = Path("/var/lib/nvshare/lib"),
     slots_dir: command.SlotsDir = Path("/run/nvshare/slots"),
     runtime_dir: command.RuntimeDirectory = SYSTEM_DIRECTORY,
@@ -55,7 +48,7 @@ def run(
         int, given("SLOTS_PER_GPU", "a claim that names no memory gets one of so many parts of a GPU's", least=1)
     ] = 4,
     memory: command.MemoryMode = "auto",
-    on_loss: command.OnLoss = "run",
+    on_loss: command.LossAction = "run",
     loss_timeout: command.LossTimeout = "5m",
     coordinator_grace: Annotated[
         str, given("COORDINATOR_GRACE", "time without a coordinator after which GPUs are unhealthy")
@@ -65,23 +58,20 @@ def run(
     processes: command.Processes = 1,
     ignored_xids: command.IgnoredXids = None,
     log_level: command.LogLevel = "info",
+    version: VersionOption = False,
 ) -> None:
     """The command line as Typer reads it."""
     log_to_stderr("nvshare-dra", log_level)
-    check_hook(memory, on_loss)
-    check_cdi_kind(cdi_kind)
     if not node_name:
         raise OptionError("--node-name: needed, or NODE_NAME (spec.nodeName by the downward API)")
     timeout_ns = duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None
     grace_ns = duration_ns("--coordinator-grace", coordinator_grace)
     with command.kubernetes_extra():
-        from nvshare.coordinator.kubernetes.dra.driver import Options
         from nvshare.coordinator.kubernetes.dra.plugin_process import Node, serve
-    options = Options(
-        slots_dir.absolute(), library_dir.absolute(), cdi_dir.absolute(), memory, on_loss, timeout_ns, cdi_kind,
-        memory_boundary, processes,
-    )  # fmt: skip
-    serve(options, Node(node_name, kubelet_dir.absolute(), runtime_dir, grace_ns, slots_per_gpu, ignored_xids or ()))
+    containers = Containers(
+        slots_dir, library_dir, cdi_dir, memory, on_loss, timeout_ns, cdi_kind, memory_boundary, processes
+    )
+    serve(containers, Node(node_name, kubelet_dir, runtime_dir, grace_ns, slots_per_gpu, ignored_xids or ()))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

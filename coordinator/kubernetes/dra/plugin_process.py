@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from nvshare.coordinator.kubernetes.cluster.api import ApiAccess
+from nvshare.coordinator.kubernetes.cluster.options import Containers
 from nvshare.coordinator.kubernetes.dra import slices
-from nvshare.coordinator.kubernetes.dra.driver import Driver, Options
+from nvshare.coordinator.kubernetes.dra.driver import Driver
 from nvshare.coordinator.kubernetes.dra.publisher import API, Publisher
 from nvshare.coordinator.kubernetes.dra.service import Service
 from nvshare.coordinator.kubernetes.node.health import Monitor, NvmlProbe
@@ -37,7 +38,7 @@ class Node:
     ignored_xids: Sequence[int] = ()
 
 
-def serve(options: Options, node: Node) -> None:
+def serve(containers: Containers, node: Node) -> None:
     """Serves until a signal.  Raises the errors of parts that cannot start."""
     api = ApiAccess.from_cluster()
 
@@ -48,7 +49,7 @@ def serve(options: Options, node: Node) -> None:
     coordinator = RuntimeDir(node.runtime_dir)
     monitor = Monitor(NvmlProbe(node.ignored_xids), coordinator.answers, node.coordinator_grace_ns)
     publisher = Publisher(api, node.name, lambda: monitor.state, node.slots_per_gpu)
-    service = Service(Driver(options, lambda: slices.uuids(monitor.state)), claim, node.kubelet_dir)
+    service = Service(Driver(containers, lambda: slices.uuids(monitor.state)), claim, node.kubelet_dir)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: publisher.stop())
     monitor.listen(publisher.wake)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from nvshare.client_hook.launcher import SYSTEM_PRELOAD
-from nvshare.coordinator.kubernetes.cluster.options import Options
+from nvshare.coordinator.kubernetes.cluster.options import Containers
 from nvshare.coordinator.kubernetes.node import library
 from nvshare.coordinator.kubernetes.slots import boundary
 from nvshare.coordinator.kubernetes.slots import slot as slots
@@ -111,15 +111,15 @@ def new_slot(device_ids: Sequence[SlotId], library_name: str) -> Slot:
     )
 
 
-def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -> Answer:
+def allocate(device_ids: Sequence[SlotId], options: Containers, store: SlotStore) -> Answer:
     """Writes the slot and returns the container's answer.  Raises NotReadyError and OSError."""
-    installed = options.paths.library_dir
+    installed = options.library_dir
     name = library.current(installed)
     if name is None:
         raise NotReadyError(f"no hook library in {installed}: run `nvshare-install-library --to {installed}`")
     slot = new_slot(device_ids, name)
     store.allocate(slot)
-    environment = hook_environment(options.memory, options.on_loss, options.loss_timeout_ns)
+    environment = hook_environment(options)
     environment["NVIDIA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
     mounts = hook_mounts(store.directory / slot.slot, installed / name)
     cdi_devices = [f"{options.cdi_kind}={uuid}" for uuid in slot.gpus] if options.cdi_kind else []
@@ -128,23 +128,23 @@ def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -
     return Answer(environment, mounts, ((SLOT_ANNOTATION, slot.slot),), tuple(cdi_devices))
 
 
-def write_boundary(slot: Slot, options: Options) -> None:
+def write_boundary(slot: Slot, options: Containers) -> None:
     """Writes the CDI device that `allocate` has named, before the slot's container starts.  Raises OSError."""
     variables = boundary.environment(slot.limit_bytes, options.memory_boundary, options.processes)
     variables["NVSHARE_SOCKET"] = f"{SLOT_IN_CONTAINER}/{slots.SOCKET_FILE}"  # a device of CDI must change something
-    place = options.paths.cdi_dir / f"nvshare-slot-{slot.slot}.json"
+    place = options.cdi_dir / f"nvshare-slot-{slot.slot}.json"
     slots.replace_file(place, boundary.cdi_specification(slot.slot, variables))
 
 
-def hook_environment(memory: str, on_loss: str, loss_timeout_ns: int | None) -> dict[str, str]:
+def hook_environment(options: Containers) -> dict[str, str]:
     """The variables by which programs of a container find their slot's coordinator."""
     environment = {
         "NVSHARE_SOCKET": f"{SLOT_IN_CONTAINER}/{slots.SOCKET_FILE}",
-        "NVSHARE_MEMORY": memory,
-        "NVSHARE_ON_LOSS": on_loss,
+        "NVSHARE_MEMORY": options.memory,
+        "NVSHARE_ON_LOSS": options.on_loss,
     }
-    if loss_timeout_ns is not None:
-        environment["NVSHARE_LOSS_TIMEOUT"] = f"{loss_timeout_ns // 1_000_000}ms"
+    if options.loss_timeout_ns is not None:
+        environment["NVSHARE_LOSS_TIMEOUT"] = f"{options.loss_timeout_ns // 1_000_000}ms"
     return environment
 
 

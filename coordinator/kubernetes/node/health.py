@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from nvshare.coordinator.system.devices import Device, NoGpuError, discover, nvml, text_of
+from nvshare.coordinator.system.devices import Device, NoGpuError, discover, nvml
 
 log: Final = logging.getLogger("nvshare.plugin")
 
@@ -98,7 +98,7 @@ class XidWatch:
         if uuid.startswith("MIG-"):
             instance = pynvml.nvmlDeviceGetGpuInstanceId(handle)
             handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-        card = text_of(pynvml.nvmlDeviceGetUUID(handle))
+        card = pynvml.nvmlDeviceGetUUID(handle)
         if card not in self._instances:
             with contextlib.suppress(pynvml.NVMLError_NotSupported):
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
@@ -107,7 +107,7 @@ class XidWatch:
     def _note(self, pynvml: Any, event: Any) -> None:
         if event.eventData in self._ignored:
             return
-        devices = self._instances.get(text_of(pynvml.nvmlDeviceGetUUID(event.device)), {})
+        devices = self._instances.get(pynvml.nvmlDeviceGetUUID(event.device), {})
         hit = [uuid for uuid, instance in devices.items() if instance == event.gpuInstanceId]
         for uuid in hit or devices:
             self._errors[uuid] = f"XID {event.eventData}; after a reset of the GPU restart the device plugin"

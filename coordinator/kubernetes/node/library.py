@@ -33,7 +33,7 @@ import typer
 
 from nvshare.client_hook.launcher import HOOK_NAME, LaunchError, find_hook
 from nvshare.coordinator.kubernetes.slots import slot as slots
-from nvshare.coordinator.system.version import Versioned, run_command, version
+from nvshare.coordinator.system.version import VersionOption, run_command, version
 
 CURRENT: Final = "current"
 LIBRARY: Final = f"lib/{HOOK_NAME}"
@@ -173,7 +173,7 @@ app = typer.Typer(
 )
 
 
-@app.command(cls=Versioned, help="Installs the hook library where this node's containers can mount it.")
+@app.command(help="Installs the hook library where this node's containers can mount it.")
 def run(
     to: Annotated[
         Path,
@@ -183,6 +183,7 @@ def run(
         Path | None,
         typer.Option(envvar="NVSHARE_SLOTS_DIR", help="directory of slots: versions that slots use are kept"),
     ] = None,
+    version: VersionOption = False,
 ) -> None:
     """The command line as Typer reads it."""
     if slots_dir is None:

@@ -19,34 +19,35 @@ import typer
 
 from nvshare.coordinator.kubernetes.cluster import command
 from nvshare.coordinator.kubernetes.cluster.api import NotInClusterError
-from nvshare.coordinator.kubernetes.cluster.command import given
+from nvshare.coordinator.kubernetes.cluster.command import given, place
 from nvshare.coordinator.kubernetes.cluster.options import (
+    Containers,
     OptionError,
     Options,
-    Paths,
     duration_ns,
     log_to_stderr,
-    preference,
     read_rules,
 )
+from nvshare.coordinator.kubernetes.slots.device_ids import MAX_SLOTS_PER_GPU, Preference
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
-from nvshare.coordinator.system.version import Versioned
+from nvshare.coordinator.system.version import VersionOption
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 
 
-SlotsPerGpu = Annotated[int, given("SLOTS_PER_GPU", "number of containers that may share one GPU")]
+SlotsPerGpu = Annotated[
+    int, given("SLOTS_PER_GPU", "number of containers that may share one GPU", least=1, most=MAX_SLOTS_PER_GPU)
+]
 Resource = Annotated[str, given("RESOURCE", "resource name of the slots")]
-PluginDir = Annotated[Path, given("PLUGIN_DIR", "the kubelet's directory for plugin sockets")]
-PodResources = Annotated[Path, given("POD_RESOURCES_SOCKET", "the kubelet's PodResources socket")]
+PluginDir = Annotated[Path, place("PLUGIN_DIR", "the kubelet's directory for plugin sockets")]
+PodResources = Annotated[Path, place("POD_RESOURCES_SOCKET", "the kubelet's PodResources socket")]
 Several = Annotated[
     bool, given("ALLOW_SEVERAL_SLOTS", "allow one container several slots of the same GPU", "--allow-several-slots")
 ]
-Preferred = Annotated[str, given("PREFERRED", "order of allocation: spread over the GPUs, or pack")]
+Preferred = Annotated[Preference, given("PREFERRED", "order of allocation: spread over the GPUs, or pack")]
 Grace = Annotated[str, given("COORDINATOR_GRACE", "time without a coordinator after which slots are unhealthy")]
-CdiDir = Annotated[Path, given("CDI_DIR", "with --memory-boundary: directory of the container runtime's CDI files")]
 WatchPods = Annotated[bool, given("WATCH_PODS", "apply the annotations of this node's pods", "--watch-pods")]
 NodeName = Annotated[
     str | None, typer.Option(envvar=["NVSHARE_NODE_NAME", "NODE_NAME"], help="with --watch-pods: name of this node")
@@ -59,9 +60,7 @@ MetricsAddress = Annotated[str, given("METRICS_ADDRESS", "address for Prometheus
 MetricsTls = Annotated[Path | None, given("METRICS_TLS_DIR", "directory with tls.crt and tls.key for the metrics")]
 
 
-@app.command(
-    cls=Versioned, help="Kubernetes device plugin: offers several slots of each GPU and loads the hook into containers."
-)
+@app.command(help="Kubernetes device plugin: offers several slots of each GPU and loads the hook into containers.")
 def run(
     slots_per_gpu: SlotsPerGpu = 4,
     resource: Resource = "nvshare.com/gpu",
@@ -73,13 +72,13 @@ def run(
     allow_several_slots: Several = False,
     preferred: Preferred = "spread",
     memory: command.MemoryMode = "auto",
-    on_loss: command.OnLoss = "run",
+    on_loss: command.LossAction = "run",
     loss_timeout: command.LossTimeout = "5m",
     coordinator_grace: Grace = "30s",
     cdi_kind: command.CdiKind = "",
     memory_boundary: command.MemoryBoundary = "off",
     processes: command.Processes = 1,
-    cdi_dir: CdiDir = Path("/var/run/cdi"),
+    cdi_dir: command.CdiDir = Path("/var/run/cdi"),
     ignored_xids: command.IgnoredXids = None,
     watch_pods: WatchPods = False,
     node_name: NodeName = None,
@@ -89,23 +88,23 @@ def run(
     metrics_address: MetricsAddress = "0.0.0.0",
     metrics_tls_dir: MetricsTls = None,
     log_level: command.LogLevel = "info",
+    version: VersionOption = False,
 ) -> None:
     """The command line as Typer reads it."""
     log_to_stderr("nvshare-device-plugin", log_level)
-    paths = (plugin_dir, pod_resources_socket, library_dir, slots_dir, runtime_dir, cdi_dir)
+    timeout_ns = duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None
     options = Options(
-        Paths(*(path.absolute() for path in paths)),
+        Containers(
+            slots_dir, library_dir, cdi_dir, memory, on_loss, timeout_ns, cdi_kind, memory_boundary, processes
+        ),
+        plugin_dir,
+        pod_resources_socket,
+        runtime_dir,
         slots_per_gpu=slots_per_gpu,
         resource=resource,
         allow_several_slots=allow_several_slots,
-        preference=preference(preferred),
-        memory=memory,
-        on_loss=on_loss,
-        loss_timeout_ns=duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None,
+        preference=preferred,
         coordinator_grace_ns=duration_ns("--coordinator-grace", coordinator_grace),
-        cdi_kind=cdi_kind,
-        memory_boundary=memory_boundary,
-        processes=processes,
     )
     if watch_pods and not node_name:
         raise OptionError("--watch-pods: needs --node-name or NODE_NAME (spec.nodeName by the downward API)")

@@ -98,7 +98,6 @@ _ROWS: Final[tuple[Row, ...]] = (
 )  # fmt: skip
 _WATCH_ROWS: Final[tuple[Row, ...]] = (
     (Gauge, "watched_pods", "Pods of this node that request a slot", lambda w: w.pods),
-    (Counter, "pod_watch_lists", "Lists of pods requested from the API server", lambda w: w.lists),
     (Counter, "pod_watch_events", "Pod events received", lambda w: w.events),
     (Counter, "pod_watch_failures", "Failed requests to the API server", lambda w: w.failures),
     (Counter, "bad_annotations", "Invalid annotations", lambda w: w.bad_annotations),

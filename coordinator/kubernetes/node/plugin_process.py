@@ -48,20 +48,19 @@ class Plugin:
 
     def __init__(self, options: Options, probe: Probe, watch: PodWatch | None = None) -> None:
         """Prepares the slots' directory.  Raises SlotError."""
-        paths = options.paths
-        slots.prepare(paths.slots_dir)
+        slots.prepare(options.containers.slots_dir)
         self.options = options
         self._watch = watch
-        self.store = SlotStore(paths.slots_dir)
+        self.store = SlotStore(options.containers.slots_dir)
         self.counts = KubeletCounts()
-        coordinator = RuntimeDir(paths.runtime_dir)
+        coordinator = RuntimeDir(options.runtime_dir)
         self.monitor = Monitor(probe, coordinator.answers, options.coordinator_grace_ns)
         self.tenancy = Tenancy(self.store, self._tenants, policies=watch)
         self._resource = SlotResource(options, lambda: self.monitor.state, self.store, self.tenancy)
-        server = PluginServer(self._resource, paths.plugin_dir / socket_name(options.resource), self.counts.allocated)
+        server = PluginServer(self._resource, options.plugin_dir / socket_name(options.resource), self.counts.allocated)
         self._ended = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._registrar = Registrar(paths.plugin_dir, server, self._wake_read, self.counts.registered)
+        self._registrar = Registrar(options.plugin_dir, server, self._wake_read, self.counts.registered)
         self.monitor.listen(server.changed)
 
     def run(self) -> None:
@@ -91,16 +90,15 @@ class Plugin:
             devices=devices,
             connected=self._registrar.connected,
             coordinator_up=self.monitor.coordinator_up,
-            library=library.current(self.options.paths.library_dir),
+            library=library.current(self.options.containers.library_dir),
             slots=len(found),
             slots_without_pod=sum(slot.pod is None for slot in found),
             pod_resources_failures=self.tenancy.failures,
-            watch=self._watch.counts() if self._watch is not None else None,
+            watch=self._watch.counts if self._watch is not None else None,
         )
 
     def _tenants(self) -> Any:
-        options = self.options
-        return list_tenants(options.paths.pod_resources_socket, options.resource)
+        return list_tenants(self.options.pod_resources_socket, self.options.resource)
 
 
 def serve(options: Options, extras: Extras) -> None:

@@ -29,7 +29,7 @@ class SlotResource:
         self._tenancy = tenancy
 
     def devices(self) -> list[tuple[str, bool]]:
-        installed = library.current(self._options.paths.library_dir) is not None
+        installed = library.current(self._options.containers.library_dir) is not None
         return [
             (name, healthy and installed)
             for uuid, healthy in self._state().health().items()
@@ -44,18 +44,18 @@ class SlotResource:
         health = self._state().health()
         several = self._options.allow_several_slots
         chosen = device_ids.check_slots(field, device_ids_asked, health, allow_several=several)
-        answer = allocation.allocate(chosen, self._options, self._store)
+        answer = allocation.allocate(chosen, self._options.containers, self._store)
         self._tenancy.wake()
         return answer
 
     @property
     def starts(self) -> bool:
         """`start` is due before each start of a container."""
-        return self._options.memory_boundary != "off"
+        return self._options.containers.memory_boundary != "off"
 
     def start(self, device_ids_started: Sequence[str]) -> None:
         """A container with these slots is about to start: its limit is known by now."""
         self._tenancy.look()
         for slot in self._store.all().values():
             if set(slot.device_ids) & set(device_ids_started):
-                allocation.write_boundary(slot, self._options)
+                allocation.write_boundary(slot, self._options.containers)

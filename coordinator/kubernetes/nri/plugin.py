@@ -19,7 +19,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from pydantic import ValidationError
 
 from nvshare.client_hook.launcher import SYSTEM_PRELOAD
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules
+from nvshare.coordinator.kubernetes.cluster.options import Containers
 from nvshare.coordinator.kubernetes.node import library
 from nvshare.coordinator.kubernetes.node.allocation import hook_environment, hook_mounts
 from nvshare.coordinator.kubernetes.nri import marks
@@ -48,31 +48,19 @@ NO_LIBRARY: Final = "no hook library was installed on the node"
 OTHER_PRELOAD: Final = f"the pod mounts another library at {SYSTEM_PRELOAD}"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What containers get."""
-
-    slots_dir: Path
-    library_dir: Path
-    memory: str = "auto"
-    on_loss: str = "run"
-    loss_timeout_ns: int | None = 300_000_000_000
-    rules: Rules = field(default_factory=Rules)
-    memory_boundary: boundary.Mode = "off"
-    processes: int = 1
-    """Of a container, as `memory_boundary` expects."""
-
-
 class Plugin:
     """The runtime's calls; `answer` is for `connection.serve`."""
 
-    def __init__(self, options: Options, tell: Callable[[Any, Any, str], None] = lambda *_: None) -> None:
+    def __init__(
+        self, options: Containers, rules: Rules, tell: Callable[[Any, Any, str], None] = lambda *_: None
+    ) -> None:
         """`tell`: pod, container, and why it has no hook; may not wait.  Prepares the slots' directory.
 
         Raises SlotError.
         """
         slots.prepare(options.slots_dir)
         self._options = options
+        self._rules = rules
         self._tell = tell
         self.configured = False
         self._pods: dict[str, Any] = {}
@@ -139,7 +127,7 @@ class Plugin:
             adjust.mounts.add(
                 source=str(mount.host_path), destination=mount.container_path, type="bind", options=["rbind", "ro"]
             )
-        variables = hook_environment(options.memory, options.on_loss, options.loss_timeout_ns)
+        variables = hook_environment(options)
         variables |= boundary.environment(slot.limit_bytes, options.memory_boundary, options.processes)
         for name, value in variables.items():
             if name in environment:
@@ -196,7 +184,7 @@ class Plugin:
 
     def _promise(self, pod: Any, container: Any) -> Promise | None:
         environment, annotations = _environment(container), dict(pod.annotations)
-        return marks.read(environment, annotations, pod.namespace, container.name, self._options.rules)
+        return marks.read(environment, annotations, pod.namespace, container.name, self._rules)
 
     def _write(self, promise: Promise, pod: Any, container: Any, installed: str, missing: str) -> Slot:
         """Raises OSError, SlotError, ValidationError."""

@@ -22,9 +22,9 @@ import typer
 
 from nvshare.coordinator.kubernetes.cluster import command
 from nvshare.coordinator.kubernetes.cluster.command import given
-from nvshare.coordinator.kubernetes.cluster.options import check_hook, duration_ns, log_to_stderr, read_rules
+from nvshare.coordinator.kubernetes.cluster.options import Containers, duration_ns, log_to_stderr, read_rules
 from nvshare.coordinator.protocol.fields import RemoteProtocolError
-from nvshare.coordinator.system.version import Versioned
+from nvshare.coordinator.system.version import VersionOption
 
 if TYPE_CHECKING:
     from nvshare.coordinator.kubernetes.nri.plugin import Plugin
@@ -93,7 +93,6 @@ class Link:
 
 
 @app.command(
-    cls=Versioned,
     help="NRI plugin: makes a slot of each part of a GPU that KAI or NvFractions has given to a container, and loads "
     "the hook into the container.",
 )
@@ -104,25 +103,26 @@ def run(
     library_dir: command.LibraryDir = Path("/var/lib/nvshare/lib"),
     slots_dir: command.SlotsDir = Path("/run/nvshare/slots"),
     memory: command.MemoryMode = "auto",
-    on_loss: command.OnLoss = "run",
+    on_loss: command.LossAction = "run",
     loss_timeout: command.LossTimeout = "5m",
     priority_range: command.PriorityRange = "-1000:1000",
     memory_boundary: command.MemoryBoundary = "off",
     processes: command.Processes = 1,
     log_level: command.LogLevel = "info",
+    version: VersionOption = False,
 ) -> None:
     """The command line as Typer reads it."""
     log_to_stderr("nvshare-nri", log_level)
-    check_hook(memory, on_loss)
     timeout_ns = duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None
     rules = read_rules("nvshare.com/gpu", priority_range, None)
     with command.kubernetes_extra():
-        from nvshare.coordinator.kubernetes.nri.plugin import Options, Plugin
+        from nvshare.coordinator.kubernetes.nri.plugin import Plugin
         from nvshare.coordinator.kubernetes.nri.pod_events import PodEvents
-    options = Options(
-        slots_dir.absolute(), library_dir.absolute(), memory, on_loss, timeout_ns, rules, memory_boundary, processes
-    )
-    link = Link(nri_socket, Plugin(options, PodEvents().tell))
+    containers = Containers(
+        slots_dir, library_dir, memory=memory, on_loss=on_loss, loss_timeout_ns=timeout_ns,
+        memory_boundary=memory_boundary, processes=processes,
+    )  # fmt: skip
+    link = Link(nri_socket, Plugin(containers, rules, PodEvents().tell))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, link.stop)
     link.run()

@@ -44,7 +44,7 @@ class SlotError(Exception):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(frozen=True)
 
 
 class PodRef(_Record):
@@ -155,7 +155,7 @@ def read(directory: Path) -> Slot | None:
 def write(directory: Path, slot: Slot) -> None:
     """Creates or replaces DIR/<slot>/slot.json; a new directory appears complete.  Raises OSError."""
     check_name(slot.slot)
-    content = slot.model_dump_json(by_alias=True, exclude_none=True).encode()
+    content = slot.model_dump_json(exclude_none=True).encode()
     place = directory / slot.slot
     if not place.is_dir():
         directory.mkdir(mode=0o711, exist_ok=True)

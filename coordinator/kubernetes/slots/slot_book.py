@@ -12,7 +12,7 @@ Non-goals: files and sockets (kubernetes/slots/watch.py), metric names (kubernet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvshare.coordinator.model import profile
@@ -68,11 +68,7 @@ class SlotSnapshot:
             "registered": self.registered,
             "hook_missing": self.slot.hook_missing,
             "refused": self.refused,
-            "clients": self.figures.clients,
-            "allocated_bytes": self.figures.allocated_bytes,
-            "leases": self.figures.leases,
-            "used_ns": self.figures.used_ns,
-            "waited_ns": self.figures.waited_ns,
+            **asdict(self.figures),
         }
 
 
@@ -177,14 +173,7 @@ class SlotBook:
         record = self._slot_of.pop(client)
         record.clients.remove(client)
         if last is not None:
-            done = _sum([last])
-            past = record.past
-            record.past = Figures(
-                leases=past.leases + done.leases,
-                used_ns=past.used_ns + done.used_ns,
-                waited_ns=past.waited_ns + done.waited_ns,
-                submissions=past.submissions + done.submissions,
-            )
+            record.past = _sum([last], record.past)
 
     def slot(self, client: int) -> Slot | None:
         """The client's slot, if it has one."""
@@ -210,8 +199,8 @@ class SlotBook:
         ]
 
 
-def _sum(clients: list[ClientSnapshot], past: Figures | None = None) -> Figures:
-    past = past or Figures()
+def _sum(clients: list[ClientSnapshot], past: Figures) -> Figures:
+    """With the counters of clients that have left."""
     seats = [seat for client in clients for seat in client.seats]
     return Figures(
         clients=len(clients),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from nvshare.coordinator.system.devices import mig_enabled
-from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
+from nvshare.coordinator.system.devices import mig_enabled, nvml
+from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES, connect_error
 
 BINARY: Final = "nvidia-cuda-mps-control"
 DEFAULT_PIPE_DIRECTORY: Final = Path("/tmp/nvidia-mps")
@@ -44,15 +44,7 @@ def find_obstacle(pipe_directory: Path, environ: Mapping[str, str], *, real_card
 
 def answers(pipe_directory: Path) -> bool:
     """Whether a control daemon accepts connections in this pipe directory."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(os.fspath(pipe_directory / "control"))
-        except BlockingIOError:  # a full backlog
-            return True
-        except (OSError, ValueError):
-            return False
-    return True
+    return connect_error(pipe_directory / "control") in (0, errno.EAGAIN)
 
 
 def _foreign_process(proc: Path, pipe_directory: Path) -> str | None:
@@ -76,20 +68,15 @@ def _obstacle_of_cards() -> str | None:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None  # the coordinator's start has reported it
-    try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-            if capability < _LEAST_CAPABILITY:
-                version = ".".join(map(str, capability))
-                return f"GPU {index} has compute capability {version}, MPS here needs 7.0 (Volta); serve newer cards"
-            if mig_enabled(pynvml, handle):
-                return f"GPU {index} is divided by MIG, which this coordinator does not combine with MPS; disable MIG"
+        with nvml():
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+                if capability < _LEAST_CAPABILITY:
+                    has = ".".join(map(str, capability))
+                    return f"GPU {index} has compute capability {has}, MPS here needs 7.0 (Volta); serve newer cards"
+                if mig_enabled(pynvml, handle):
+                    return f"GPU {index} is divided by MIG, which is not combined with MPS here; disable MIG"
     except pynvml.NVMLError as error:
         return f"NVML cannot describe the GPUs ({error}); check `nvidia-smi`"
-    finally:
-        pynvml.nvmlShutdown()
     return None

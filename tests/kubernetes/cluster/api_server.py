@@ -1,4 +1,4 @@
-"""A double of the API server: pods of a node over TLS, listed and watched, events, and whatever can go wrong with that.
+"""A double of the API server: pods of a node over TLS, watched, events, and whatever can go wrong with that.
 
 Invariants: it answers with what a test has put into it, notes each request, and blocks no test for ever.
 
@@ -44,19 +44,13 @@ class Asked:
     query: dict[str, str]
     authorization: str
 
-    @property
-    def watches(self) -> bool:
-        return self.query.get("watch") == "1"
-
 
 @dataclass(slots=True)
 class State:
     """State of the server."""
 
     items: list[Json] = field(default_factory=list)
-    version: str = "100"
     replies: deque[Reply] = field(default_factory=deque)
-    watch_replies: deque[Reply] = field(default_factory=deque)
     events: queue.Queue[Any] = field(default_factory=queue.Queue)
     asked: list[Asked] = field(default_factory=list)
     created: dict[str, Json] = field(default_factory=dict)
@@ -123,10 +117,6 @@ class ApiServer(TlsServer):
         """As after timeoutSeconds."""
         self.state.events.put(_END)
 
-    def asked(self, *, watches: bool) -> list[Asked]:
-        """The lists, or the watches, that were asked for."""
-        return [request for request in self.state.asked if request.watches == watches]
-
     def close(self) -> None:
         """Ends it."""
         self.end_watch()
@@ -142,14 +132,10 @@ def _handler(state: State) -> type[BaseHTTPRequestHandler]:
             query = {key: values[0] for key, values in parse_qs(parts.query).items()}
             asked = Asked(parts.path, query, self.headers.get("Authorization", ""))
             state.asked.append(asked)
-            planned = state.watch_replies if asked.watches else state.replies
-            if planned:
-                self._say(planned.popleft())
-            elif asked.watches:
-                self._watch()
+            if state.replies:
+                self._say(state.replies.popleft())
             else:
-                answer = {"kind": "PodList", "metadata": {"resourceVersion": state.version}, "items": state.items}
-                self._say(Reply(200, json.dumps(answer).encode()))
+                self._watch(all_pods=query.get("resourceVersion", "0") == "0")
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -169,13 +155,18 @@ def _handler(state: State) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(reply.body)
 
-        def _watch(self) -> None:
+        def _watch(self, *, all_pods: bool) -> None:
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
+            for item in state.items if all_pods else ():
+                self._write(json.dumps({"type": "ADDED", "object": item}).encode() + b"\n")
             while (line := state.events.get()) is not _END:
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+                self._write(line)
             self.wfile.write(b"0\r\n\r\n")
+
+        def _write(self, line: bytes) -> None:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - so named in the base class
             """Nothing."""

@@ -191,13 +191,13 @@ BAD_RULES: dict[str, tuple[dict[str, Any], str]] = {
     "range": ({"priority_range": "5"}, '--priority-range: "5": write MIN:MAX'),
     "turned range": ({"priority_range": "5:-5"}, "--priority-range"),
     "resource": ({"resource": "gpu"}, '--resource: "gpu": write DOMAIN/NAME'),
-    "no object": ({"priority_classes": [1]}, "--priority-classes: write an object"),
+    "no object": ({"priority_classes": [1]}, "--priority-classes: Input should be a valid dictionary"),
     "class": ({"priority_classes": {"a": {"class": "gold"}}}, '--priority-classes: a.class: "gold" is none of'),
-    "weight": ({"priority_classes": {"a": {"weight": 0}}}, '--priority-classes: a.weight: "0": write a whole number'),
+    "weight": ({"priority_classes": {"a": {"weight": 0}}}, '--priority-classes: a.weight: Input should be'),
     "truth": ({"priority_classes": {"a": {"priority": True}}}, "--priority-classes: a.priority"),
     "truth for short": ({"priority_classes": {"a": True}}, "--priority-classes: a.priority"),
-    "text": ({"priority_classes": {"a": "10"}}, "--priority-classes: a: write a priority, or an object"),
-    "unknown": ({"priority_classes": {"a": {"wieght": 1}}}, "--priority-classes: a.wieght: no such setting"),
+    "text": ({"priority_classes": {"a": "10"}}, "--priority-classes: a: Input should be a valid dictionary"),
+    "unknown": ({"priority_classes": {"a": {"wieght": 1}}}, "--priority-classes: a.wieght: Extra inputs"),
 }
 
 

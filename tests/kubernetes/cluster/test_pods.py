@@ -66,7 +66,7 @@ def test_listed_and_followed(server: ApiServer, watching: Watching) -> None:
     """The annotations of running pods must reach their slots, also those that change while it runs."""
     server.state.items = [versioned("90")]
     watching.watch.start()
-    eventually(lambda: watching.priority() == 5, "the list")
+    eventually(lambda: watching.priority() == 5, "the first event")
     server.event("MODIFIED", versioned("101", "7"))
     eventually(lambda: watching.priority() == 7, "a change")
     server.event("ADDED", versioned("102", "9", "other"))
@@ -79,40 +79,59 @@ def test_listed_and_followed(server: ApiServer, watching: Watching) -> None:
 def test_asks_for_this_node_only(server: ApiServer, watching: Watching) -> None:
     """A node that watches the cluster's pods would load the API server with everybody's changes."""
     watching.watch.start()
-    eventually(lambda: server.asked(watches=True), "a watch")
-    (listed,), watched = server.asked(watches=False), server.asked(watches=True)[0]
-    for asked in (listed, watched):
-        assert asked.path == "/api/v1/pods"
-        assert asked.query["fieldSelector"] == "spec.nodeName=node-1"
-        assert asked.authorization == f"Bearer {TOKEN}"
-    assert listed.query["resourceVersion"] == "0"
-    assert watched.query["resourceVersion"] == "100"
-    assert watched.query["allowWatchBookmarks"] == "true"
-    assert 300 <= int(watched.query["timeoutSeconds"]) <= 600
+    eventually(lambda: server.state.asked, "a watch")
+    asked = server.state.asked[0]
+    assert asked.path == "/api/v1/pods"
+    assert asked.query["watch"] == "1"
+    assert asked.query["fieldSelector"] == "spec.nodeName=node-1"
+    assert asked.authorization == f"Bearer {TOKEN}"
+    assert asked.query["resourceVersion"] == "0"
+    assert asked.query["allowWatchBookmarks"] == "true"
+    assert 300 <= int(asked.query["timeoutSeconds"]) <= 600
+
+
+def bookmark(server: ApiServer, version: str) -> None:
+    server.event("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": version}})
 
 
 def test_goes_on_from_the_bookmark(server: ApiServer, watching: Watching) -> None:
-    """A list after each watch would be the expensive thing that watches are there to spare."""
+    """All pods again in each watch would be the expensive thing that versions are there to spare."""
     watching.watch.start()
-    server.event("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": "250"}})
+    bookmark(server, "250")
     server.end_watch()
-    eventually(lambda: len(server.asked(watches=True)) == 2, "the second watch")
-    assert server.asked(watches=True)[1].query["resourceVersion"] == "250"
-    assert len(server.asked(watches=False)) == 1
+    eventually(lambda: len(server.state.asked) == 2, "the second watch")
+    assert server.state.asked[1].query["resourceVersion"] == "250"
 
 
 @pytest.mark.parametrize("by_status", [True, False])
-def test_gone_lists_afresh(server: ApiServer, watching: Watching, by_status: bool) -> None:
-    """After 410 the cache may be older than what is gone: its list would lead to the same 410 for ever."""
+def test_gone_begins_afresh(server: ApiServer, watching: Watching, by_status: bool) -> None:
+    """After 410 the cache may be older than what is gone: a watch from it would lead to the same 410 for ever."""
     server.state.items = [versioned("90")]
     if by_status:
-        server.state.watch_replies.append(Reply(410, b'{"kind": "Status", "code": 410, "message": "too old"}'))
+        server.state.replies.append(Reply(410, b'{"kind": "Status", "code": 410, "message": "too old"}'))
     else:
         server.event("ERROR", {"kind": "Status", "code": 410, "message": "too old resource version"})
     watching.watch.start()
-    eventually(lambda: len(server.asked(watches=False)) == 2, "the second list")
-    assert "resourceVersion" not in server.asked(watches=False)[1].query
+    eventually(lambda: len(server.state.asked) == 2, "the second watch")
+    assert "resourceVersion" not in server.state.asked[1].query
     eventually(lambda: watching.priority() == 5, "the pod")
+    assert watching.watch.counts.failures == 0
+
+
+def test_a_pod_that_went_meanwhile_is_forgotten(server: ApiServer, watching: Watching) -> None:
+    """Broken: pods that end while the API server is away stay for ever; or all are forgotten for a moment."""
+    server.state.items = [versioned("90"), versioned("91", "9", "other")]
+    watching.watch.start()
+    eventually(lambda: watching.priority("other") == 9, "both")
+    server.state.items = [versioned("90")]
+    server.state.replies.append(Reply(410, b'{"kind": "Status", "code": 410, "message": "too old"}'))
+    server.end_watch()
+    eventually(lambda: len(server.state.asked) == 3, "a watch from the beginning")
+    assert watching.priority("other") == 9
+    bookmark(server, "250")
+    eventually(lambda: watching.priority("other") is None, "the bookmark")
+    assert watching.priority() == 5
+    assert watching.watch.counts.pods == 1
 
 
 def test_forbidden_is_said_once_and_tried_again(
@@ -128,14 +147,13 @@ def test_forbidden_is_said_once_and_tried_again(
     assert len(said) == 1
     assert "pods is forbidden" in said[0]
     assert "rbac.create" in said[0]
-    assert watching.watch.counts().failures == 3
+    assert watching.watch.counts.failures == 3
 
 
 BROKEN = {
     "a page of a proxy": Reply(200, b"<html>bad gateway</html>"),
-    "no list": Reply(200, b'{"kind": "Status"}'),
-    "items of another kind": Reply(200, b'{"items": [1], "metadata": {"resourceVersion": "1"}}'),
-    "deep": Reply(200, b"[" * 200_000),
+    "no event": Reply(200, b'{"kind": "Status"}\n'),
+    "deep": Reply(200, b"[" * 200_000 + b"\n"),
     "busy": Reply(429, b"{}", (("Retry-After", "7200"),)),
     "an error without text": Reply(500),
     "a redirect": Reply(302, b"", (("Location", "https://elsewhere.example/"),)),
@@ -149,7 +167,7 @@ def test_broken_answers_cost_nothing_but_time(server: ApiServer, watching: Watch
     server.state.items = [versioned("90")]
     watching.watch.start()
     eventually(lambda: watching.priority() == 5, "the pod")
-    assert watching.watch.counts().failures == 1
+    assert watching.watch.counts.failures == 1
 
 
 @pytest.mark.parametrize(
@@ -161,9 +179,9 @@ def test_broken_events_cost_nothing_but_time(server: ApiServer, watching: Watchi
     watching.watch.start()
     eventually(lambda: watching.priority() == 5, "the pod")
     server.raw(line)
-    eventually(lambda: len(server.asked(watches=False)) == 2, "a new list")
+    eventually(lambda: len(server.state.asked) == 2, "a new watch")
     assert watching.priority() == 5
-    assert watching.watch.counts().failures == 1
+    assert watching.watch.counts.failures == 1
 
 
 def test_cut_off_line_is_no_event(server: ApiServer, watching: Watching) -> None:
@@ -171,8 +189,8 @@ def test_cut_off_line_is_no_event(server: ApiServer, watching: Watching) -> None
     watching.watch.start()
     server.raw(json.dumps({"type": "ADDED", "object": versioned("101")}).encode()[:-1])
     server.end_watch()
-    eventually(lambda: len(server.asked(watches=True)) == 2, "the next watch")
-    assert server.asked(watches=True)[1].query["resourceVersion"] == "100"
+    eventually(lambda: len(server.state.asked) == 2, "the next watch")
+    assert server.state.asked[1].query["resourceVersion"] == "0"
     assert watching.priority() is None
 
 
@@ -183,7 +201,7 @@ def test_status_changes_are_not_told(server: ApiServer, watching: Watching) -> N
     server.event("MODIFIED", versioned("101", phase="Running"))
     server.event("MODIFIED", versioned("102", "6"))
     eventually(lambda: watching.priority() == 6, "the second event")
-    eventually(lambda: watching.changes == 2, "list and second event")
+    eventually(lambda: watching.changes == 2, "first and second event")
 
 
 def test_pods_without_slots_are_not_kept(server: ApiServer, watching: Watching) -> None:
@@ -194,7 +212,7 @@ def test_pods_without_slots_are_not_kept(server: ApiServer, watching: Watching) 
     watching.watch.start()
     eventually(lambda: watching.priority() == 5, "the other pod")
     assert watching.watch.policy("ml", "plain", "main") is None
-    assert watching.watch.counts().pods == 1
+    assert watching.watch.counts.pods == 1
 
 
 def test_bad_annotations_are_left_out_and_counted(
@@ -205,11 +223,11 @@ def test_bad_annotations_are_left_out_and_counted(
     made["metadata"]["annotations"]["nvshare.com/memory-limit"] = "8Gi"
     server.state.items = [made]
     watching.watch.start()
-    eventually(lambda: watching.changes, "the list")
+    eventually(lambda: watching.changes, "the first event")
     found = watching.watch.policy("ml", "train-0", "main")
     assert found is not None
     assert found == {"memory_limit": str(8 << 30)}
-    assert watching.watch.counts().bad_annotations == 1
+    assert watching.watch.counts.bad_annotations == 1
     assert 'pod ml/train-0: metadata.annotations[nvshare.com/priority]: "high" is not allowed' in caplog.text
 
 
@@ -222,7 +240,7 @@ def test_everything_reaches_the_slot(server: ApiServer, watching: Watching) -> N
     made["metadata"]["annotations"] = {f"nvshare.com/{key}": value for key, value in said.items()}
     server.state.items = [made]
     watching.watch.start()
-    eventually(lambda: watching.changes, "the list")
+    eventually(lambda: watching.changes, "the first event")
     found = watching.watch.policy("ml", "train-0", "main")
     assert found is not None
     assert found == {
@@ -234,10 +252,10 @@ def test_everything_reaches_the_slot(server: ApiServer, watching: Watching) -> N
 def test_stop_ends_an_open_watch(server: ApiServer, watching: Watching) -> None:
     """A plugin that is told to end must not wait for the API server."""
     watching.watch.start()
-    eventually(lambda: server.asked(watches=True), "a watch")
+    eventually(lambda: server.state.asked, "a watch")
     watching.watch.stop()
     assert not any(thread.name == "pod-watch" for thread in threading.enumerate())
-    assert watching.watch.counts().failures == 0
+    assert watching.watch.counts.failures == 0
 
 
 def test_a_callback_that_raises_is_survived(server: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -264,7 +282,7 @@ def test_token_goes_to_the_api_server_only(server: ApiServer, tmp_path: Path) ->
     access = ApiAccess(server.access.host, server.access.port, server.access.token_file, other)
     watching = Watching(server, api=access)
     watching.watch.start()
-    eventually(lambda: watching.watch.counts().failures >= 2, "refusals")
+    eventually(lambda: watching.watch.counts.failures >= 2, "refusals")
     watching.watch.stop()
     assert server.state.asked == []
 
@@ -272,11 +290,11 @@ def test_token_goes_to_the_api_server_only(server: ApiServer, tmp_path: Path) ->
 def test_token_is_read_again(server: ApiServer, watching: Watching) -> None:
     """Tokens of service accounts are renewed each hour."""
     watching.watch.start()
-    eventually(lambda: server.asked(watches=True), "a watch")
+    eventually(lambda: server.state.asked, "a watch")
     server.access.token_file.write_text("renewed", encoding="ascii")
     server.end_watch()
-    eventually(lambda: len(server.asked(watches=True)) == 2, "the next watch")
-    assert server.asked(watches=True)[1].authorization == "Bearer renewed"
+    eventually(lambda: len(server.state.asked) == 2, "the next watch")
+    assert server.state.asked[1].authorization == "Bearer renewed"
 
 
 def test_outside_of_a_cluster_it_says_so(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from nvshare.coordinator.kubernetes.cluster.options import Containers
 from nvshare.coordinator.kubernetes.dra import messages as m
-from nvshare.coordinator.kubernetes.dra.driver import Driver, Options
+from nvshare.coordinator.kubernetes.dra.driver import Driver
 from nvshare.coordinator.kubernetes.dra.service import Service
 from nvshare.coordinator.kubernetes.node import library
 from nvshare.coordinator.kubernetes.slots import slot as slots
@@ -29,7 +30,7 @@ class Node:
         hook = folder / "hook.so"
         hook.write_bytes(b"hook")
         self.version = library.install(hook, folder / "lib", None)
-        self.options = Options(folder / "slots", folder / "lib", folder / "cdi", cdi_kind="nvidia.com/gpu")
+        self.options = Containers(folder / "slots", folder / "lib", folder / "cdi", cdi_kind="nvidia.com/gpu")
         self.kubelet = folder / "kubelet"
         self.claims: dict[str, Any] = {}
         self.start()

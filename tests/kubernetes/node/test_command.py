@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nvshare.coordinator.kubernetes.node import plugin_main
 from nvshare.coordinator.system.extras import install_command
 
 WITHOUT_GRPC = """import sys
@@ -42,3 +43,12 @@ def test_what_is_missing_is_named(plugin: str, option: str, tmp_path: Path) -> N
     assert done.returncode == 2
     assert f"is not installed; install it: {install_command('kubernetes')}\n" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("wrong", ["--slots-per-gpu=0", "--slots-per-gpu=1001", "--on-loss=stop", "--preferred=first"])
+def test_an_option_that_cannot_be_names_itself(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: the DaemonSet crashes and its values say nothing, or it offers slots that cannot be."""
+    with pytest.raises(SystemExit) as ended:
+        plugin_main.main([wrong])
+    assert ended.value.code == 2
+    assert wrong.partition("=")[0] in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, Paths, socket_name
+from nvshare.coordinator.kubernetes.cluster.options import Containers, OptionError, Options, socket_name
 from nvshare.coordinator.kubernetes.node import messages as m
 from nvshare.coordinator.kubernetes.slots import device_ids
 from nvshare.coordinator.kubernetes.slots.device_ids import RequestError, SlotId
@@ -19,9 +19,9 @@ A, B, C = (f"GPU-{letter * 8}-0000-4000-8000-000000000000" for letter in "abc")
 MIG = "MIG-11111111-2222-3333-4444-555555555555"
 
 
-def options(**changes: Any) -> Options:
+def options(plugin_dir: Path = Path("/n"), **changes: Any) -> Options:
     """Valid ones, changed."""
-    return Options(Paths(changes.pop("plugin_dir", Path("/n")), *[Path("/n")] * 4), **changes)
+    return Options(Containers(Path("/n"), Path("/n"), **changes), plugin_dir, Path("/n"), Path("/n"))
 
 
 def test_ids_fit_the_kubelet_and_come_back() -> None:
@@ -139,10 +139,8 @@ def test_unknown_fields_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"slots_per_gpu": 0}, "--slots-per-gpu: 0 is not within 1 to 1000"),
-        ({"resource": "gpu"}, "--resource: 'gpu' is no resource name"),
+        ({"cdi_kind": "gpu"}, "--cdi-kind: 'gpu' is no kind; write VENDOR/CLASS"),
         ({"memory": "fast"}, "--memory: 'fast' is none of auto, swap, managed, device"),
-        ({"on_loss": "stop"}, "--on-loss: 'stop' is neither wait nor run"),
         ({"plugin_dir": Path("/" + "d" * 100)}, "--plugin-dir: .* longer than a socket path"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.kubernetes.cluster.options import Options, Paths
+from nvshare.coordinator.kubernetes.cluster.options import Containers, Options
 from nvshare.coordinator.kubernetes.node import allocation
 from nvshare.coordinator.kubernetes.node import messages as m
 from nvshare.coordinator.kubernetes.node.allocation import SlotStore
@@ -193,7 +193,10 @@ def served(tmp_path: Path) -> Iterator[tuple[Kubelet, Plugin, Driver]]:
         library.install(built, node.library_dir, node.slots_dir)
         kubelet = node.kubelet
         options = Options(
-            Paths(kubelet.plugins, kubelet.pod_resources, node.library_dir, node.slots_dir, node.runtime.path),
+            Containers(node.slots_dir, node.library_dir),
+            kubelet.plugins,
+            kubelet.pod_resources,
+            node.runtime.path,
             slots_per_gpu=3,
         )
         driver = Driver()

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from nvshare.coordinator.kubernetes.cluster.annotations import Rules
+from nvshare.coordinator.kubernetes.cluster.options import Containers
 from nvshare.coordinator.kubernetes.nri import messages as m
 from nvshare.coordinator.kubernetes.nri.connection import PLUGIN, REQUEST, written
-from nvshare.coordinator.kubernetes.nri.plugin import Options, Plugin
+from nvshare.coordinator.kubernetes.nri.plugin import Plugin
 from nvshare.coordinator.kubernetes.nri.plugin_main import Link
 from tests.waiting import BOUND_S, eventually
 
@@ -43,7 +45,7 @@ def accepted(listener: socket.socket) -> socket.socket:
 def test_it_connects_again(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Broken: a plugin that was there before the runtime, or saw it restart, never comes back; or it cannot stop."""
     path = directory / "nri.sock"
-    link = Link(path, Plugin(Options(directory / "slots", directory / "lib")))
+    link = Link(path, Plugin(Containers(directory / "slots", directory / "lib"), Rules()))
     thread = threading.Thread(target=link.run)
     thread.start()
     absent = "No such file or directory; containers start without the hook"

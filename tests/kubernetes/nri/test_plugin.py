@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from nvshare.coordinator.kubernetes.cluster.annotations import Rules
+from nvshare.coordinator.kubernetes.cluster.options import Containers
 from nvshare.coordinator.kubernetes.node import library
 from nvshare.coordinator.kubernetes.nri import messages as m
-from nvshare.coordinator.kubernetes.nri.plugin import AWAY, LOST, NO_LIBRARY, OTHER_PRELOAD, Options, Plugin, slot_name
+from nvshare.coordinator.kubernetes.nri.plugin import AWAY, LOST, NO_LIBRARY, OTHER_PRELOAD, Plugin, slot_name
 from nvshare.coordinator.kubernetes.slots import slot as slots
 
 UID = "0f3e4c1a-95a2-4bd5-8f50-6f2a1c7f6e21"
@@ -23,11 +25,11 @@ class Runtime:
 
     def __init__(self, directory: Path) -> None:
         (directory / "hook.so").touch()
-        self.options = Options(directory / "slots", directory / "lib")
+        self.options = Containers(directory / "slots", directory / "lib")
         library.install(directory / "hook.so", self.options.library_dir, None)
         self.told: list[tuple[str, str]] = []
         """Containers that run without the hook, and why."""
-        self.plugin = Plugin(self.options, lambda pod, container, why: self.told.append((container.name, why)))
+        self.plugin = Plugin(self.options, Rules(), lambda pod, container, why: self.told.append((container.name, why)))
 
     def call(self, method: str, request: Any, response: Any) -> Any:
         payload, code, text = self.plugin.answer(method, request.SerializeToString())

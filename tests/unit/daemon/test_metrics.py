@@ -29,7 +29,7 @@ class Node:
     def __init__(self) -> None:
         turns = Settings(policy="round_robin", sharing=Sharing.EXCLUSIVE, quantum_ns=100 * MS)
         self.scheduler = Scheduler(registry.create, turns)
-        self.observations = metrics.Observations()
+        self.observations = metrics.Observations([GPU])
         self.now_ns = 1_000 * MS
         self.do(events.GpuAdded(GPU, 'card "0"\n', 8 << 30, 6 << 30))
 

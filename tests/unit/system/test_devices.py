@@ -74,7 +74,7 @@ def play(monkeypatch: pytest.MonkeyPatch, cards: list[Card], *, failing: str = "
         "nvmlDeviceGetMigMode": mode,
         "nvmlDeviceGetMaxMigDeviceCount": lambda card: len(card.mig),
         "nvmlDeviceGetMigDeviceHandleByIndex": slot_of,
-        "nvmlDeviceGetUUID": lambda card: card.uuid.encode(),  # old versions answer bytes
+        "nvmlDeviceGetUUID": lambda card: card.uuid,
         "nvmlDeviceGetName": lambda card: "Card",
         "nvmlDeviceGetMemoryInfo": memory,
         "nvmlDeviceGetHandleByUUID": lambda uuid: next(card for card in cards if card.uuid == uuid),
