@@ -127,21 +127,25 @@ class PodWatch:
     def _watch(self, version: str) -> str:
         """Applies events until the server ends the watch; returns the version from which to continue."""
         query = self._node_only | {"allowWatchBookmarks": "true"} | ({"resourceVersion": version} if version else {})
-        unseen = set(self._pods) if version in (CACHED, NEWEST) else set()
+        begins = version in (CACHED, NEWEST)  # its first events are the pods that exist, in no order of versions
+        unseen = set(self._pods) if begins else set()
         for event in self._next_stream().watch(_PODS, query):
             if event is None:
                 self._report("")
                 continue
             kind, pod = event["type"], event["object"]
             if kind == "BOOKMARK":  # all pods that exist have come
-                for key in unseen:
-                    self._pods.pop(key, None)
-                unseen.clear()
+                gone, unseen, begins = unseen & self._pods.keys(), set(), False
+                for key in gone:
+                    del self._pods[key]
+                if gone:
+                    self._notify()
             else:
                 unseen.discard(_key(pod))
                 self._apply(pod, gone=kind == "DELETED")
             self.counts.pods = len(self._pods)
-            version = str(pod["metadata"]["resourceVersion"])
+            if not begins:
+                version = str(pod["metadata"]["resourceVersion"])
         return version
 
     def _apply(self, pod: Mapping[str, Any], *, gone: bool) -> None:

@@ -103,6 +103,16 @@ def test_goes_on_from_the_bookmark(server: ApiServer, watching: Watching) -> Non
     assert server.state.asked[1].query["resourceVersion"] == "250"
 
 
+def test_a_watch_that_ends_before_its_bookmark_begins_again(server: ApiServer, watching: Watching) -> None:
+    """The pods that exist come in no order of versions: a watch from one of these could miss the older ones for ever."""
+    server.state.items = [versioned("90")]
+    watching.watch.start()
+    eventually(lambda: watching.priority() == 5, "the first event")
+    server.end_watch()
+    eventually(lambda: len(server.state.asked) == 2, "the second watch")
+    assert server.state.asked[1].query["resourceVersion"] == "0"
+
+
 @pytest.mark.parametrize("by_status", [True, False])
 def test_gone_begins_afresh(server: ApiServer, watching: Watching, by_status: bool) -> None:
     """After 410 the cache may be older than what is gone: a watch from it would lead to the same 410 for ever."""
