@@ -18,7 +18,7 @@ from nvshare.bench.virtual_node.world import Plan, World, core_settings
 from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
 from nvshare.coordinator.engine.snapshot import GpuSnapshot, SeatSnapshot
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import MILLISECOND_NS, Settings
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Settings
 from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies.registry import create
 
@@ -195,12 +195,12 @@ class Harness:
         return any(isinstance(c, commands.Log) and part in c.text for c in self.commands)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Lets time pass until the condition holds; fails after 100 s."""
-        for _ in range(100_000):
-            if condition():
-                return
-            self.advance(MILLISECOND_NS)
-        raise AssertionError("the condition did not become true")
+        """Lets time pass, from one deadline of the timer to the next, until the condition holds; fails after 100 s."""
+        end_ns = self.clock.now_ns + 100 * SECOND_NS
+        while not condition():
+            assert self.timer_ns is not None, "nothing is due, so the condition does not become true"
+            assert self.clock.now_ns < end_ns, "the condition did not become true"
+            self.advance(max(0, self.timer_ns - self.clock.now_ns))
 
 
 def one_gpu(capacity: int = 1 << 30, **settings: Any) -> Harness:

@@ -11,16 +11,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nvshare.coordinator.daemon import metrics
-from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.node import plugin_metrics
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
 from nvshare.coordinator.kubernetes.slots.slot_book import Figures, SlotSnapshot
-from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Notify
-from nvshare.coordinator.model.settings import Settings
-from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
-from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.registry import create
+from tests.harness import Harness
 
 SECOND = 1_000_000_000
 
@@ -31,36 +27,31 @@ def _uuid(index: int) -> str:
 
 def scrape(gpus: int, pods_per_gpu: int) -> str:
     """One scrape of a node whose slots are all taken, by a process each, with a hand-over behind it; 2 pods or more."""
-    turns = Settings(policy="round_robin", sharing=Sharing.EXCLUSIVE)
-    scheduler, observations = Scheduler(registry.create, turns), metrics.Observations(map(_uuid, range(gpus)))
-
-    def tell(event: events.Event, now_ns: int) -> None:
-        for command in scheduler.handle(event, now_ns):
-            if isinstance(command, Notify):
-                observations.observe(command.kind, command.values)
-
+    harness = Harness(create, check_invariants=False)
     slots: list[SlotSnapshot] = []
     for gpu in range(gpus):
-        tell(events.GpuAdded(_uuid(gpu), "NVIDIA H200", 141 << 30, 141 << 30), SECOND)
-        for pod in range(pods_per_gpu):
-            client = gpu * pods_per_gpu + pod + 1
-            hello = messages.Hello(messages.PROTOCOL_VERSION, "python", "python", 0, MemoryMode.MANAGED, 0, "")
-            tell(events.ClientRegistered(client, hello, 1000 + client, 0), SECOND)
-            tell(events.Received(client, messages.AttachGpu(0, _uuid(gpu), 1 << 30, 0, True, 0, 0, 0)), SECOND)
+        harness.gpu(_uuid(gpu), 141 << 30)
+        clients = [harness.client("python", attach=False) for _ in range(pods_per_gpu)]
+        for pod, client in enumerate(clients):
+            client.attach(_uuid(gpu), wanted=True)
             slot = Slot(
                 slot=f"{_uuid(gpu)}-{pod}",
-                allocation=f"a{client}",
+                allocation=f"a{client.client}",
                 allocated_at_s=0,
                 gpus=(_uuid(gpu),),
                 device_ids=(f"{_uuid(gpu)}::{pod}",),
-                pod=PodRef(namespace="team", name=f"pod-{client}", container="main"),
+                pod=PodRef(namespace="team", name=f"pod-{client.client}", container="main"),
             )
             slots.append(SlotSnapshot(slot, registered=True, figures=Figures()))
-        for turn in range(2):  # the second one's release tells how long the hand-over to it took
-            lease_id, at_ns = scheduler.snapshot(SECOND).gpus[gpu].leases.lease_id, (turn + 2) * SECOND
-            tell(_released(gpu * pods_per_gpu + 1 + turn, lease_id, at_ns - 1), at_ns)
+        for client in clients[:2]:  # the second one's release tells how long the hand-over to it took
+            harness.advance(SECOND)
+            client.release(wanted=True, drain_ns=1, opened_at_ns=harness.clock.now_ns - 1)
+    observations = metrics.Observations(map(_uuid, range(gpus)))
+    for command in harness.commands:
+        if isinstance(command, Notify):
+            observations.observe(command.kind, command.values)
     registered = CollectorRegistry()
-    picture = metrics.take(scheduler.snapshot(4 * SECOND), observations, tuple(slots))
+    picture = metrics.take(harness.scheduler.snapshot(harness.clock.now_ns), observations, tuple(slots))
     registered.register(metrics.Collector(lambda: picture))
     return generate_latest(registered).decode()
 
@@ -83,12 +74,6 @@ def scrape_plugin() -> str:
     registered = CollectorRegistry()
     registered.register(plugin_metrics.Collector(counts, lambda: facts))
     return generate_latest(registered).decode()
-
-
-def _released(client: int, lease_id: int, opened_at_ns: int) -> events.Received:
-    return events.Received(
-        client, messages.Release(0, lease_id, messages.ReleaseReason.REVOKED, True, True, 1, opened_at_ns, 1)
-    )
 
 
 def series(text: str) -> dict[str, set[str]]:

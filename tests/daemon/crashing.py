@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.coordinator.engine.scheduler import Scheduler
+from tests.daemon import made_up_gpus
 
 _registered = Scheduler._registered
 
@@ -25,13 +26,5 @@ def _crash(self: Scheduler, event: Any, now_ns: int) -> Any:
 
 
 if __name__ == "__main__":
-    import sys
-
-    import made_up_gpus  # type: ignore[import-not-found]  # beside this program
-
     Scheduler._registered = _crash  # type: ignore[method-assign]
-    count = int(sys.argv[1])
-    devices = [
-        made_up_gpus.Device(index, made_up_gpus.uuid_of(index), "made-up GPU", 8 << 30) for index in range(count)
-    ]
-    made_up_gpus.serve_devices(sys.argv[2:], devices)
+    made_up_gpus.main()

@@ -13,6 +13,11 @@ def uuid_of(gpu: int) -> str:
     return UUID.format(gpu)
 
 
+def main() -> None:
+    """Serves until it is told to stop."""
+    devices = [Device(index, uuid_of(index), "made-up GPU", 8 << 30) for index in range(int(sys.argv[1]))]
+    serve_devices(sys.argv[2:], devices)
+
+
 if __name__ == "__main__":
-    count = int(sys.argv[1])
-    serve_devices(sys.argv[2:], [Device(index, uuid_of(index), "made-up GPU", 8 << 30) for index in range(count)])
+    main()

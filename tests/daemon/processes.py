@@ -123,10 +123,10 @@ class Coordinators:
             os.close(ready)
         return running
 
-    def refused(self, *words: str, gpus: int = 1, directory: Path | None = None, **env: str) -> tuple[int, str]:
+    def refused(self, *words: str, directory: Path | None = None, **env: str) -> tuple[int, str]:
         """Exit code and message of one that cannot start."""
         done = subprocess.run(
-            self.command(*words, gpus=gpus, directory=directory),
+            self.command(*words, directory=directory),
             capture_output=True,
             text=True,
             env=environment(**env),

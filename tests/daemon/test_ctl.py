@@ -30,7 +30,7 @@ def answer(running: Running, *words: str) -> Any:
 
 
 def test_status_and_clients_show_what_there_is(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if the operator could not see who holds a GPU and who waits."""
+    """Broken if the operator could not see who holds a GPU and who waits, or --runtime-dir worked in one place only."""
     running = coordinators.start("--quantum", "60s", gpus=2)
     first = connect(running).hello("alpha").attach(wanted=True)
     first.next(messages.Grant)
@@ -41,9 +41,10 @@ def test_status_and_clients_show_what_there_is(coordinators: Coordinators, conne
     assert status["gpus"][0]["uuid"] == uuid_of(0)
     holder = next(client for client in status["clients"] if client["client"] == status["gpus"][0]["holders"][0])
     assert holder["name"] == "alpha"
-    shown = ctl(running.directory.path, "status").stdout
-    assert "made-up GPU" in shown
-    assert "alpha" in shown
+    nowhere, named = coordinators.base / "nothing", ("--runtime-dir", str(running.directory.path))
+    for shown in (ctl(nowhere, "status", *named).stdout, ctl(nowhere, "status", before=named).stdout):
+        assert "made-up GPU" in shown
+        assert "alpha" in shown
     shown = ctl(running.directory.path, "clients").stdout
     assert "beta" in shown
     assert "waiting" in shown
@@ -304,30 +305,25 @@ def test_without_a_coordinator_the_remedy_is_named(coordinators: Coordinators) -
         assert json.loads(done.stdout)["error"]["code"] == "no_coordinator"
 
 
-def test_the_directory_may_be_named_in_front_or_behind(coordinator: Running, coordinators: Coordinators) -> None:
-    """Broken if --runtime-dir worked in one place only."""
-    named = ("--runtime-dir", str(coordinator.directory.path))
-    nowhere = coordinators.base / "nothing"
-    assert ctl(nowhere, "status", *named).returncode == 0
-    assert ctl(nowhere, "status", before=named).returncode == 0
+def followed(running: Running, *options: str) -> subprocess.Popen[str]:
+    """`nvshare-ctl events`."""
+    command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events", *options]
+    env = environment(NVSHARE_RUNTIME_DIR=str(running.directory.path))
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 def test_events_are_followed(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if the stream missed grants, or its lines were no JSON."""
     running = coordinators.start("--quantum", "1ms")
-    command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events", "--json", "--count", "8"]
-    env = environment(NVSHARE_RUNTIME_DIR=str(running.directory.path))
-    follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    follower = followed(running, "--json", "--count", "8")
     hook = connect(running).hello("busy").attach(wanted=True)
     # Leases come and go until the follower has seen its eight events and ends.
     ended = os.pidfd_open(follower.pid)
     while not select.select([ended], [], [], 0)[0]:
         hook.release(hook.next(messages.Grant).lease_id, wanted=True)
     os.close(ended)
-    assert follower.stdout is not None
-    events = [json.loads(line) for line in follower.stdout]
-    follower.stdout.close()
-    assert follower.wait() == 0
+    events = [json.loads(line) for line in follower.communicate()[0].splitlines()]
+    assert follower.returncode == 0
     assert len(events) == 8
     assert [event["seq"] for event in events] == list(range(events[0]["seq"], events[0]["seq"] + 8))
     assert {"granted", "released"} <= {event["kind"] for event in events}
@@ -337,9 +333,7 @@ def test_events_are_followed(coordinators: Coordinators, connect: Connect) -> No
 def test_the_follower_ends_with_the_coordinator(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if `events` waited for ever for a coordinator that is gone."""
     running = coordinators.start()
-    command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events"]
-    env = environment(NVSHARE_RUNTIME_DIR=str(running.directory.path))
-    follower = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    follower = followed(running)
     hook = connect(running).hello("busy").attach(wanted=True)
     assert follower.stdout is not None
     while not select.select([follower.stdout], [], [], 0)[0]:

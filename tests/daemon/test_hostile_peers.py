@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import tempfile
@@ -146,15 +145,6 @@ def test_nothing_that_a_peer_nests_ends_the_coordinator(served: Running, connect
     caller.close()
     assert served.ask(api.Ping())["pid"] == before
     assert "Traceback" not in served.log.read_text()
-
-
-def test_a_gang_belongs_to_its_user(served: Running, connect: Connect) -> None:
-    """Broken if a name alone made a client a member of another user's gang."""
-    hook = connect(served)
-    hook.send(messages.Hello(messages.PROTOCOL_VERSION, "member", "bad", 1, 1, 0, "", profile="gang=ml/pair\n"))
-    hook.next(messages.Welcome)
-    client = next(c for c in served.ask(api.Status())["clients"] if c["name"] == "member")
-    assert client["gang"] == f"user:{os.getuid()}/ml/pair"
 
 
 def test_another_protocol_version_is_told_the_remedy(served: Running, connect: Connect) -> None:

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 BECOME = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
 """After the imports: other users may not be allowed to read this Python."""
 CTL = (
-    "import os; from nvshare.coordinator.cli import ctl; from nvshare.coordinator.cli.top import choice, frame; "
-    "from nvshare.coordinator.cli.views import clients, events, explain, memory, slots, status; "
-    "from rich import box, measure, rule; "
+    "import os; from nvshare.coordinator.cli import ctl; from nvshare.coordinator.cli.views import events, status; "
     f"{BECOME}; ctl.main()"
 )
 
@@ -87,15 +85,11 @@ def test_a_second_user_sees_and_cannot_change(
     """Broken: users of a shared server are blind, or each is root of the GPUs."""
     root = eventually(lambda: shared.status(), "an answer")
     assert second.json("status")["gpus"][0]["uuid"] == root["gpus"][0]["uuid"]
-    for word in ("clients", "top"):
-        code, out = second.ctl(word)
-        assert code == 0, out
     code, out = second.ctl("set", "quantum", "5ms")
     assert (code, "only root may change settings of the node" in out) == (1, True), out
     assert shared.status()["gpus"][0]["quantum_ns"] == root["gpus"][0]["quantum_ns"]
     assert second.json("pause", "holder")["paused"]
     assert f"user {NOBODY}: pause client=holder name=holder " in shared.log.read_text()
-    assert second.json("limit", "holder", "--memory", "1GiB")["limit_bytes"] == 1 << 30
     shared.ask(api.Set(setting="limit", client="holder", value=1 << 29))
     code, out = second.ctl("limit", "holder", "--memory", "1GiB")
     assert (code, "at most" in out) == (1, True), out

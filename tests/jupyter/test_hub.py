@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import uuid
@@ -24,6 +23,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from nvshare.simulated_gpu.environment import simulated_environment
+from tests.chart.processes.pod import free_ports
 from tests.conftest import ROOT
 from tests.end_to_end.conftest import Node
 from tests.jupyter.conftest import USE
@@ -126,10 +126,7 @@ def hub(node: Node) -> Iterator[Hub]:
     """A hub beside a coordinator with slots."""
     slots = node.directory / "slots"
     node.start_coordinator("--slots-dir", str(slots))
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    port, hub_port, proxy_port = (each.getsockname()[1] for each in held)
-    for each in held:
-        each.close()
+    port, hub_port, proxy_port = free_ports(3)
     simulated = simulated_environment(node.state, node.simulate, {})
     simulated.pop("NVSHARE_SIMULATE", None)
     configuration = node.directory / "jupyterhub_config.py"

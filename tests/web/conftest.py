@@ -8,15 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.server import plain
-from nvshare.coordinator.system.sensors import CardSensors
 from tests.daemon.conftest import connect, coordinators  # noqa: F401 (fixtures)
 from tests.harness import one_gpu
-
-EXTRA: dict[str, Any] = {
-    "simulated": True, "runtime_dir": "run", "problems": [], "host_owners": [], "gangs": [], "live": [],
-    "hides_names": False, "host_budget_bytes": 1 << 30, "host_shared_bytes": 0,
-}  # fmt: skip
+from tests.unit.cli import replies
 
 
 def status() -> dict[str, Any]:
@@ -24,11 +18,7 @@ def status() -> dict[str, Any]:
     harness = one_gpu()
     for name in ("first.py", "second.py"):
         harness.client(name, wanted=True)
-    snapshot = harness.scheduler.snapshot(harness.clock.now_ns)
-    sensors = CardSensors(busy=0.5).plain()
-    gpus = [{"index": index, **plain(gpu), "sensors": sensors} for index, gpu in enumerate(snapshot.gpus)]
-    clients = [plain(client) for client in snapshot.clients]
-    return {"now_ns": harness.clock.now_ns, "gpus": gpus, "clients": clients, **EXTRA}
+    return replies.status(harness) | {"hides_names": False}
 
 
 @dataclass

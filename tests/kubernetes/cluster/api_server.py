@@ -12,8 +12,10 @@ import queue
 import ssl
 import threading
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -59,6 +61,32 @@ class State:
     """Events that were there."""
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Answers with JSON, whole or line by line."""
+
+    protocol_version = "HTTP/1.1"
+
+    def say(self, status: int, body: bytes, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def stream(self, lines: Iterable[bytes]) -> None:
+        """A watch that ends with the lines."""
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for line in lines:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - so named in the base class
+        """Nothing."""
+
+
 class _Quiet(ThreadingHTTPServer):
     """Clients that go away are part of the tests."""
 
@@ -69,7 +97,7 @@ class _Quiet(ThreadingHTTPServer):
 class TlsServer:
     """Serves until `close`; `folder` is like a service account's."""
 
-    def __init__(self, folder: Path, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, folder: Path, handler: type[Handler]) -> None:
         authority = trustme.CA()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -123,52 +151,31 @@ class ApiServer(TlsServer):
         super().close()
 
 
-def _handler(state: State) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+def _handler(state: State) -> type[Handler]:
+    class Pods(Handler):
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
             query = {key: values[0] for key, values in parse_qs(parts.query).items()}
             asked = Asked(parts.path, query, self.headers.get("Authorization", ""))
             state.asked.append(asked)
             if state.replies:
-                self._say(state.replies.popleft())
+                self.repeat(state.replies.popleft())
             else:
-                self._watch(all_pods=query.get("resourceVersion", "0") == "0")
+                known = state.items if query.get("resourceVersion", "0") == "0" else ()
+                first = [json.dumps({"type": "ADDED", "object": item}).encode() + b"\n" for item in known]
+                self.stream(chain(first, iter(state.events.get, _END)))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             name = f"{self.path}/{body['metadata']['name']}"
             if state.replies:
-                self._say(state.replies.popleft())
+                self.repeat(state.replies.popleft())
                 return
             known = state.created.setdefault(name, body) is not body
-            self._say(Reply(409 if known else 201, json.dumps(body).encode()))
+            self.say(409 if known else 201, json.dumps(body).encode())
             state.refused += known
 
-        def _say(self, reply: Reply) -> None:
-            self.send_response(reply.status)
-            for name, value in reply.headers:
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(reply.body)))
-            self.end_headers()
-            self.wfile.write(reply.body)
+        def repeat(self, reply: Reply) -> None:
+            self.say(reply.status, reply.body, reply.headers)
 
-        def _watch(self, *, all_pods: bool) -> None:
-            self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            for item in state.items if all_pods else ():
-                self._write(json.dumps({"type": "ADDED", "object": item}).encode() + b"\n")
-            while (line := state.events.get()) is not _END:
-                self._write(line)
-            self.wfile.write(b"0\r\n\r\n")
-
-        def _write(self, line: bytes) -> None:
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - so named in the base class
-            """Nothing."""
-
-    return Handler
+    return Pods

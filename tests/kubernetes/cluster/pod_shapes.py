@@ -97,15 +97,3 @@ def annotation_maps(draw: st.DrawFn) -> dict[str, str]:
     """Annotations, good and bad ones, beside one of somebody else."""
     keys = draw(st.lists(st.sampled_from(sorted(_VALUES)), unique=True))
     return {"other.example/key": "value"} | {PREFIX + key: draw(_VALUES[key]) for key in keys}
-
-
-@st.composite
-def pods(draw: st.DrawFn) -> Json:
-    """Pods with one to three containers and perhaps init containers."""
-    names = iter(["main", "helper", "third", "init"])
-    made = [container(next(names), gpu=draw(st.booleans())) for _ in range(draw(st.integers(1, 3)))]
-    init = [container("init", gpu=draw(st.booleans()))] if draw(st.booleans()) else None
-    spec = {"priorityClassName": draw(st.sampled_from(["production", "batch", "heavy", "other"]))}
-    return pod(
-        *made, annotations=draw(st.none() | annotation_maps()), init=init, **(spec if draw(st.booleans()) else {})
-    )

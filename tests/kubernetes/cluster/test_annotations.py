@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from nvshare.coordinator.kubernetes.cluster.annotations import (
     Rules,
@@ -19,7 +20,7 @@ from nvshare.coordinator.kubernetes.cluster.annotations import (
     settings_of,
 )
 from nvshare.coordinator.kubernetes.slots.slot import Slot
-from tests.kubernetes.cluster.pod_shapes import PRIORITY_CLASS_VALUES, RULES, Json, container, pod, pods
+from tests.kubernetes.cluster.pod_shapes import PRIORITY_CLASS_VALUES, RULES, annotation_maps, container, pod
 
 
 def said(values: dict[str, str], container_name: str = "main", **spec: Any) -> dict[str, str]:
@@ -167,14 +168,15 @@ def test_other_people_s_annotations_are_none_of_ours() -> None:
     assert findings(made, RULES) == []
 
 
-@given(pods())
-def test_what_is_found_is_not_used(made: Json) -> None:
+@given(annotation_maps(), st.sampled_from([*PRIORITY_CLASS_VALUES, "other"]))
+def test_what_is_found_is_not_used(annotations: dict[str, str], priority_class: str) -> None:
     """A setting that is both refused and applied would make the message a lie."""
+    made = pod(container(), container("helper"), annotations=annotations, priorityClassName=priority_class)
     bad = {finding.annotation for finding in findings(made, RULES)}
     without = {key: text for key, text in annotations_of(made).items() if key not in bad}
     clean = {**made, "metadata": {**made["metadata"], "annotations": without}}
     assert findings(clean, RULES) == []
-    for name in ("main", "helper", "init"):
+    for name in ("main", "helper"):
         assert settings_of(clean, name, RULES) == settings_of(made, name, RULES)
 
 

@@ -104,7 +104,7 @@ def test_goes_on_from_the_bookmark(server: ApiServer, watching: Watching) -> Non
 
 
 def test_a_watch_that_ends_before_its_bookmark_begins_again(server: ApiServer, watching: Watching) -> None:
-    """The pods that exist come in no order of versions: a watch from one of these could miss the older ones for ever."""
+    """The pods that exist come in no order of versions: a watch from one of these could miss the older ones."""
     server.state.items = [versioned("90")]
     watching.watch.start()
     eventually(lambda: watching.priority() == 5, "the first event")

@@ -12,14 +12,13 @@ import copy
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from nvshare.coordinator.kubernetes.dra import messages as m
 from nvshare.coordinator.kubernetes.unix_grpc import call
-from tests.kubernetes.cluster.api_server import TlsServer
+from tests.kubernetes.cluster.api_server import Handler, TlsServer
 
 SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
 SLICE: Final = f"{SLICES}/node-1-gpu.nvshare.com"
@@ -133,42 +132,26 @@ class Api(TlsServer):
         return stored
 
 
-def _handler(api: Api) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+def _handler(api: Api) -> type[Handler]:
+    class Objects(Handler):
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
             length = int(self.headers.get("Content-Length", 0))
             body = json.loads(self.rfile.read(length)) if length else None
             query = parse_qs(parts.query)
             if "watch" in query and api.may_watch and not api.away:
-                self._watch(query["fieldSelector"][0].removeprefix("metadata.name="))
+                api.asked.append("watch")
+                name = query["fieldSelector"][0].removeprefix("metadata.name=")
+                self.stream(json.dumps(event).encode() + b"\n" for event in api.watch(f"{SLICES}/{name}"))
                 return
             with api.lock:
                 status, answer = api.answer(self.command, parts.path, parts.query, body)
                 content = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def _watch(self, name: str) -> None:
-            api.asked.append("watch")
-            self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            for event in api.watch(f"{SLICES}/{name}"):
-                line = json.dumps(event).encode() + b"\n"
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-            self.wfile.write(b"0\r\n\r\n")
+            self.say(status, content)
 
         do_POST = do_PUT = do_GET  # noqa: N815 - so named in the base class
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - so named in the base class
-            """Nothing."""
-
-    return Handler
+    return Objects
 
 
 class Kubelet:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,15 +35,7 @@ def test_two_pods_share_a_card_by_their_claims(worker: Worker, saturate: Path) -
     assert {name: slot["share_request"] for name, slot in slots.items()} == {"small/gpu-0": 0.3, "large/gpu-0": 0.7}
     assert {tuple(slot["gpus"]) for slot in slots.values()} == {(worker.uuids()[0],)}
     assert slots["small/gpu-0"]["class"] == "interactive"
-    began = len(worker.trace())
-
-    def small_share() -> float:
-        worked: Counter[int] = Counter()
-        for busy in worker.trace()[began:]:
-            worked[busy.process_id] += busy.work_ns
-        return min(worked.values()) / sum(worked.values()) if len(worked) == 2 and worked.total() > 3e9 else 0.0
-
-    eventually(lambda: 0.28 <= small_share() <= 0.32, "30 and 70 %")
+    worker.await_shares(0.3, 0.7)
 
 
 TAKE = """

@@ -171,7 +171,7 @@ def test_random_operations_leave_nothing(node: Node, monkeypatch: pytest.MonkeyP
     def fails(path: Path, content: bytes) -> None:
         raise OSError(5, "disk failed", str(path))
 
-    for step in range(1000):
+    for step in range(400):
         uid = f"u{chance.randrange(12)}"
         node.add(uid, result(chance.choice(["gpu-a", "gpu-b"])) if uid not in held else node_result(node, uid))
         what = chance.choice(["prepare", "prepare", "unprepare", "fail", "restart"])

@@ -32,16 +32,14 @@ class AdmissionError(Exception):
 
 @dataclass
 class Grant:
-    """Devices of one container by resource, as in the kubelet's checkpoint."""
+    """Devices of a pod's one container by resource, as in the kubelet's checkpoint."""
 
-    namespace: str
     pod: str
-    container: str
     devices: dict[str, list[str]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     mounts: list[tuple[str, str]] = field(default_factory=list)
-    cdi_devices: list[str] = field(default_factory=list)
     """(host path, container path), read-only all"""
+    cdi_devices: list[str] = field(default_factory=list)
     annotations: dict[str, str] = field(default_factory=dict)
 
 
@@ -101,7 +99,7 @@ class Kubelet:
             place.mkdir(parents=True)
         self.endpoints: dict[str, Endpoint] = {}
         self.registrations: list[str] = []
-        self.grants: dict[tuple[str, str, str], Grant] = {}
+        self.grants: dict[str, Grant] = {}
         self.refuse = 0
         """Number of registrations that are answered with an error first."""
         self._servers: list[Any] = []
@@ -152,8 +150,8 @@ class Kubelet:
     def _list(self, request: Any, context: Any) -> Any:
         answer = m.ListPodResourcesResponse()
         for grant in list(self.grants.values()):
-            pod = answer.pod_resources.add(name=grant.pod, namespace=grant.namespace)
-            container = pod.containers.add(name=grant.container)
+            pod = answer.pod_resources.add(name=grant.pod, namespace="default")
+            container = pod.containers.add(name="main")
             for resource, devices in grant.devices.items():
                 container.devices.add(resource_name=resource, device_ids=devices)
         return answer
@@ -177,21 +175,12 @@ class Kubelet:
         taken = {device for grant in self.grants.values() for device in grant.devices.get(resource, ())}
         return [device for device, healthy in self.devices(resource).items() if healthy and device not in taken]
 
-    def admit(
-        self,
-        pod: str,
-        wants: Mapping[str, int],
-        *,
-        namespace: str = "default",
-        container: str = "main",
-        ids: Mapping[str, list[str]] | None = None,
-    ) -> Grant:
+    def admit(self, pod: str, wants: Mapping[str, int], *, ids: Mapping[str, list[str]] | None = None) -> Grant:
         """One container's devices, as the kubelet gets them; raises AdmissionError.  A known container is not asked for
         again."""  # fmt: skip
-        key = (namespace, pod, container)
-        if key in self.grants:
-            return self.grants[key]
-        grant = Grant(namespace, pod, container)
+        if pod in self.grants:
+            return self.grants[pod]
+        grant = Grant(pod)
         for resource, count in wants.items():
             chosen = (ids or {}).get(resource) or self._choose(resource, count)
             answer = self._allocate(resource, chosen)
@@ -202,7 +191,7 @@ class Kubelet:
             for mount in answer.mounts:
                 assert mount.read_only
                 grant.mounts.append((mount.host_path, mount.container_path))
-        self.grants[key] = grant
+        self.grants[pod] = grant
         return grant
 
     def start_container(self, grant: Grant) -> None:
@@ -240,4 +229,4 @@ class Kubelet:
 
     def remove(self, grant: Grant) -> None:
         """The pod is gone: its devices are free."""
-        del self.grants[grant.namespace, grant.pod, grant.container]
+        del self.grants[grant.pod]

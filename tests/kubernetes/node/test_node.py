@@ -282,6 +282,7 @@ def test_a_pods_own_preload_replaces_nothing(serving: Node) -> None:
     if not node.real_mounts:
         pytest.skip("needs root: without the mounts LD_PRELOAD takes their place")
     grant = node.kubelet.admit("preloading", {GPU: 1})
+    assert "LD_PRELOAD" not in grant.environment
     hook = "/opt/nvshare/lib/libnvshare_hook.so"
     look = [sys.executable, "-c", LOOK]
     run = [sys.executable, "-m", "nvshare.coordinator.cli.run", "--", *look]

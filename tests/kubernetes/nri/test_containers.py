@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import Counter
 from pathlib import Path
 
 import grpc
@@ -37,16 +36,7 @@ def test_two_pods_share_by_their_portions(worker: Worker, saturate: Path) -> Non
     shown = worker.table("slots")
     assert "default/small/main" in shown
     assert "default/large/main" in shown
-
-    began = len(worker.trace())
-
-    def small_share() -> float:
-        worked: Counter[int] = Counter()
-        for busy in worker.trace()[began:]:
-            worked[busy.process_id] += busy.work_ns
-        return min(worked.values()) / sum(worked.values()) if len(worked) == 2 and worked.total() > 3e9 else 0.0
-
-    eventually(lambda: 0.28 <= small_share() <= 0.32, f"30 and 70 %, {small_share()}")
+    worker.await_shares(0.3, 0.7)
     slots = worker.slots()
     assert slots["small/main"]["used_ns"] < slots["large/main"]["used_ns"]
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,6 +103,20 @@ class Worker(end_to_end.Node):
     def slot_files(self) -> dict[str, Slot]:
         """By name."""
         return read_all(self.slots_dir)
+
+    def await_shares(self, *shares: float) -> None:
+        """Until the GPU's time since now is divided between as many processes like this, to a fiftieth."""
+        began = len(self.trace())
+
+        def divided() -> bool:
+            worked: Counter[int] = Counter()
+            for busy in self.trace()[began:]:
+                worked[busy.process_id] += busy.work_ns
+            parts = sorted(work / worked.total() for work in worked.values())
+            enough = len(parts) == len(shares) and worked.total() > 3e9
+            return enough and all(abs(part - share) <= 0.02 for part, share in zip(parts, sorted(shares), strict=True))
+
+        eventually(divided, f"shares of {shares}")
 
     def table(self, *words: str) -> str:
         """Text output of `nvshare-ctl`, also of one that tells problems."""

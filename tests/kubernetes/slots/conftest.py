@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
+from tests.daemon.conftest import coordinators  # noqa: F401 (a fixture)
 from tests.daemon.processes import Coordinators, Running
 
 
 @pytest.fixture
-def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def base(coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
     """A directory whose sockets fit, and which all users may enter; `nvshare-ctl slot` uses its `slots`."""
-    place = Path(tempfile.mkdtemp(prefix="nvp-"))
-    place.chmod(0o755)
-    monkeypatch.setenv("NVSHARE_SLOTS_DIR", str(place / "slots"))
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
+    coordinators.base.chmod(0o755)
+    monkeypatch.setenv("NVSHARE_SLOTS_DIR", str(coordinators.base / "slots"))
+    return coordinators.base
 
 
 @pytest.fixture
-def running(base: Path) -> Iterator[Running]:
+def running(coordinators: Coordinators, base: Path) -> Running:  # noqa: F811
     """Two made-up GPUs, slots in base/slots."""
-    coordinators = Coordinators(base)
-    yield coordinators.start("--slots-dir", str(base / "slots"), gpus=2)
-    for each in coordinators.started:
-        if each.process.poll() is None:
-            each.kill()
+    return coordinators.start("--slots-dir", str(base / "slots"), gpus=2)
 
 
 @pytest.fixture

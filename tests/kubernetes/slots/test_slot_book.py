@@ -12,19 +12,18 @@ import pytest
 
 from nvshare.coordinator.daemon.peers import Limits
 from nvshare.coordinator.daemon.transport import PeerListener
-from nvshare.coordinator.engine.scheduler import Scheduler, Settings
 from nvshare.coordinator.kubernetes.slots import metrics
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotError
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.kubernetes.slots.watch import LOOK_AGAIN_NS, SlotWatch
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.commands import Send
 from nvshare.coordinator.model.profile import Facts
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.scheduler_policies import registry
 from nvshare.scheduler_policies.api import JobClass
+from nvshare.scheduler_policies.registry import create
+from tests.harness import Harness
 from tests.waiting import eventually
 
 A, B = "GPU-a", "GPU-b"
@@ -40,12 +39,6 @@ def a_slot(name: str = "GPU-a--0", **changes: Any) -> Slot:
 def own(**values: Any) -> Facts:
     """What a program says of itself."""
     return Facts().having(**values)
-
-
-def hello(client: int, mode: MemoryMode) -> events.ClientRegistered:
-    """A hook that registers."""
-    wish = messages.Hello(messages.PROTOCOL_VERSION, "job", "python", 0, mode, 0, "")
-    return events.ClientRegistered(client, wish, 100 + client, 0, "GPU-a--0")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -222,20 +215,24 @@ def test_class_of_an_earlier_plugin_is_none(tmp_path: Path) -> None:
 
 def test_figures_outlive_processes_but_not_the_allocation() -> None:
     """Else a counter falls when a process ends, or a pod inherits what another one used."""
-    scheduler = Scheduler(registry.create, Settings())
-    scheduler.handle(events.GpuAdded(A, "x", 8 * GIB, 8 * GIB), 0)
+    harness = Harness(create)
+    harness.gpu(A)
     book = SlotBook()
     book.put(a_slot())
-    book.register("GPU-a--0", 1)
-    scheduler.handle(hello(1, MemoryMode.DEVICE), 0)
-    scheduler.handle(events.Received(1, messages.AttachGpu(0, A, 1 << 30, 0, True, 0, 0, 0)), 10)
-    before = book.snapshots(scheduler.snapshot(1010).clients)[0]
-    assert before.registered
-    assert (before.figures.clients, before.figures.leases, before.figures.used_ns) == (1, 1, 1000)
-    book.leave(1, scheduler.client_snapshot(1, 2010))
-    scheduler.handle(events.ClientGone(1), 2010)
-    after = book.snapshots(scheduler.snapshot(5000).clients)[0]
-    assert (after.figures.clients, after.figures.leases, after.figures.used_ns) == (0, 1, 2000)
+    client = harness.client(attach=False, group="GPU-a--0")
+    book.register("GPU-a--0", client.client)
+    client.attach(A, wanted=True)
+
+    def figures() -> tuple[int, int, int]:
+        harness.advance(1000)
+        found = book.snapshots(harness.scheduler.snapshot(harness.clock.now_ns).clients)[0]
+        assert found.registered
+        return found.figures.clients, found.figures.leases, found.figures.used_ns
+
+    assert figures() == (1, 1, 1000)
+    book.leave(client.client, harness.scheduler.client_snapshot(client.client, harness.clock.now_ns))
+    client.die()
+    assert figures() == (0, 1, 1000)
     book.put(a_slot(allocation="2"))
     fresh = book.snapshots(())[0]
     assert (fresh.registered, fresh.figures.used_ns) == (False, 0)
@@ -243,33 +240,26 @@ def test_figures_outlive_processes_but_not_the_allocation() -> None:
     assert len(book) == 0
 
 
-def test_processes_of_one_slot_share_its_limit() -> None:
+@pytest.mark.parametrize("mode", MemoryMode)
+def test_processes_of_one_slot_share_its_limit(mode: MemoryMode) -> None:
     """Else a container doubles its quota by starting a second process; in every memory mode, at the same moment too."""
-    for mode in MemoryMode:
-        scheduler = Scheduler(registry.create, Settings())
-        scheduler.handle(events.GpuAdded(A, "x", 8 * GIB, 8 * GIB), 0)
-        book = SlotBook()
-        book.put(a_slot(policy={"memory_limit": "1GiB"}))
-        told: list[Any] = []
-        for client in (1, 2):
-            book.register("GPU-a--0", client)
-            scheduler.handle(hello(client, mode), 0)
-            scheduler.handle(events.Settled(client, book.within(client, own())), 0)
-            told += scheduler.handle(events.Received(client, messages.AttachGpu(0, A, 1 << 30, 0, False, 0, 0, 0)), 0)
-        found = [c.message for c in told if isinstance(c, Send) and isinstance(c.message, messages.GpuSettings)]
+    harness = Harness(create)
+    harness.gpu(A, 8 * GIB)
+    book = SlotBook()
+    book.put(a_slot(policy={"memory_limit": "1GiB"}))
+    clients = [harness.client(attach=False, mode=mode, group="GPU-a--0") for _ in range(2)]
+    for client in clients:
+        book.register("GPU-a--0", client.client)
+        harness.handle(events.Settled(client.client, book.within(client.client, own())))
+        client.attach(A)
+        found = client.take(messages.GpuSettings)
         assert all(each.reserve and each.memory_limit_bytes == GIB for each in found)
-
-        def reserved(scheduler: Scheduler, client: int, size: int) -> int:
-            state = messages.State(0, 0, 0, 0, 0, 0, asks=size >> 20, total_bytes=size)
-            sent = scheduler.handle(events.Received(client, state), 1)
-            answers = (c.message for c in sent if isinstance(c, Send))
-            return next(answer.total_bytes for answer in answers if isinstance(answer, messages.Target))
-
-        assert reserved(scheduler, 1, 600 << 20) == 600 << 20
-        assert reserved(scheduler, 2, 600 << 20) == 0
-        assert reserved(scheduler, 2, 424 << 20) == 424 << 20
-        scheduler.handle(events.ClientGone(1), 2)
-        assert reserved(scheduler, 2, GIB) == GIB
+    first, second = clients
+    assert first.reserve(600 << 20) == 600 << 20
+    assert second.reserve(600 << 20) == 0
+    assert second.reserve(424 << 20) == 424 << 20
+    first.die()
+    assert second.reserve(GIB) == GIB
 
 
 def test_series_are_bounded_by_the_slots() -> None:

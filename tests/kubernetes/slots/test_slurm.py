@@ -21,6 +21,7 @@ import pytest
 
 from nvshare.coordinator.system.users import user_name
 from nvshare.simulated_gpu.environment import simulated_environment
+from tests.chart.processes.pod import free_ports
 from tests.conftest import ROOT, Built
 from tests.end_to_end.conftest import Node, new_node
 from tests.waiting import eventually
@@ -51,14 +52,6 @@ def others_may_read() -> bool:
 
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 @dataclass

@@ -16,25 +16,13 @@ from nvshare.coordinator.daemon.control.server import Administration, plain
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.engine.snapshot import Snapshot
-from nvshare.coordinator.model import events
-from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.coordinator.system.devices import Device
 from nvshare.scheduler_policies import registry
 from nvshare.scheduler_policies.api import Plan, Progress
+from tests.harness import GPU, Harness, one_gpu
 
 RIGHTS = Rights(own_user=0, max_priority=0, max_weight=100, hide_other_users=False)
-GPU = "GPU-00000000-0000-0000-0000-000000000000"
-
-HELLO = messages.Hello(messages.PROTOCOL_VERSION, "a", "b", 0, MemoryMode.SWAP, 0, "")
-
-
-def picture() -> Snapshot:
-    scheduler = Scheduler(registry.create)
-    scheduler.handle(events.GpuAdded(GPU, "card", 8 << 30, 6 << 30), 1)
-    scheduler.handle(events.ClientRegistered(1, HELLO, 7, 0), 2)
-    scheduler.handle(events.Received(1, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)), 3)
-    return scheduler.snapshot(4)
 
 
 def names(record: Any) -> Iterator[str]:
@@ -51,7 +39,9 @@ def names(record: Any) -> Iterator[str]:
 
 def test_every_value_arrives_in_msgpack_and_json() -> None:
     """Broken if a new field of a picture could not be sent, or an enumeration came as a number."""
-    snapshot = picture()
+    harness = one_gpu(sharing=Sharing.AUTO)
+    harness.client(wanted=True, mode=MemoryMode.SWAP)
+    snapshot = harness.scheduler.snapshot(harness.clock.now_ns)
     records: list[Any] = [*snapshot.gpus, *snapshot.clients]
     for record in records:
         values = plain(record)
@@ -127,14 +117,10 @@ def administration(hide: bool) -> Administration:
         return Failing() if name == "auto" else registry.create(name, uuid)
 
     rights = Rights(own_user=0, max_priority=0, max_weight=100, hide_other_users=hide)
-    scheduler = Scheduler(make)
-    for event in (
-        events.GpuAdded(GPU, "card", 8 << 30, 6 << 30),
-        events.ClientRegistered(1, HELLO, 7, 0),
-        events.Received(1, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)),
-    ):
-        scheduler.handle(event, 1)
-    dispatcher = Dispatcher(scheduler, None, None, rights, max_clients=1)  # type: ignore[arg-type]
+    harness = Harness(make, policy="auto")
+    harness.gpu()
+    harness.client(wanted=True)
+    dispatcher = Dispatcher(harness.scheduler, None, None, rights, max_clients=1)  # type: ignore[arg-type]
     live: Any = type("NoneLive", (), {"all": lambda self: []})()
     return Administration(dispatcher, [Device(3, GPU, "card", 8 << 30)], make, {}, live, dict, list, rights)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,78 +9,63 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nvshare.coordinator.daemon import metrics
-from nvshare.coordinator.engine.scheduler import Scheduler
-from nvshare.coordinator.model import events
-from nvshare.coordinator.model.commands import Notify
-from nvshare.coordinator.model.settings import Settings
-from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
-from nvshare.scheduler_policies import registry
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.scheduler_policies.registry import create
+from tests.harness import GPU, Harness, ScriptedClient
 
-GPU = "GPU-00000000-0000-0000-0000-000000000000"
-MS = 1_000_000
 UNMEASURED = ("nvshare_client_progress_ratio", "nvshare_client_busy_ratio")
 
 
-class Node:
-    """A scheduler, and what is observed of it, on a clock of the test's own."""
+class Node(Harness):
+    """One GPU in turns of 100 ms, and what is observed of it."""
 
     def __init__(self) -> None:
-        turns = Settings(policy="round_robin", sharing=Sharing.EXCLUSIVE, quantum_ns=100 * MS)
-        self.scheduler = Scheduler(registry.create, turns)
+        super().__init__(create)
         self.observations = metrics.Observations([GPU])
-        self.now_ns = 1_000 * MS
-        self.do(events.GpuAdded(GPU, 'card "0"\n', 8 << 30, 6 << 30))
+        self.handle(events.GpuAdded(GPU, 'card "0"\n', 8 << 30, 6 << 30))
 
-    def do(self, event: events.Event) -> None:
-        for command in self.scheduler.handle(event, self.now_ns):
-            if isinstance(command, Notify):
+    def handle(self, event: events.Event) -> list[commands.Command]:
+        out = super().handle(event)
+        for command in out:
+            if isinstance(command, commands.Notify):
                 self.observations.observe(command.kind, command.values)
+        return out
 
-    def client(self, number: int, user: int = 0, *, memory: tuple[int, int] | None = None) -> None:
-        """A program that wants the GPU; with allocated and resident bytes: one in mode `swap` that does not."""
-        mode, wanted = (MemoryMode.MANAGED, True) if memory is None else (MemoryMode.SWAP, False)
-        hello = messages.Hello(messages.PROTOCOL_VERSION, "twin", "twin", 0, mode, 0, "")
-        self.do(events.ClientRegistered(number, hello, 100 + number, user))
-        self.do(events.Received(number, messages.AttachGpu(0, GPU, 1 << 30, 0, wanted, *(memory or (0, 0)), 0)))
+    def twins(self, *users: int) -> list[ScriptedClient]:
+        """Programs of one name that want the GPU."""
+        return [self.client("twin", wanted=True, user_id=user) for user in users]
 
     def scrape(self, *, hide_names: bool = False) -> dict[str, Any]:
         registered = CollectorRegistry()
-        picture = metrics.take(self.scheduler.snapshot(self.now_ns), self.observations, hide_names=hide_names)
+        picture = metrics.take(self.scheduler.snapshot(self.clock.now_ns), self.observations, hide_names=hide_names)
         registered.register(metrics.Collector(lambda: picture))
         text = generate_latest(registered).decode()
         return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def released(lease_id: int, *, drain_ns: int) -> events.Received:
-    reason = messages.ReleaseReason.REVOKED
-    return events.Received(1, messages.Release(0, lease_id, reason, True, True, drain_ns, 0, 3))
-
-
 def test_waits_and_drains_fall_into_their_buckets() -> None:
     """Broken if a distribution were wrong, or not cumulative as Prometheus has it."""
     node = Node()
-    node.client(1)
-    node.client(2)
-    node.now_ns += 150 * MS
-    node.do(events.TimerFired())
-    node.now_ns += 2 * MS
-    node.do(released(1, drain_ns=2 * MS))
+    first, _ = node.twins(0, 0)
+    node.milliseconds(102)
+    first.release(wanted=True, drain_ns=2 * MILLISECOND_NS)
     found = node.scrape()
     waits = {s.labels["le"]: s.value for s in found["nvshare_wait_seconds"].samples if s.name.endswith("_bucket")}
     assert (waits["0.0001"], waits["0.1"], waits["0.3"], waits["+Inf"]) == (1, 1, 2, 2)
     drains = {s.labels["le"]: s.value for s in found["nvshare_drain_seconds"].samples if s.name.endswith("_bucket")}
     assert (drains["0.001"], drains["0.003"], drains["+Inf"]) == (0, 1, 1)
     total = next(s.value for s in found["nvshare_wait_seconds"].samples if s.name.endswith("_sum"))
-    assert total == pytest.approx(0.152)
+    assert total == pytest.approx(0.102)
 
 
 def test_a_client_cannot_report_a_drain_longer_than_its_lease() -> None:
     """Broken if one client's lie could spoil the sum for ever."""
     node = Node()
-    node.client(1)
-    node.now_ns += 5 * MS
-    node.do(released(1, drain_ns=1 << 60))
+    (client,) = node.twins(0)
+    node.milliseconds(5)
+    client.release(drain_ns=1 << 60)
     sums = [s.value for s in node.scrape()["nvshare_drain_seconds"].samples if s.name.endswith("_sum")]
     assert sums == [pytest.approx(0.005)]
 
@@ -89,12 +73,11 @@ def test_a_client_cannot_report_a_drain_longer_than_its_lease() -> None:
 def test_clients_of_one_name_are_told_apart_and_leave_nothing_behind() -> None:
     """Broken if two clients made one series twice, which fails the scrape, or a gone one stayed."""
     node = Node()
-    for number in range(1, 6):
-        node.client(number)
+    clients = node.twins(*[0] * 5)
     samples = node.scrape()["nvshare_client_leases"].samples
     assert len({tuple(sorted(s.labels.items())) for s in samples}) == len(samples) == 5
-    for number in range(1, 6):
-        node.do(events.ClientGone(number))
+    for client in clients:
+        client.die()
     assert node.scrape()["nvshare_client_leases"].samples == []
 
 
@@ -102,8 +85,7 @@ def test_the_users_label_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken if the number of series grew with the users of a cluster, or a user had no name."""
     monkeypatch.setattr(metrics, "MAX_USERS", 2)
     node = Node()
-    for number, user in enumerate((0, 0, 4_000_001, 4_000_002, 4_000_003), 1):
-        node.client(number, user)
+    node.twins(0, 0, 4_000_001, 4_000_002, 4_000_003)
     found = node.scrape()
     for name in ("nvshare_client_leases", "nvshare_client_host_share_bytes"):
         labels = [s.labels["user"] for s in found[name].samples]
@@ -114,28 +96,24 @@ def test_new_series_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     """Broken: a user who reconnects in a loop fills Prometheus, or takes the series of other users."""
     monkeypatch.setattr(metrics, "MAX_NEW", 2)
     node = Node()
+    (other,) = node.twins(8)
     seen = set()
-    for number in range(1, 60, 2):
-        for client, user in ((number, 7), (number + 1, 8)):
-            if user == 7 or number == 1:
-                node.client(client, user)
+    for _ in range(30):
+        (client,) = node.twins(7)
         found = node.scrape()
-        samples = found["nvshare_client_leases"].samples
-        seen |= {s.labels["client"] for s in samples}
-        assert "2" in {s.labels["client"] for s in samples}
-        assert found["nvshare_clients_unlisted"].samples[0].value == len(node.scheduler.snapshot(0).clients) - len(
-            samples
-        )
-        node.do(events.ClientGone(number))
-        node.now_ns += metrics.NEW_PERIOD_NS // 10
+        shown = {sample.labels["client"] for sample in found["nvshare_client_leases"].samples}
+        seen |= shown
+        assert str(other.client) in shown
+        assert found["nvshare_clients_unlisted"].samples[0].value == 2 - len(shown)
+        client.die()
+        node.advance(metrics.NEW_PERIOD_NS // 10)
     assert len(seen) == 1 + 2 + 2, "two at once, one more every ten rounds"
 
 
 def test_names_are_hidden_and_series_stay_distinct() -> None:
     """Broken: `hide_other_users` hides names from nvshare-ctl, and a port that every user reads shows them."""
     node = Node()
-    node.client(1)
-    node.client(2)
+    node.twins(0, 0)
     samples = node.scrape(hide_names=True)["nvshare_client_leases"].samples
     assert [(s.labels["client"], s.labels["name"], s.labels["pid"]) for s in samples] == [
         ("1", "(hidden)", "0"),
@@ -146,7 +124,7 @@ def test_names_are_hidden_and_series_stay_distinct() -> None:
 def test_every_family_is_named_and_documented() -> None:
     """Broken if a series broke the naming rules of Prometheus, or came without a description."""
     node = Node()
-    node.client(1)
+    node.twins(0)
     for name, family in node.scrape().items():
         assert name.startswith("nvshare_")
         assert family.documentation
@@ -157,11 +135,13 @@ def test_every_family_is_named_and_documented() -> None:
 def test_measured_progress_and_class_are_exported() -> None:
     """Broken if nobody could plot what sharing costs a program, or an unknown figure were shown as 0."""
     node = Node()
-    node.client(1)
-    node.do(events.Set("class", "interactive", client=1))
-    for at_ms, work in ((0, 0), (100, 1000), (200, 2000)):
-        node.now_ns = (1_000 + at_ms) * MS
-        node.do(events.Received(1, messages.Progress(0, 1, node.now_ns, work, at_ms * MS // 2, at_ms * MS, 0)))
+    (client,) = node.twins(0)
+    node.handle(events.Set("class", "interactive", client=client.client))
+    client.progress(client.seat().lease_id, node.clock.now_ns, 0, 0, 0)
+    for count in (1, 2):
+        node.milliseconds(100)
+        busy_ns = count * 50 * MILLISECOND_NS
+        client.progress(client.seat().lease_id, node.clock.now_ns, 1000 * count, busy_ns, 2 * busy_ns)
     found = node.scrape()
     assert [s.value for s in found["nvshare_client_progress_ratio"].samples] == [pytest.approx(1.0)]
     assert [s.value for s in found["nvshare_client_busy_ratio"].samples] == [pytest.approx(0.5)]
@@ -172,15 +152,12 @@ def test_measured_progress_and_class_are_exported() -> None:
 def test_moved_bytes_and_move_times_are_shown_for_gpu_and_client() -> None:
     """Broken if an operator could not tell moves that are waited for from those that are not."""
     node = Node()
-    for number, resident in ((1, 4 << 30), (2, 1 << 30)):
-        node.client(number, memory=(4 << 30, resident))
-    node.do(events.Received(1, messages.Request(0)))
-    node.do(events.Received(2, messages.Request(0)))
-    # Into what is free, beside the holder.
-    half = messages.State(0, 1, 4 << 30, 3 << 29, 0, 5 << 29, moved_in_bytes=1 << 29, at_rest=False)
-    node.do(events.Received(2, half))
-    node.now_ns += 20 * MS
-    node.do(events.Received(2, replace(half, at_rest=True)))
+    one, two = (node.client(mode=MemoryMode.SWAP, resident=size, host=(4 << 30) - size) for size in (4 << 30, 1 << 30))
+    one.request()
+    two.request()
+    two.comes_to(3 << 29, at_rest=False)  # into what is free, beside the holder
+    node.milliseconds(20)
+    two.comes_to(3 << 29)
     found = node.scrape()
 
     def value(name: str, **labels: str) -> float:

@@ -10,50 +10,41 @@ import pytest
 from nvshare.coordinator.cli import usage as report
 from nvshare.coordinator.daemon import usage as records
 from nvshare.coordinator.daemon.usage import HOUR_S, OTHERS, Key, Sums, Usage, read
-from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
-from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import Settings
-from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
-from nvshare.scheduler_policies import registry
+from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.scheduler_policies.registry import create
+from tests.harness import GPU, Harness, ScriptedClient
 
-GPU = "GPU-00000000-0000-0000-0000-000000000000"
 GIB = 1 << 30
 S = 1_000_000_000
 FIRST_S = 500 * HOUR_S
 
 
-class Node:
-    """A scheduler and its record of use, on clocks of the test's own."""
+class Node(Harness):
+    """One GPU and its record of use, on clocks of the test's own."""
 
     def __init__(self, directory: Path, sharing: Sharing = Sharing.EXCLUSIVE) -> None:
-        self.directory, self.now_ns, self.clock_s, self.hidden = directory, 1_000 * S, FIRST_S, False
+        super().__init__(create, sharing=sharing, quantum_ns=30 * S)
+        self.directory, self.clock_s, self.hidden = directory, FIRST_S, False
         self.slots: dict[int, Slot] = {}
-        self.scheduler = Scheduler(registry.create, Settings(policy="round_robin", sharing=sharing, quantum_ns=30 * S))
-        self.do(events.GpuAdded(GPU, "card", 80 * GIB, 80 * GIB))
+        self.gpu(capacity=80 * GIB)
         self.usage = self.start()
 
     def start(self) -> Usage:
         asked = (self.scheduler.snapshot, self.slots.get, lambda: self.hidden, lambda: self.clock_s)
-        return Usage(self.directory, self.now_ns, *asked, lambda: not self.scheduler.snapshot(self.now_ns).clients)
+        return Usage(self.directory, self.clock.now_ns, *asked, lambda: not self.clients)
 
-    def do(self, event: events.Event) -> None:
-        self.scheduler.handle(event, self.now_ns)
+    def program(self, user: int, *, memory: int = 0, wanted: bool = True) -> ScriptedClient:
+        return self.client("twin", user_id=user, memory=memory, wanted=wanted)
 
-    def client(self, number: int, user: int, *, memory: int = 0, wanted: bool = True) -> None:
-        hello = messages.Hello(messages.PROTOCOL_VERSION, "twin", "twin", 0, MemoryMode.MANAGED, 0, "")
-        self.do(events.ClientRegistered(number, hello, 100 + number, user))
-        self.do(events.Received(number, messages.AttachGpu(0, GPU, 80 * GIB, 0, wanted, memory, memory, 0)))
-
-    def leave(self, number: int) -> None:
-        last = self.scheduler.client_snapshot(number, self.now_ns)
+    def leave(self, client: ScriptedClient) -> None:
+        last = self.scheduler.client_snapshot(client.client, self.clock.now_ns)
         assert last is not None
-        self.usage.left(last, self.now_ns)
-        self.do(events.ClientGone(number, False))
+        self.usage.left(last, self.clock.now_ns)
+        client.die()
 
     def after(self, seconds: int) -> None:
-        self.now_ns += seconds * S
+        self.advance(seconds * S)
         self.clock_s += seconds
 
     def written(self) -> bool:
@@ -62,15 +53,15 @@ class Node:
         file.unlink(missing_ok=True)
         self.after(60)
         due_ns = self.usage.next_deadline_ns()
-        if due_ns is not None and due_ns <= self.now_ns:
-            self.usage.expire(self.now_ns)
+        if due_ns is not None and due_ns <= self.clock.now_ns:
+            self.usage.expire(self.clock.now_ns)
             if self.usage._writer is not None:
                 self.usage._writer.join()
         return file.exists()
 
     def kept(self) -> dict[int, Sums]:
         """What the files have, by user."""
-        self.usage.close(self.now_ns)
+        self.usage.close(self.clock.now_ns)
         found: dict[int, Sums] = {}
         for _, key, sums in read(self.directory):
             found.setdefault(key.user, Sums()).add(sums)
@@ -80,12 +71,11 @@ class Node:
 def test_turns_waits_and_memory_are_counted(tmp_path: Path) -> None:
     """Broken: a bill names the wrong user, or leaves out who came and went between two looks."""
     node = Node(tmp_path)
-    node.client(1, 7, memory=GIB)
-    node.client(2, 8)
+    first, second = node.program(7, memory=GIB), node.program(8)
     node.after(30)
-    node.do(events.Received(1, messages.Release(0, 1, messages.ReleaseReason.REVOKED, True, False, 1, 0, 3)))
+    first.release()
     node.after(20)
-    node.leave(2)
+    node.leave(second)
     node.after(10)
     assert node.kept() == {7: Sums(30 * S, 0, 0, 60 * GIB), 8: Sums(20 * S, 30 * S, 0, 0)}
 
@@ -93,10 +83,9 @@ def test_turns_waits_and_memory_are_counted(tmp_path: Path) -> None:
 def test_a_gpu_has_sixty_minutes_an_hour(tmp_path: Path) -> None:
     """Broken: programs side by side are each billed the whole GPU."""
     node = Node(tmp_path, Sharing.CONCURRENT)
-    node.client(1, 7)
-    node.client(2, 8)
+    _, second = node.program(7), node.program(8)
     node.after(30)
-    node.leave(2)
+    node.leave(second)
     node.after(30)
     assert {user: sums.used_ns for user, sums in node.kept().items()} == {7: 40 * S, 8: 20 * S}
 
@@ -104,17 +93,17 @@ def test_a_gpu_has_sixty_minutes_an_hour(tmp_path: Path) -> None:
 def test_hours_outlast_restarts_and_are_counted_once(tmp_path: Path) -> None:
     """Broken: a restart loses or doubles hours, also one between the two files' writing."""
     node = Node(tmp_path)
-    node.client(1, 7)
+    client = node.program(7)
     for _ in range(2):
         node.after(60)
-        node.usage.close(node.now_ns)
+        node.usage.close(node.clock.now_ns)
         node.usage = node.start()  # the hook connects to it again with new counters
-        node.do(events.ClientGone(1, False))
-        node.client(1, 7)
+        client.die()
+        client = node.program(7)
     assert node.kept()[7].used_ns == 120 * S
     present = (tmp_path / "usage.now.jsonl").read_text()
     node.after(HOUR_S)
-    node.usage.look(node.now_ns)
+    node.usage.look(node.clock.now_ns)
     node.after(60)
     assert node.kept()[7].used_ns == (120 + HOUR_S + 60) * S
     assert {hour for hour, _, _ in read(tmp_path)} == {FIRST_S, FIRST_S + HOUR_S}
@@ -133,17 +122,17 @@ def test_nothing_makes_the_files_or_the_hour_grow(tmp_path: Path, monkeypatch: p
         user = min(9, number)  # of many pods
         pod = PodRef(namespace="ml", name=f"p{number}", container="main")
         node.slots[number] = Slot(slot="s", allocation="1", allocated_at_s=0, gpus=(GPU,), device_ids=(GPU,), pod=pod)
-        node.client(number, user, memory=GIB)
-    node.client(20, 20, memory=GIB)
+        node.program(user, memory=GIB)
+    node.program(20, memory=GIB)
     for _ in range(8):
         node.after(HOUR_S)
-        node.usage.look(node.now_ns)
+        node.usage.look(node.clock.now_ns)
         node.usage._write(*node.usage._texts())
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["usage.jsonl", "usage.now.jsonl", "usage.old.jsonl"]
     assert all(file.stat().st_size <= 3000 and stat.S_IMODE(file.stat().st_mode) == 0o644 for file in files)
     node.hidden = True
-    node.usage.close(node.now_ns)
+    node.usage.close(node.clock.now_ns)
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     kept = list(read(tmp_path))
     assert 0 < len({hour for hour, _, _ in kept}) < 8
@@ -158,10 +147,10 @@ def test_an_idle_coordinator_sleeps(tmp_path: Path) -> None:
     node = Node(tmp_path / "kept")
     assert node.written(), "a directory that cannot be written is known before the first program"
     assert node.usage.next_deadline_ns() is None
-    node.client(1, 7, memory=GIB)
+    client = node.program(7, memory=GIB)
     assert node.written()
     node.after(10)
-    node.leave(1)
+    node.leave(client)
     assert node.written()
     assert not node.written()
     node.hidden = True
@@ -173,10 +162,10 @@ def test_an_idle_coordinator_sleeps(tmp_path: Path) -> None:
     assert node.written()
     assert node.usage.next_deadline_ns() is None
     node.after(5 * HOUR_S)
-    node.client(2, 8, wanted=False)
+    node.program(8, wanted=False)
     assert node.written(), "the hour of the first program has ended"
     assert not node.written()
-    node.client(3, 9)
+    node.program(9)
     node.after(1)
     assert node.kept()[9].used_ns == S
     assert {key.user: hour for hour, key, _ in read(node.directory)} == {7: FIRST_S, 9: FIRST_S + 5 * HOUR_S}
@@ -186,10 +175,10 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """Broken: hours are missing on the bill, and nobody knows since when."""
     node = Node(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    node.usage.close(node.now_ns)
+    node.usage.close(node.clock.now_ns)
     assert "No such file or directory" in (node.usage.problem() or "")
     (tmp_path / "gone").mkdir()
-    node.usage.close(node.now_ns)
+    node.usage.close(node.clock.now_ns)
     assert node.usage.problem() is None
 
 
@@ -198,10 +187,10 @@ def test_the_report_has_a_line_for_each_user_slot_pod_or_class(tmp_path: Path) -
     node = Node(tmp_path)
     pod = PodRef(namespace="ml", name="train", container="main")
     node.slots[1] = Slot(slot="s1", allocation="1", allocated_at_s=0, gpus=(GPU,), device_ids=(GPU,), pod=pod)
-    node.client(1, 7, memory=GIB)
-    node.client(2, 8, wanted=False, memory=3 * GIB)
+    node.program(7, memory=GIB)
+    node.program(8, wanted=False, memory=3 * GIB)
     node.after(60)
-    node.usage.close(node.now_ns)
+    node.usage.close(node.clock.now_ns)
 
     def shown(by: report.By, since_s: int = FIRST_S) -> list[tuple[str, float, float, float]]:
         found = report.report(read(tmp_path), by, since_s)["usage"]

@@ -38,16 +38,6 @@ def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Harness, ScriptedC
     return harness, a, b
 
 
-def ask(client: ScriptedClient, size: int) -> None:
-    """Asks for room, without waiting for the answer."""
-    client.ask_room(size)
-
-
-def reserved(client: ScriptedClient) -> list[int]:
-    """The answers since the last call."""
-    return client.reserved()
-
-
 def move(*clients: ScriptedClient) -> None:
     """They come to their targets."""
     for client in clients:
@@ -90,13 +80,13 @@ def test_growth_beyond_the_card_begins_turns() -> None:
     """Broken: invariant 4: it is granted beside what others have, or a program is out of memory that could take
     turns."""
     harness, a, b = side_by_side()
-    ask(a, 70)
+    a.ask_room(70)
     assert not a.reserved(), "neither refused nor granted yet"
     assert not a.take(messages.Revoke)
     assert len(b.take(messages.Revoke)) == 1
     b.release(wanted=True)
     move(b)
-    assert reserved(a) == [70]
+    assert a.reserved() == [70]
     a.report(allocated=70, resident=70)
     assert harness.gpu_snapshot().memory.resident_bytes <= 100
     harness.milliseconds(100)
@@ -109,10 +99,10 @@ def test_growth_beyond_the_card_begins_turns() -> None:
 def test_the_other_one_first() -> None:
     """Broken: a growth is refused while the one who could make room has just begun to drain."""
     _, a, b = side_by_side()
-    ask(a, 70)
+    a.ask_room(70)
     b.release(wanted=False)
     move(b)
-    assert reserved(a) == [70]
+    assert a.reserved() == [70]
     a.release(wanted=True)
 
 
@@ -120,9 +110,9 @@ def test_alone_on_the_card_nobody_is_revoked() -> None:
     """Broken: the only one at work gives its lease back for a growth for which somebody idle makes room."""
     _, a, b = side_by_side()
     b.release(wanted=False)
-    ask(a, 70)
+    a.ask_room(70)
     move(b)
-    assert reserved(a) == [70]
+    assert a.reserved() == [70]
     assert not a.take(messages.Revoke)
 
 

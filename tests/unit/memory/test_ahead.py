@@ -19,10 +19,10 @@ MIB = 1 << 20
 make_harness = partial(one_gpu, capacity=100)
 
 
-def three(unit: int = 1, *, priority: int = 0, **settings: object) -> tuple[Harness, list[ScriptedClient]]:
+def three(unit: int = 1, **settings: object) -> tuple[Harness, list[ScriptedClient]]:
     """Three of 45 on 100: the first holds, the second waits and has 10, the third waits behind it and has 45."""
     harness = make_harness(capacity=100 * unit, **settings)
-    clients = [harness.client(mode=MemoryMode.SWAP, priority=priority) for _ in range(3)]
+    clients = [harness.client(mode=MemoryMode.SWAP) for _ in range(3)]
     for client, resident in zip(clients, (45, 10, 45), strict=True):
         client.report(allocated=45 * unit, resident=resident * unit, host=(45 - resident) * unit)
     for client in clients:

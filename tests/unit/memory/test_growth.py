@@ -21,16 +21,6 @@ def crowded() -> tuple[Harness, ScriptedClient, ScriptedClient]:
     return harness, a, b
 
 
-def ask(client: ScriptedClient, total: int) -> None:
-    """Without waiting for the answer."""
-    client.ask_room(total)
-
-
-def reserved(client: ScriptedClient) -> list[int]:
-    """The answers since the last call."""
-    return client.reserved()
-
-
 def test_what_fits_is_granted_at_once() -> None:
     """Broken: each allocation moves somebody, or is refused."""
     _, a, b = crowded()
@@ -41,7 +31,7 @@ def test_what_fits_is_granted_at_once() -> None:
 def test_others_make_room_for_the_holder() -> None:
     """Broken: a program that grows is out of memory though others could move, or too much is moved."""
     _, a, b = crowded()
-    ask(a, 70)
+    a.ask_room(70)
     assert b.told() == [30]
     assert not a.reserved(), "not before the room is there"
     b.obeys()
@@ -52,8 +42,8 @@ def test_what_cannot_be_made_is_refused() -> None:
     """Broken: the program waits for room that will never come."""
     harness, a, b = crowded()
     b.report(allocated=50, resident=50, pinned=45)
-    ask(a, 70)
-    assert max(reserved(a)) < 70
+    a.ask_room(70)
+    assert max(a.reserved()) < 70
     assert not b.told()
     assert harness.notifications("refused")[0]["why"] == "capacity"
 
@@ -61,18 +51,18 @@ def test_what_cannot_be_made_is_refused() -> None:
 def test_a_failed_eviction_is_a_refusal() -> None:
     """Broken: the question is never answered."""
     _, a, b = crowded()
-    ask(a, 70)
+    a.ask_room(70)
     assert b.told()
     b.comes_to(45)
-    assert max(reserved(a)) < 70
+    assert max(a.reserved()) < 70
 
 
 def test_a_death_makes_room() -> None:
     """Broken: the question waits for an eviction by a client that is gone."""
     _, a, b = crowded()
-    ask(a, 70)
+    a.ask_room(70)
     b.die()
-    assert reserved(a) == [70]
+    assert a.reserved() == [70]
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -81,20 +71,20 @@ def test_growth_waits_for_a_process_that_ends(hangs: bool) -> None:
     would wait for ever for a process that hangs in its end."""
     harness, a, b = crowded()
     b.die(process_lives=True)
-    ask(a, 70)
+    a.ask_room(70)
     harness.milliseconds(4000)
     assert not a.reserved()
     if hangs:
         harness.milliseconds(2000)
     else:
         harness.handle(events.ProcessEnded(b.process_id))
-    assert reserved(a) == [70]
+    assert a.reserved() == [70]
 
 
 def test_the_end_of_the_lease_answers_too() -> None:
     """Broken: a thread of the program hangs in its allocation after its lease has ended."""
     _, a, b = crowded()
-    ask(a, 70)
+    a.ask_room(70)
     assert b.told()
     a.release()
     assert len(a.reserved()) == 1
@@ -103,11 +93,11 @@ def test_the_end_of_the_lease_answers_too() -> None:
 def test_growth_after_the_lease_must_fit_beside_immovable_memory() -> None:
     """Broken: the program has more than it can ever have on the GPU, and waits until another one gives its memory."""
     harness, a, b = crowded()
-    ask(a, 70)
+    a.ask_room(70)
     assert b.told()
     b.report(allocated=50, resident=50, pinned=45)
     a.release()
-    assert max(reserved(a)) < 70
+    assert max(a.reserved()) < 70
     assert harness.notifications("refused")[0]["why"] == "pins"
 
 
@@ -117,11 +107,11 @@ def test_memory_that_cannot_move_evicts_others_first() -> None:
     harness, _, b = crowded()
     device = harness.client(mode=MemoryMode.DEVICE)
     device.report(allocated=30, resident=30)  # a hook charges before it asks
-    ask(device, 30)
+    device.ask_room(30)
     assert b.told() == [30]
     assert not device.reserved(), "not before the room is there"
     b.obeys()
-    assert reserved(device) == [30]
+    assert device.reserved() == [30]
     assert device.reserve(10) == 10, "giving back needs no room"
 
 
@@ -133,12 +123,12 @@ def test_memory_that_cannot_move_ends_leases_that_do_not_fit_beside_it() -> None
         assert client.granted() is not None
         client.report(allocated=45, resident=45)
     device = harness.client(mode=MemoryMode.DEVICE)
-    ask(device, 50)
+    device.ask_room(50)
     (leaving,) = (client for client in both if client.take(messages.Revoke))
     assert not device.reserved()
     leaving.release(wanted=True)
     leaving.obeys()
-    assert reserved(device) == [50]
+    assert device.reserved() == [50]
 
 
 def test_managed_memory_under_a_lease_gives_way() -> None:
@@ -154,17 +144,17 @@ def test_memory_that_cannot_move_and_finds_no_room_is_refused() -> None:
     harness, _, b = crowded()
     device = harness.client(mode=MemoryMode.DEVICE)
     assert device.reserve(10) == 10
-    ask(device, 40)
+    device.ask_room(40)
     assert b.told()
     b.comes_to(45)
-    assert reserved(device) == [10]
+    assert device.reserved() == [10]
     assert harness.notifications("refused")[-1]["why"] == "capacity"
 
 
 def test_a_question_outlives_its_connection() -> None:
     """Broken: a program waits for ever for the answer to a question of an earlier connection, or is asked for twice."""
     _, a, b = crowded()
-    ask(a, 70)
+    a.ask_room(70)
     question = a.states[0].asks
     a.die()
     again = a.harness.client(wanted=True, mode=MemoryMode.SWAP, memory=40, process_id=a.process_id)

@@ -13,7 +13,7 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.registry import create
-from tests.harness import GPU, Harness, ScriptedClient
+from tests.harness import GPU, Harness
 
 
 def machine(*, integrated: bool = True) -> Harness:
@@ -29,59 +29,49 @@ def figures(harness: Harness, used: int) -> None:
     harness.handle(events.MemoryChecked(GPU, {}, used))
 
 
-def ask(client: ScriptedClient, total: int) -> None:
-    """Without waiting for the answer."""
-    client.ask_room(total)
-
-
-def answers(client: ScriptedClient) -> list[int]:
-    """Reservations since the last call."""
-    return client.reserved()
-
-
 def test_growth_follows_the_figures_of_the_host() -> None:
     """Broken: a program takes memory that the host does not have, or each allocation waits for figures."""
     harness = machine()
     client = harness.client(mode=MemoryMode.DEVICE)
-    ask(client, 200)
-    assert answers(client) == [], "nothing is known of the host yet"
+    client.ask_room(200)
+    assert client.reserved() == [], "nothing is known of the host yet"
     figures(harness, 300)
-    assert answers(client) == [200]
+    assert client.reserved() == [200]
     client.report(allocated=200, resident=200)
     assert client.reserve(600) == 600, "the figures are of this second"
     harness.advance(FRESH_NS)
-    ask(client, 601)
-    assert answers(client) == []
+    client.ask_room(601)
+    assert client.reserved() == []
     figures(harness, 500)
-    assert answers(client) == [], "others have 300 of that, and the host keeps 100"
+    assert client.reserved() == [], "others have 300 of that, and the host keeps 100"
     figures(harness, 499)
-    assert answers(client) == [601]
+    assert client.reserved() == [601]
 
 
 def test_growth_waits_for_the_host_and_gets_what_becomes_free() -> None:
     """Broken: the second program freezes the host, or fails though the first one ends a moment later."""
     harness = machine()
     client = harness.client(mode=MemoryMode.DEVICE)
-    ask(client, 300)
+    client.ask_room(300)
     for _ in range(3):
         figures(harness, 700)
-        assert answers(client) == []
+        assert client.reserved() == []
         harness.advance(HOST_WAIT_NS // 4)
     figures(harness, 600)
-    assert answers(client) == [300]
+    assert client.reserved() == [300]
 
 
 def test_growth_is_refused_at_the_end_of_its_wait() -> None:
     """Broken: a program waits for ever, or longer than its hook, which then allocates without room."""
     harness = machine()
     client, other = harness.client(mode=MemoryMode.DEVICE), harness.client(mode=MemoryMode.DEVICE)
-    ask(client, 300)
+    client.ask_room(300)
     figures(harness, 700)
     harness.advance(HOST_WAIT_NS - MILLISECOND_NS)
     figures(harness, 700)
-    assert answers(client) == []
+    assert client.reserved() == []
     harness.advance(MILLISECOND_NS)
-    assert answers(client) == [0]
+    assert client.reserved() == [0]
     (refused,) = harness.notifications("refused")
     assert (refused["why"], refused["bytes"]) == ("host memory", 300)
     assert harness.scheduler.refusal_snapshot(client.client, GPU).host_left_bytes == 200
@@ -92,11 +82,11 @@ def test_figures_that_do_not_come_are_no_room() -> None:
     """Broken: a driver that hangs lets programs take what they want."""
     harness = machine()
     client = harness.client(mode=MemoryMode.DEVICE)
-    ask(client, 100)
+    client.ask_room(100)
     figures(harness, 1 << 62)
-    assert answers(client) == [], "as NVML's errors are told"
+    assert client.reserved() == [], "as NVML's errors are told"
     harness.advance(HOST_WAIT_NS)
-    assert answers(client) == [0]
+    assert client.reserved() == [0]
 
 
 def test_the_capacity_still_holds() -> None:
@@ -112,12 +102,12 @@ def test_managed_memory_makes_no_room() -> None:
     harness = machine()
     managed = harness.client(mode=MemoryMode.MANAGED, resident=400)
     client = harness.client(mode=MemoryMode.DEVICE)
-    ask(client, 400)
+    client.ask_room(400)
     figures(harness, 450)
-    assert answers(client) == []
+    assert client.reserved() == []
     assert not managed.take(messages.Target)
-    ask(client, 350)
-    assert answers(client) == [350]
+    client.ask_room(350)
+    assert client.reserved() == [350]
 
 
 @pytest.mark.parametrize("integrated", [False, True])
