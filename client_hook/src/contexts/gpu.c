@@ -57,7 +57,7 @@ void nvs_current_changed(CUcontext context)
         is_current(known->gpu, known->generation);
 }
 
-static bool is_captured(CUstream stream)
+bool nvs_stream_captures(CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return NVS_REAL(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
@@ -69,7 +69,7 @@ static uint32_t gpu_by_driver(CUstream stream)
     CUcontext context;
     if (NVS_HAS(cuStreamGetCtx) && NVS_REAL(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS)
         return nvs_context_gpu(context);
-    if (NVS_HAS(cuStreamGetDevice) && !is_captured(stream) && NVS_REAL(cuStreamGetDevice)(stream, &device) == CUDA_SUCCESS)
+    if (NVS_HAS(cuStreamGetDevice) && !nvs_stream_captures(stream) && NVS_REAL(cuStreamGetDevice)(stream, &device) == CUDA_SUCCESS)
         return gpu_of_device(device); /* a green context's */
     return NVS_NO_GPU;
 }

@@ -78,6 +78,13 @@ bool nvs_real_exists(nvs_id id);
     (sizeof(name) > 6 && (name)[sizeof(name) - 6] == '_' && (name)[sizeof(name) - 5] == 'p' &&      \
      (name)[sizeof(name) - 4] == 't')
 
+/* The stream that a call of `symbol` names, as a handle that means the same to every function: never NULL. */
+#define NVS_HANDLE(symbol, stream) nvs_stream_handle(stream, NVS_PER_THREAD(#symbol))
+static inline CUstream nvs_stream_handle(CUstream stream, bool per_thread)
+{
+    return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
 nvs_id nvs_id_of_name(const char *name); /* NVS_ID_COUNT when the table has no such row */
 
 /* The address for an application whose query of `name` the driver answered with `address`.  `version` and `flags` as for

@@ -334,7 +334,7 @@ static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
 {
     CUcontext context;
     if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.capturing, memory_order_relaxed) != 0) && nvs_stream_context(stream) != NULL) /* as in nvs_capture_submitted */
-        nvs_capture_may_join(nvs_stream_gpu(stream), stream, false); /* no drain queries the stream afterwards */
+        nvs_capture_may_join(nvs_stream_gpu(stream), stream); /* no drain queries the stream afterwards */
     nvs_capture_lost(stream); /* now: another stream may have this handle when the driver returns */
     const CUresult result = nvs_stream_leaving(stream, &context) ? real(stream) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS && context != NULL)
@@ -359,9 +359,9 @@ NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
     static __attribute__((noinline)) CUresult wait_and_join_##symbol(CUstream stream, CUevent event, unsigned int flags) \
     {                                                                                               \
         const uint32_t gpu = nvs_stream_gpu(stream);                                                \
-        nvs_capture_may_join(gpu, stream, NVS_PER_THREAD(#symbol));                                 \
+        nvs_capture_may_join(gpu, NVS_HANDLE(symbol, stream));                                      \
         const CUresult result = NVS_REAL(symbol)(stream, event, flags);                             \
-        nvs_graphs_run_on(nvs_capture_joined(gpu, stream, NVS_PER_THREAD(#symbol)));                \
+        nvs_graphs_run_on(nvs_capture_joined(gpu, NVS_HANDLE(symbol, stream)));                     \
         return result;                                                                              \
     }                                                                                               \
     NVS_EXPORT CUresult CUDAAPI symbol(CUstream hStream, CUevent hEvent, unsigned int Flags)        \
@@ -374,7 +374,7 @@ NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
 NVS_JOINS(cuStreamWaitEvent)
 NVS_JOINS(cuStreamWaitEvent_ptsz)
 
-#define NVS_BEGIN_CAPTURE(symbol, parameters, arguments)                      \
+#define NVS_BEGINS(symbol, parameters, arguments)                             \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                             \
     {                                                                         \
         const uint32_t gpu = nvs_stream_gpu(hStream);                         \
@@ -382,73 +382,44 @@ NVS_JOINS(cuStreamWaitEvent_ptsz)
         nvs_slot *const slot = nvs_gate_enter_stoppable(gpu, &stopped);       \
         if (NVS_UNLIKELY(stopped))                                            \
             return NVS_STOPPED_RESULT;                                        \
-        nvs_capture *const made = nvs_capture_begins(gpu, hStream, NVS_PER_THREAD(#symbol)); \
+        nvs_capture *const made = nvs_capture_begins(gpu, NVS_HANDLE(symbol, hStream)); \
         const CUresult result = made != NULL ? NVS_REAL(symbol) arguments : CUDA_ERROR_OUT_OF_MEMORY; \
         if (made != NULL)                                                     \
-            nvs_capture_began(made, gpu, hStream, NVS_PER_THREAD(#symbol), result); \
+            nvs_capture_began(made, gpu, NVS_HANDLE(symbol, hStream), result); \
         nvs_gate_leave(slot, gpu);                                            \
         return result;                                                        \
     }
+#define NVS_BEGIN_CAPTURE(symbol, parameters, arguments) NVS_BEGINS(symbol, parameters, arguments) NVS_BEGINS(symbol##_ptsz, parameters, arguments)
+
+/* A failed end also ends the capture, except on the wrong thread: the stream's status shows which. */
+static CUresult capture_over(CUresult result, CUstream stream)
+{
+    if (result == CUDA_SUCCESS || !nvs_stream_captures(stream))
+        nvs_capture_ended(stream);
+    return result;
+}
+
+#define NVS_ENDS(symbol, parameters, arguments)                                             \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                           \
+    {                                                                                       \
+        return capture_over(NVS_REAL(symbol) arguments, NVS_HANDLE(symbol, hStream));       \
+    }
+#define NVS_END_CAPTURE(symbol, parameters, arguments) NVS_ENDS(symbol, parameters, arguments) NVS_ENDS(symbol##_ptsz, parameters, arguments)
 
 NVS_BEGIN_CAPTURE(cuStreamBeginCapture, (CUstream hStream), (hStream))
-NVS_BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, (CUstream hStream), (hStream))
 NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
-NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
 NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph,
                   (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
                    size_t numDependencies, CUstreamCaptureMode mode),
                   (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
-NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz,
-                  (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
-                   size_t numDependencies, CUstreamCaptureMode mode),
-                  (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
-
-/* A failed end also ends the capture, except on the wrong thread: the stream's status shows which. */
-static CUresult capture_over(CUresult result, CUstream stream, bool per_thread)
-{
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (result != CUDA_SUCCESS) {
-        const CUresult asked = per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz)(stream, &status)
-                                          : NVS_REAL(cuStreamIsCapturing)(stream, &status);
-        if (asked != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
-            return result;
-    }
-    nvs_capture_ended(stream, per_thread);
-    return result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
-{
-    return capture_over(NVS_REAL(cuStreamEndCapture)(hStream, phGraph), hStream, false);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph)
-{
-    return capture_over(NVS_REAL(cuStreamEndCapture_ptsz)(hStream, phGraph), hStream, true);
-}
-
+NVS_END_CAPTURE(cuStreamEndCapture, (CUstream hStream, CUgraph *phGraph), (hStream, phGraph))
 #if CUDA_VERSION >= 13020
 NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
                   (hStream, streamCigCaptureParams))
-NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig_ptsz, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
-                  (hStream, streamCigCaptureParams))
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig(CUstream hStream)
-{
-    return capture_over(NVS_REAL(cuStreamEndCaptureToCig)(hStream), hStream, false);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig_ptsz(CUstream hStream)
-{
-    return capture_over(NVS_REAL(cuStreamEndCaptureToCig_ptsz)(hStream), hStream, true);
-}
+NVS_END_CAPTURE(cuStreamEndCaptureToCig, (CUstream hStream), (hStream))
 #endif
-
 #if CUDA_VERSION >= 13030
 NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph,
-                  (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
-                  (hStream, mode, hGraph, callbackFunc, userData))
-NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz,
                   (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
                   (hStream, mode, hGraph, callbackFunc, userData))
 #endif

@@ -39,11 +39,11 @@ static uint32_t others_than(uint32_t gpu)
     return gpu < NVS_MAX_GPUS ? atomic_load_explicit(&nvs_graph_gpus, memory_order_relaxed) & ~(1u << gpu) : 0; /* see its declaration */
 }
 
-void nvs_graph_mark(uint32_t gpu, CUstream stream, bool per_thread)
+void nvs_graph_mark(uint32_t gpu, CUstream stream)
 {
     const uint32_t others = others_than(gpu);
     if (others != 0)
-        nvs_mark_stream(others, gpu, stream, per_thread);
+        nvs_mark_stream(others, gpu, stream);
 }
 
 NVS_FORK_CODE void nvs_graphs_after_fork(void)

@@ -54,8 +54,7 @@ unsigned nvs_operands_prepare_values(uint32_t gpu, const CUstreamBatchMemOpParam
 
 /* A linear copy or a fill that names memory which the calling GPU cannot reach. */
 typedef struct nvs_peer_copy {
-    CUstream stream;
-    bool per_thread;      /* a null stream means the per-thread default stream */
+    CUstream stream;      /* by NVS_HANDLE */
     bool waits;           /* the call names no stream */
     CUdeviceptr to, from; /* 0: the call names no such memory */
     size_t bytes;

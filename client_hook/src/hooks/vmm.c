@@ -530,7 +530,7 @@ static CUresult real_list(const CUarrayMapInfo *list, unsigned int count, CUarra
         if (result == CUDA_SUCCESS)                                                                             \
             result = NVS_REAL(symbol)(list != NULL ? list : mapInfoList, count, hStream);                       \
         if (nvs_gate_leave(slot, gpu))                                                                          \
-            nvs_pace_after(gpu, hStream, NVS_PER_THREAD(#symbol), nvs_pace_what(NVS_ID_##symbol, NULL, count));  \
+            nvs_pace_after(gpu, NVS_HANDLE(symbol, hStream), nvs_pace_what(NVS_ID_##symbol, NULL, count));      \
         free(list);                                                                                             \
         return result;                                                                                          \
     }
