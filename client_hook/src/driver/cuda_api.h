@@ -21,19 +21,17 @@ typedef enum nvs_id {
     NVS_ID_COUNT
 } nvs_id;
 
-typedef enum nvs_kind {
-    NVS_KIND_PASS,   /* the application gets the driver's own function */
-    NVS_KIND_GATED,  /* wrapper made by macro */
-    NVS_KIND_CUSTOM, /* wrapper written by hand */
-    NVS_KIND_THUNK,  /* gated without knowing the signature */
-} nvs_kind;
-
 typedef struct nvs_entry {
     const char *name;
-    nvs_function wrapper; /* NULL unless GATED or CUSTOM */
+    nvs_function wrapper; /* NULL: the application gets the driver's own function, or a thunk in front of it */
     uint32_t since;       /* the CUDA_VERSION that introduced this signature */
-    nvs_kind kind;
+    bool thunk;           /* gated without knowing the signature */
 } nvs_entry;
+
+static inline bool nvs_is_gated(const nvs_entry *entry)
+{
+    return entry->wrapper != NULL || entry->thunk;
+}
 
 extern const nvs_entry nvs_entries[NVS_ID_COUNT] __attribute__((visibility("hidden")));
 extern _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT] __attribute__((visibility("hidden"))); /* all but the hottest: see nvs_real_at */
