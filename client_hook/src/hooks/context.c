@@ -41,21 +41,17 @@ NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 }
 
 /* For a MIG instance the versions differ; it has no other identity. */
-NVS_EXPORT CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
-{
-    const CUresult result = NVS_REAL(cuDeviceGetUuid)(uuid, dev);
-    if (result == CUDA_SUCCESS)
-        (void)nvs_gpu_identity((uint32_t)dev, uuid);
-    return result;
-}
+#define NVS_IDENTIFIES(symbol)                                     \
+    NVS_EXPORT CUresult CUDAAPI symbol(CUuuid *uuid, CUdevice dev)  \
+    {                                                              \
+        const CUresult result = NVS_REAL(symbol)(uuid, dev);       \
+        if (result == CUDA_SUCCESS)                                \
+            (void)nvs_gpu_identity((uint32_t)dev, uuid);           \
+        return result;                                             \
+    }
 
-NVS_EXPORT CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
-{
-    const CUresult result = NVS_REAL(cuDeviceGetUuid_v2)(uuid, dev);
-    if (result == CUDA_SUCCESS)
-        (void)nvs_gpu_identity((uint32_t)dev, uuid);
-    return result;
-}
+NVS_IDENTIFIES(cuDeviceGetUuid)
+NVS_IDENTIFIES(cuDeviceGetUuid_v2)
 
 /* ---- Contexts ---- */
 

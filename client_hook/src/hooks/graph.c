@@ -269,8 +269,7 @@ NVS_EDIT_ANY(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nod
 #define NVS_UPDATE(symbol, parameters, arguments)                              \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                              \
     {                                                                          \
-        const bool moves = nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP;  \
-        const uint32_t gpu = moves ? nvs_current_gpu() : NVS_NO_GPU;           \
+        const uint32_t gpu = nvs_swapping() ? nvs_current_gpu() : NVS_NO_GPU;  \
         nvs_slot *const slot = nvs_gate_enter(gpu);                         \
         const CUresult result = NVS_REAL(symbol) arguments;                    \
         nvs_gate_leave(slot, gpu);                                             \

@@ -19,16 +19,10 @@
 
 #include <stdatomic.h>
 
-/* True: named memory may be in chunks. */
-static inline bool nvs_operands_have_bounds(void)
-{
-    return nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP;
-}
-
 /* True: calls of this process need the functions below. */
 static inline bool nvs_operands_matter(void)
 {
-    return nvs_operands_have_bounds() ||
+    return nvs_swapping() ||
            atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) != 0; /* see base/hot.h */
 }
 

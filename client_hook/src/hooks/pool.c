@@ -315,9 +315,9 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
     bool given = false;
     for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
         given = given || map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    if (given && nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled && !is_special(pool) && !mark_special(pool, true))
+    if (given && nvs_swapping() && !is_special(pool) && !mark_special(pool, true))
         NVS_LOG_ONCE(NVS_LOG_WARNING, "no host memory to record that other GPUs may access a pool: they may have no access to its later memory");
-    for (size_t i = 0; given && i < count && nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled; i++)
+    for (size_t i = 0; given && i < count && nvs_swapping(); i++)
         if (map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
             nvs_swap_pool_opened(pool, (uint32_t)map[i].location.id, atomic_load_explicit(&backend_gpus, memory_order_relaxed)); /* see its declaration */
     return result;

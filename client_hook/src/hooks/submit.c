@@ -49,7 +49,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
 #define NVS_PREPARE_OPERANDS(gpu, found)                                                                                    \
     do {                                                                                                        \
         if (NVS_NAMES_MEMORY && /* a constant in most calls */                                                   \
-            NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU || nvs_operands_have_bounds()) && \
+            NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU || nvs_swapping()) && \
             (gpu) != NVS_NO_GPU && nvs_operands_matter()) {                                                               \
             if (dst + src + dstDevice + srcDevice + addr != 0) /* a call has one pair or the other */           \
                 found |= nvs_operands_prepare(gpu, (nvs_operand){dst + dstDevice + addr, NVS_NAMED_BYTES},     \
@@ -100,7 +100,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
     {                                                                               \
         nvs_slot *slot;                                                             \
         const nvs_function real = nvs_real_known(NVS_ID_##symbol); /* no call before the driver's: no register is saved */ \
-        if (NVS_UNLIKELY(real == NULL) || (NVS_NAMES_MEMORY && NVS_UNLIKELY(nvs_operands_have_bounds())) || \
+        if (NVS_UNLIKELY(real == NULL) || (NVS_NAMES_MEMORY && NVS_UNLIKELY(nvs_swapping())) || \
             NVS_UNLIKELY((slot = nvs_gate_enter_fast(NVS_IS_GRAPH(#symbol) ? hGraph : NULL)) == NULL)) \
             return slow_##symbol arguments;                                          \
         const CUresult result = ((__typeof__(&symbol))real) arguments;              \
