@@ -182,7 +182,7 @@ static CUcontext context_of(CUstream stream)
     CUcontext context = stream != CU_STREAM_PER_THREAD ? nvs_stream_context(stream) : NULL;
     if (stream == CU_STREAM_PER_THREAD)
         (void)NVS_REAL(cuCtxGetCurrent)(&context);
-    else if (context == NULL && NVS_HAS(cuStreamGetCtx))
+    else if (context == NULL)
         (void)NVS_REAL(cuStreamGetCtx)(stream, &context);
     return context;
 }

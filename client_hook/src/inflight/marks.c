@@ -170,13 +170,10 @@ void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream)
 /* Drivers before 12.5 have no event of a whole context.  Their legacy stream is behind all blocking streams, the per-thread ones among them. */
 static CUresult event_behind_all(CUcontext context, CUevent *event)
 {
-    CUresult result = NVS_REAL(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING), recorded = CUDA_ERROR_NOT_SUPPORTED;
+    CUresult result = NVS_REAL(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING);
     if (result != CUDA_SUCCESS)
         return result;
-#if CUDA_VERSION >= 12050
-    if (NVS_HAS(cuCtxRecordEvent))
-        recorded = NVS_REAL(cuCtxRecordEvent)(context, *event);
-#endif
+    const CUresult recorded = NVS_REAL(cuCtxRecordEvent)(context, *event);
     result = recorded == CUDA_ERROR_NOT_SUPPORTED ? NVS_REAL(cuEventRecord)(*event, CU_STREAM_LEGACY) : recorded;
     if (result != CUDA_SUCCESS)
         (void)NVS_REAL(cuEventDestroy_v2)(*event);
