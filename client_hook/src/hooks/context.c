@@ -13,6 +13,7 @@
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "hooks/graph.h"
+#include "hooks/hooks.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 #include "inflight/pacing.h"
@@ -72,26 +73,12 @@ static CUresult context_made(CUresult result, CUcontext *context, CUdevice devic
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)
-{
-    return context_made(NVS_REAL(cuCtxCreate)(pctx, flags, expected(dev)), pctx, dev);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
-{
-    return context_made(NVS_REAL(cuCtxCreate_v2)(pctx, flags, expected(dev)), pctx, dev);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags,
-                                           CUdevice dev)
-{
-    return context_made(NVS_REAL(cuCtxCreate_v3)(pctx, paramsArray, numParams, flags, expected(dev)), pctx, dev);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
-{
-    return context_made(NVS_REAL(cuCtxCreate_v4)(pctx, ctxCreateParams, flags, expected(dev)), pctx, dev);
-}
+NVS_WRAP(cuCtxCreate, (CUcontext *pctx, unsigned int flags, CUdevice dev), context_made(real(pctx, flags, expected(dev)), pctx, dev))
+NVS_WRAP(cuCtxCreate_v2, (CUcontext *pctx, unsigned int flags, CUdevice dev), context_made(real(pctx, flags, expected(dev)), pctx, dev))
+NVS_WRAP(cuCtxCreate_v3, (CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev),
+         context_made(real(pctx, paramsArray, numParams, flags, expected(dev)), pctx, dev))
+NVS_WRAP(cuCtxCreate_v4, (CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev),
+         context_made(real(pctx, ctxCreateParams, flags, expected(dev)), pctx, dev))
 
 /* Before the driver ends a context, inside its GPU's gate.  From now on no thread visits the context or uses its events, though its work may run
  * (inflight/drain.c).  True: the context was known. */
@@ -125,13 +112,14 @@ static void survived(CUcontext context, bool withdrawn, nvs_slot *held)
     nvs_gate_leave_nowait(held);
 }
 
-static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
+/* `counts`: the driver ends the context only at the last reference; the hook does not know which one that is. */
+static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context, bool counts)
 {
     const uint32_t gpu = nvs_context_gpu(context);
     nvs_slot *const held = nvs_gate_enter_nowait(gpu);
     const bool known = withdraw(context, gpu);
     const CUresult result = real(context);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && !(counts && nvs_context_lives(context)))
         ended(context, held);
     else
         survived(context, known, held);
@@ -139,30 +127,9 @@ static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
-{
-    return destroy_context(NVS_REAL(cuCtxDestroy), ctx);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
-{
-    return destroy_context(NVS_REAL(cuCtxDestroy_v2), ctx);
-}
-
-/* Ends the context only at the last reference; the hook does not know which one that is. */
-NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
-{
-    const uint32_t gpu = nvs_context_gpu(ctx);
-    nvs_slot *const held = nvs_gate_enter_nowait(gpu);
-    const bool known = withdraw(ctx, gpu);
-    const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
-    if (result == CUDA_SUCCESS && !nvs_context_lives(ctx))
-        ended(ctx, held);
-    else
-        survived(ctx, known, held);
-    nvs_current_changed(NULL);
-    return result;
-}
+NVS_WRAP(cuCtxDestroy, (CUcontext ctx), destroy_context(real, ctx, false))
+NVS_WRAP(cuCtxDestroy_v2, (CUcontext ctx), destroy_context(real, ctx, false))
+NVS_WRAP(cuCtxDetach, (CUcontext ctx), destroy_context(real, ctx, true))
 
 /* Frameworks call these often.  With one GPU they are a jump, since every context is on it. */
 #define NVS_SWITCHES(symbol, parameters, arguments, to)                            \
@@ -236,25 +203,10 @@ static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool re
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
-{
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease), dev, false);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
-{
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease_v2), dev, false);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
-{
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset), dev, true);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
-{
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset_v2), dev, true);
-}
+NVS_WRAP(cuDevicePrimaryCtxRelease, (CUdevice dev), end_primary(real, dev, false))
+NVS_WRAP(cuDevicePrimaryCtxRelease_v2, (CUdevice dev), end_primary(real, dev, false))
+NVS_WRAP(cuDevicePrimaryCtxReset, (CUdevice dev), end_primary(real, dev, true))
+NVS_WRAP(cuDevicePrimaryCtxReset_v2, (CUdevice dev), end_primary(real, dev, true))
 
 /* ---- Green contexts: their streams have their context handle, and memory that is allocated in them belongs to the primary context ---- */
 
@@ -305,15 +257,8 @@ static CUresult stream_made(CUresult result, CUstream *stream)
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *phStream, unsigned int Flags)
-{
-    return stream_made(NVS_REAL(cuStreamCreate)(phStream, Flags), phStream);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
-{
-    return stream_made(NVS_REAL(cuStreamCreateWithPriority)(phStream, flags, priority), phStream);
-}
+NVS_WRAP(cuStreamCreate, (CUstream *phStream, unsigned int Flags), stream_made(real(phStream, Flags), phStream))
+NVS_WRAP(cuStreamCreateWithPriority, (CUstream *phStream, unsigned int flags, int priority), stream_made(real(phStream, flags, priority), phStream))
 
 NVS_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
 {
@@ -338,15 +283,8 @@ static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream hStream)
-{
-    return destroy_stream(NVS_REAL(cuStreamDestroy), hStream);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
-{
-    return destroy_stream(NVS_REAL(cuStreamDestroy_v2), hStream);
-}
+NVS_WRAP(cuStreamDestroy, (CUstream hStream), destroy_stream(real, hStream))
+NVS_WRAP(cuStreamDestroy_v2, (CUstream hStream), destroy_stream(real, hStream))
 
 /* --- captures: their beginning, their end, and the wait for an event by which they spread to another stream (inflight/captures.h) --- */
 

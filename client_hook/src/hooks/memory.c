@@ -251,15 +251,10 @@ static CUresult open_ours(CUdeviceptr *pdptr, const CUipcMemHandle *from, unsign
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
-{
-    return nvs_ipc_is_ours(&handle) ? open_ours(pdptr, &handle, Flags) : NVS_REAL(cuIpcOpenMemHandle)(pdptr, handle, Flags);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
-{
-    return nvs_ipc_is_ours(&handle) ? open_ours(pdptr, &handle, Flags) : NVS_REAL(cuIpcOpenMemHandle_v2)(pdptr, handle, Flags);
-}
+NVS_WRAP(cuIpcOpenMemHandle, (CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags),
+         nvs_ipc_is_ours(&handle) ? open_ours(pdptr, &handle, Flags) : real(pdptr, handle, Flags))
+NVS_WRAP(cuIpcOpenMemHandle_v2, (CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags),
+         nvs_ipc_is_ours(&handle) ? open_ours(pdptr, &handle, Flags) : real(pdptr, handle, Flags))
 
 NVS_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 {

@@ -374,12 +374,7 @@ static CUresult pool_found(CUresult result, const CUmemoryPool *pool, const CUme
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
-{
-    return pool_found(NVS_REAL(cuMemGetDefaultMemPool)(pool_out, location, type), pool_out, location, type);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
-{
-    return pool_found(NVS_REAL(cuMemGetMemPool)(pool, location, type), pool, location, type);
-}
+NVS_WRAP(cuMemGetDefaultMemPool, (CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type),
+         pool_found(real(pool, location, type), pool, location, type))
+NVS_WRAP(cuMemGetMemPool, (CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type),
+         pool_found(real(pool, location, type), pool, location, type))

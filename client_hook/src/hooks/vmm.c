@@ -432,55 +432,37 @@ NVS_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocatio
 
 /* --- multicast objects --- */
 
-NVS_EXPORT CUresult CUDAAPI cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle,
-                                               size_t memOffset, size_t size, unsigned long long flags)
-{
-    CUmemGenericAllocationHandle real;
-    CUresult result = real_handle(memHandle, &real);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuMulticastBindMem)(mcHandle, mcOffset, real, memOffset, size, flags) : result;
-}
+#define NVS_BINDS(symbol, parameters, arguments, prepared)                          \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                   \
+    {                                                                               \
+        const CUresult result = prepared;                                           \
+        return result == CUDA_SUCCESS ? NVS_REAL(symbol) arguments : result;        \
+    }
 
-NVS_EXPORT CUresult CUDAAPI cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size,
-                                                unsigned long long flags)
-{
-    CUresult result = nvs_pin_address(memptr, size);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuMulticastBindAddr)(mcHandle, mcOffset, memptr, size, flags) : result;
-}
-
+NVS_BINDS(cuMulticastBindMem,
+          (CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
+           unsigned long long flags),
+          (mcHandle, mcOffset, memHandle, memOffset, size, flags), real_handle(memHandle, &memHandle))
+NVS_BINDS(cuMulticastBindAddr,
+          (CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags),
+          (mcHandle, mcOffset, memptr, size, flags), nvs_pin_address(memptr, size))
 #if CUDA_VERSION >= 13010
-NVS_EXPORT CUresult CUDAAPI cuMulticastBindMem_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset,
-                                                  CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
-                                                  unsigned long long flags)
-{
-    CUmemGenericAllocationHandle real;
-    CUresult result = real_handle(memHandle, &real);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuMulticastBindMem_v2)(mcHandle, dev, mcOffset, real, memOffset, size, flags) : result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUdeviceptr memptr,
-                                                   size_t size, unsigned long long flags)
-{
-    CUresult result = nvs_pin_address(memptr, size);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuMulticastBindAddr_v2)(mcHandle, dev, mcOffset, memptr, size, flags) : result;
-}
+NVS_BINDS(cuMulticastBindMem_v2,
+          (CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset,
+           size_t size, unsigned long long flags),
+          (mcHandle, dev, mcOffset, memHandle, memOffset, size, flags), real_handle(memHandle, &memHandle))
+NVS_BINDS(cuMulticastBindAddr_v2,
+          (CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags),
+          (mcHandle, dev, mcOffset, memptr, size, flags), nvs_pin_address(memptr, size))
 #endif
-
 #if CUDA_VERSION >= 13030
-NVS_EXPORT CUresult CUDAAPI cuLogicalEndpointBindMem(CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset,
-                                                     CUmemGenericAllocationHandle memHandle, cuuint64_t memOffset, cuuint64_t size,
-                                                     unsigned long long flags)
-{
-    CUmemGenericAllocationHandle real;
-    CUresult result = real_handle(memHandle, &real);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuLogicalEndpointBindMem)(leId, dev, offset, real, memOffset, size, flags) : result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuLogicalEndpointBindAddr(CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset, void *ptr,
-                                                      cuuint64_t size, unsigned long long flags)
-{
-    CUresult result = nvs_pin_address((CUdeviceptr)(uintptr_t)ptr, size);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuLogicalEndpointBindAddr)(leId, dev, offset, ptr, size, flags) : result;
-}
+NVS_BINDS(cuLogicalEndpointBindMem,
+          (CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset, CUmemGenericAllocationHandle memHandle, cuuint64_t memOffset,
+           cuuint64_t size, unsigned long long flags),
+          (leId, dev, offset, memHandle, memOffset, size, flags), real_handle(memHandle, &memHandle))
+NVS_BINDS(cuLogicalEndpointBindAddr,
+          (CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset, void *ptr, cuuint64_t size, unsigned long long flags),
+          (leId, dev, offset, ptr, size, flags), nvs_pin_address((CUdeviceptr)(uintptr_t)ptr, size))
 #endif
 
 /* --- sparse arrays --- */
