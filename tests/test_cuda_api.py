@@ -207,6 +207,8 @@ def test_the_library_exports_the_table_and_nothing_else(built: Built) -> None:
     }
     table = (ROOT / "client_hook" / "src" / "driver" / "nvml_api.def").read_text(encoding="utf-8")
     expected |= set(re.findall(r"^NVS_NVML\((\w+)", table, re.MULTILINE))
+    lists = re.findall(r"^NVS_NVML_LISTS\((\w+)", table, re.MULTILINE)
+    expected |= {name + version for name in lists for version in ("", "_v2", "_v3")}
     assert expected - exported == set()
     ours = {name for name in exported - expected if not name.startswith("nvshare_")}
     assert ours == {"dlopen", "dlsym", "dlvsym"}

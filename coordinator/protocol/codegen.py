@@ -37,8 +37,6 @@ def c_type(bound: Field, name: str) -> str:
     """The declaration of a struct member."""
     if bound.kind == "uint":
         return f"uint{bound.size}_t {name}"
-    if bound.kind == "int":
-        return f"int{bound.size}_t {name}"
     return f"bool {name}" if bound.kind == "bool" else f"char {name}[{bound.size + 1}]"
 
 
@@ -85,8 +83,6 @@ def _row(cls: type[messages.Message], bound: Field, name: str, default: object) 
     least, most = str(bound.least), str(bound.size)
     if bound.kind == "bool":
         most = "1"
-    elif bound.kind == "int":
-        least, most = f"INT{bound.size}_MIN", f"INT{bound.size}_MAX"
     elif bound.kind == "uint":
         most = f"UINT{bound.size}_MAX" if bound.most is None else f"UINT64_C({bound.most})"
     return f"    NVS_WIRE_FIELD({snake(cls.__name__)}, {name}, {bound.kind.upper()}, {least}, {most}, {value}, {text}),"

@@ -13,7 +13,7 @@ class RemoteProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Bounds of one field.  `kind` is `uint`, `int`, `bool` or `text`; `size` is bits, or bytes of UTF-8.
+    """Bounds of one field.  `kind` is `uint`, `bool` or `text`; `size` is bits, or bytes of UTF-8.
 
     `least` and `most` narrow a `uint`.  Decoders refuse values outside; the hook's encoder sends at most `most`.
     """
@@ -28,7 +28,6 @@ U8: Final = Field("uint", 8)
 U16: Final = Field("uint", 16)
 U32: Final = Field("uint", 32)
 U64: Final = Field("uint", 64)
-I32: Final = Field("int", 32)
 MOST_BYTES: Final = 1 << 47
 """Address space of one process.  The sum over 65536 clients stays below 64 bits."""
 BYTES: Final = Field("uint", 64, most=MOST_BYTES)
@@ -76,6 +75,4 @@ def limits(bound: Field) -> tuple[int, int, int]:
     """(kind, lowest, highest) with kind 0 for integers, 1 for bool, 2 for text (highest is its length)."""
     if bound.kind == "uint":
         return 0, bound.least, (1 << bound.size) - 1 if bound.most is None else bound.most
-    if bound.kind == "int":
-        return 0, -(1 << bound.size - 1), (1 << bound.size - 1) - 1
     return (1, 0, 1) if bound.kind == "bool" else (2, 0, bound.size)

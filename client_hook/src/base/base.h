@@ -8,9 +8,10 @@
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
  * pool.
  * Locks held without any other: streams (contexts/context.c), movers (coord/mover.c), the pipeline of a move
- * (swap/pipeline.c), exports (ipc/export.c), imports (ipc/import.c),
+ * (swap/pipeline.c), exports and their server's start (ipc/export.c), imports (ipc/import.c),
  * connections (ipc/import.c), marks (inflight/marks.c), captures (inflight/captures.c), host functions (gate/host_functions.c),
  * ended threads (inflight/pacing.c), figures of pools (memory/pools.c).
+ * The export server's thread holds a lock around its calls of the driver (ipc/export.c), and takes others meanwhile.
  * No other lock exists.
  */
 #ifndef NVS_BASE_H

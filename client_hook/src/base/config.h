@@ -34,6 +34,8 @@ typedef struct nvs_settings {
 } nvs_settings;
 extern nvs_settings nvs_config;
 
+static inline bool nvs_swapping(void) { return nvs_config.memory_mode == NVS_MODE_SWAP; }
+
 void nvs_config_read(void); /* before any other thread exists */
 
 /* Whether this process serves a remote program (Lupine); `out`: the address from which its calls come. */

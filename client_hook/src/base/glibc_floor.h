@@ -30,6 +30,7 @@ NVS_OLD(pthread_key_delete)
 NVS_OLD(pthread_getspecific)
 NVS_OLD(pthread_setspecific)
 NVS_OLD(pthread_mutex_trylock)
+NVS_OLD(pthread_mutex_timedlock)
 NVS_OLD(pthread_attr_setstacksize)
 /* The names of these functions in a newer <stdlib.h> and <stdio.h>. */
 NVS_OLD_AS(__isoc23_strtol, strtol)

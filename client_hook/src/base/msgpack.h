@@ -51,22 +51,6 @@ static inline void nvs_wire_put_uint(nvs_wire_out *out, uint64_t value)
         nvs_wire_put(out, 0xcf, value, 8);
 }
 
-static inline void nvs_wire_put_int(nvs_wire_out *out, int64_t value)
-{
-    if (value >= 0)
-        nvs_wire_put_uint(out, (uint64_t)value);
-    else if (value >= -32)
-        nvs_wire_put(out, (unsigned)(uint8_t)(int8_t)value, 0, 0);
-    else if (value >= INT8_MIN)
-        nvs_wire_put(out, 0xd0, (uint64_t)value, 1);
-    else if (value >= INT16_MIN)
-        nvs_wire_put(out, 0xd1, (uint64_t)value, 2);
-    else if (value >= INT32_MIN)
-        nvs_wire_put(out, 0xd2, (uint64_t)value, 4);
-    else
-        nvs_wire_put(out, 0xd3, (uint64_t)value, 8);
-}
-
 /* Valid UTF-8 by RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF; no zero byte. */
 static inline bool nvs_wire_text_valid(const uint8_t *text, size_t size)
 {
@@ -137,51 +121,20 @@ static inline bool nvs_wire_take(nvs_wire_in *in, unsigned bytes, uint64_t *valu
     return true;
 }
 
-/* Any integer; `negative` tells how to read the 64 bits. */
-static inline bool nvs_wire_get_integer(nvs_wire_in *in, uint64_t *value, bool *negative)
-{
-    uint64_t head;
-    *negative = false;
-    if (!nvs_wire_take(in, 1, &head))
-        return false;
-    if (head < 0x80) {
-        *value = head;
-        return true;
-    }
-    if (head >= 0xe0) {
-        *value = head | ~(uint64_t)0xff;
-        *negative = true;
-        return true;
-    }
-    if (head >= 0xcc && head <= 0xcf)
-        return nvs_wire_take(in, 1u << (head - 0xcc), value);
-    if (head >= 0xd0 && head <= 0xd3) {
-        unsigned bytes = 1u << (head - 0xd0);
-        uint64_t sign = (uint64_t)1 << (8 * bytes - 1);
-        if (!nvs_wire_take(in, bytes, value))
-            return false;
-        *negative = (*value & sign) != 0;
-        if (*negative)
-            *value |= ~(sign | (sign - 1));
-        return true;
-    }
-    return false;
-}
-
+/* No field is negative. */
 static inline bool nvs_wire_get_uint(nvs_wire_in *in, uint64_t highest, uint64_t *value)
 {
-    bool negative;
-    return nvs_wire_get_integer(in, value, &negative) && !negative && *value <= highest;
-}
-
-static inline bool nvs_wire_get_int(nvs_wire_in *in, int64_t lowest, int64_t highest, int64_t *value)
-{
-    bool negative;
-    uint64_t bits;
-    if (!nvs_wire_get_integer(in, &bits, &negative) || (!negative && bits > (uint64_t)highest))
+    uint64_t head;
+    if (!nvs_wire_take(in, 1, &head))
         return false;
-    *value = negative ? -(int64_t)(~bits) - 1 : (int64_t)bits;
-    return *value >= lowest;
+    *value = head;
+    if (head >= 0x80) {
+        const bool is_signed = head >= 0xd0;
+        const unsigned bytes = 1u << (head & 3);
+        if (head < 0xcc || head > 0xd3 || !nvs_wire_take(in, bytes, value) || (is_signed && *value >> (8 * bytes - 1) != 0))
+            return false;
+    }
+    return *value <= highest;
 }
 
 static inline bool nvs_wire_get_bool(nvs_wire_in *in, bool *value)

@@ -80,17 +80,6 @@ bool nvs_context_possible(uint32_t gpu)
     return gpu < NVS_MAX_GPUS && gpu < atomic_load_explicit(&device_count, memory_order_relaxed);
 }
 
-uint32_t nvs_context_registered_gpu(CUcontext context)
-{
-    uint32_t gpu = NVS_NO_GPU;
-    pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < context_count; i++)
-        if (contexts[i].context == context)
-            gpu = contexts[i].gpu;
-    pthread_mutex_unlock(&lock);
-    return gpu;
-}
-
 uint32_t nvs_primary_gpu(CUcontext context)
 {
     uint32_t gpu = 0;
@@ -243,6 +232,15 @@ void nvs_context_await_visitors(CUcontext context)
     for (const context_entry *entry; (entry = find_context(context)) != NULL && entry->visitors != 0;)
         (void)nvs_cond_wait(&visited, &lock, NULL); /* the table may move meanwhile */
     pthread_mutex_unlock(&lock);
+}
+
+uint32_t nvs_context_registered_gpu(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    const context_entry *entry = find_context(context);
+    const uint32_t gpu = entry != NULL ? entry->gpu : NVS_NO_GPU;
+    pthread_mutex_unlock(&lock);
+    return gpu;
 }
 
 bool nvs_context_ends(CUcontext context)
@@ -415,8 +413,8 @@ CUcontext nvs_any_context(uint32_t gpu)
 bool nvs_context_lives(CUcontext context)
 {
     unsigned int version;
-    if (context == NULL || !NVS_HAS(cuCtxGetApiVersion))
-        return context != NULL;
+    if (context == NULL)
+        return false;
     const CUresult result = NVS_REAL(cuCtxGetApiVersion)(context, &version);
     return (result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED) || nvs_green_owner(context) != NULL;
 }

@@ -57,7 +57,7 @@ void nvs_current_changed(CUcontext context)
         is_current(known->gpu, known->generation);
 }
 
-static bool is_captured(CUstream stream)
+bool nvs_stream_captures(CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return NVS_REAL(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
@@ -67,9 +67,9 @@ static uint32_t gpu_by_driver(CUstream stream)
 {
     CUdevice device;
     CUcontext context;
-    if (NVS_HAS(cuStreamGetCtx) && NVS_REAL(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS)
+    if (NVS_REAL(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS)
         return nvs_context_gpu(context);
-    if (NVS_HAS(cuStreamGetDevice) && !is_captured(stream) && NVS_REAL(cuStreamGetDevice)(stream, &device) == CUDA_SUCCESS)
+    if (!nvs_stream_captures(stream) && NVS_REAL(cuStreamGetDevice)(stream, &device) == CUDA_SUCCESS)
         return gpu_of_device(device); /* a green context's */
     return NVS_NO_GPU;
 }
@@ -134,7 +134,7 @@ nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out)
     CUuuid own, card;
     size_t total = 0;
     const bool has_card = NVS_REAL(cuDeviceGetUuid)(&card, device) == CUDA_SUCCESS;
-    if (!NVS_HAS(cuDeviceGetUuid_v2) || NVS_REAL(cuDeviceGetUuid_v2)(&own, device) != CUDA_SUCCESS) {
+    if (NVS_REAL(cuDeviceGetUuid_v2)(&own, device) != CUDA_SUCCESS) {
         int count; /* a child that was forked after cuInit cannot use the driver */
         if (!has_card)
             return NVS_REAL(cuDeviceGetCount)(&count) == CUDA_ERROR_NOT_INITIALIZED ? NVS_UNAVAILABLE : NVS_CUDA_FAILED;

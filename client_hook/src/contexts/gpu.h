@@ -41,6 +41,9 @@ static inline uint32_t nvs_stream_gpu(CUstream stream)
     return known->gpu;
 }
 
+/* True: the stream is captured, or the legacy stream beside a capture that a query of it would invalidate. */
+bool nvs_stream_captures(CUstream stream);
+
 /* GPU of a context handle; NVS_NO_GPU: not known. */
 uint32_t nvs_context_gpu(CUcontext context);
 

@@ -70,7 +70,7 @@ static void set_share(bool known, uint64_t bytes)
 
 void nvs_budget_connected(void)
 {
-    if (nvs_config.memory_mode != NVS_MODE_SWAP)
+    if (!nvs_swapping())
         return;
     set_share(true, 0); /* allocations before the answer ask too */
     send(nvs_host_share_in_use());

@@ -7,14 +7,12 @@
 #include <string.h>
 
 const nvs_entry nvs_entries[NVS_ID_COUNT] = {
-#define NVS_WRAPPED(symbol, since, kind) [NVS_ID_##symbol] = {#symbol, (nvs_function)symbol, since, kind},
-#define NVS_BARE(symbol, since, kind) [NVS_ID_##symbol] = {#symbol, NULL, since, kind},
-#define NVS_STREAM(symbol, since, parameters, arguments, stream) NVS_WRAPPED(symbol, since, NVS_KIND_GATED)
-#define NVS_CURRENT(symbol, since, parameters, arguments) NVS_WRAPPED(symbol, since, NVS_KIND_GATED)
-#define NVS_CUSTOM(symbol, since) NVS_WRAPPED(symbol, since, NVS_KIND_CUSTOM)
-#define NVS_PASS(symbol, since, reason) NVS_BARE(symbol, since, NVS_KIND_PASS)
-#define NVS_THUNK(symbol, since, reason) NVS_BARE(symbol, since, NVS_KIND_THUNK)
-#define NVS_FOREIGN(symbol, since, reason) NVS_BARE(symbol, since, NVS_KIND_PASS)
+#define NVS_STREAM(symbol, since, parameters, arguments, stream) NVS_CUSTOM(symbol, since)
+#define NVS_CURRENT(symbol, since, parameters, arguments) NVS_CUSTOM(symbol, since)
+#define NVS_CUSTOM(symbol, since) [NVS_ID_##symbol] = {#symbol, (nvs_function)symbol, since, false},
+#define NVS_PASS(symbol, since, reason) [NVS_ID_##symbol] = {#symbol, NULL, since, false},
+#define NVS_THUNK(symbol, since, reason) [NVS_ID_##symbol] = {#symbol, NULL, since, true},
+#define NVS_FOREIGN(symbol, since, reason) NVS_PASS(symbol, since, reason)
 #include "driver/cuda_api.def"
 };
 
@@ -95,7 +93,7 @@ void *nvs_translate_symbol(nvs_id id, const char *name, void *address)
     if (id == NVS_ID_COUNT)
         return nvs_name_submits(name) ? nvs_thunk_for(name, address) : address;
     const nvs_entry *entry = &nvs_entries[id];
-    if (entry->kind == NVS_KIND_THUNK)
+    if (entry->thunk)
         return nvs_thunk_for(name, address);
     return entry->wrapper != NULL ? nvs_as_address(entry->wrapper) : address;
 }
@@ -142,7 +140,7 @@ void *nvs_translate(const char *name, void *address, int version, uint64_t flags
             return address; /* the driver's own references bind to the hook */
         if (nvs_as_address(nvs_real((nvs_id)id)) != address)
             continue;
-        if (found == NVS_ID_COUNT || (nvs_entries[found].kind == NVS_KIND_THUNK && entry->kind != NVS_KIND_THUNK) ||
+        if (found == NVS_ID_COUNT || (nvs_entries[found].thunk && !entry->thunk) ||
             is_per_thread(entry->name) == per_thread)
             found = (nvs_id)id;
     }
@@ -154,7 +152,7 @@ void *nvs_translate(const char *name, void *address, int version, uint64_t flags
     /* A driver may answer with an address that it does not export.  Then version and flags select the row, whose
      * exported function is equivalent. */
     found = by_version(name, version, per_thread);
-    if (found == NVS_ID_COUNT || nvs_entries[found].kind == NVS_KIND_PASS)
+    if (found == NVS_ID_COUNT || !nvs_is_gated(&nvs_entries[found]))
         return address;
     if (!nvs_real_exists(found)) /* pairs with the acquire load in nvs_real */
         atomic_store_explicit(nvs_real_at(found), nvs_as_function(address), memory_order_release);

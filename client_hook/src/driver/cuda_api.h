@@ -21,19 +21,17 @@ typedef enum nvs_id {
     NVS_ID_COUNT
 } nvs_id;
 
-typedef enum nvs_kind {
-    NVS_KIND_PASS,   /* the application gets the driver's own function */
-    NVS_KIND_GATED,  /* wrapper made by macro */
-    NVS_KIND_CUSTOM, /* wrapper written by hand */
-    NVS_KIND_THUNK,  /* gated without knowing the signature */
-} nvs_kind;
-
 typedef struct nvs_entry {
     const char *name;
-    nvs_function wrapper; /* NULL unless GATED or CUSTOM */
+    nvs_function wrapper; /* NULL: the application gets the driver's own function, or a thunk in front of it */
     uint32_t since;       /* the CUDA_VERSION that introduced this signature */
-    nvs_kind kind;
+    bool thunk;           /* gated without knowing the signature */
 } nvs_entry;
+
+static inline bool nvs_is_gated(const nvs_entry *entry)
+{
+    return entry->wrapper != NULL || entry->thunk;
+}
 
 extern const nvs_entry nvs_entries[NVS_ID_COUNT] __attribute__((visibility("hidden")));
 extern _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT] __attribute__((visibility("hidden"))); /* all but the hottest: see nvs_real_at */
@@ -77,6 +75,13 @@ bool nvs_real_exists(nvs_id id);
 #define NVS_PER_THREAD(name)                                                                        \
     (sizeof(name) > 6 && (name)[sizeof(name) - 6] == '_' && (name)[sizeof(name) - 5] == 'p' &&      \
      (name)[sizeof(name) - 4] == 't')
+
+/* The stream that a call of `symbol` names, as a handle that means the same to every function: never NULL. */
+#define NVS_HANDLE(symbol, stream) nvs_stream_handle(stream, NVS_PER_THREAD(#symbol))
+static inline CUstream nvs_stream_handle(CUstream stream, bool per_thread)
+{
+    return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
 
 nvs_id nvs_id_of_name(const char *name); /* NVS_ID_COUNT when the table has no such row */
 

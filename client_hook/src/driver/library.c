@@ -25,7 +25,6 @@ typedef struct symbol_table {
     const char *strings, *soname;
     const ElfW(Sym) * symbols;
     const uint32_t *gnu_hash;
-    const ElfW(Word) * sysv_hash;
 } symbol_table;
 
 /* The loader relocates these entries in place on most machines, but not on all. */
@@ -45,7 +44,6 @@ static bool read_dynamic(const struct link_map *library, symbol_table *out)
         case DT_STRTAB: out->strings = address; break;
         case DT_SYMTAB: out->symbols = address; break;
         case DT_GNU_HASH: out->gnu_hash = address; break;
-        case DT_HASH: out->sysv_hash = address; break;
         case DT_SONAME: soname = entry->d_un.d_val; named = true; break;
         default: break;
         }
@@ -71,7 +69,8 @@ static bool is_wanted(const symbol_table *table, uint32_t index, const char *nam
            same(table->strings + symbol->st_name, name);
 }
 
-static uint32_t find_by_gnu_hash(const symbol_table *table, const char *name)
+/* The address of a function; 0: none. */
+static uintptr_t find(const symbol_table *table, const char *name)
 {
     const uint32_t buckets = table->gnu_hash[0], first = table->gnu_hash[1], bloom_words = table->gnu_hash[2];
     const uint32_t *bucket = table->gnu_hash + 4 + bloom_words * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
@@ -85,32 +84,16 @@ static uint32_t find_by_gnu_hash(const symbol_table *table, const char *name)
     for (;; index++) {
         const uint32_t link = chain[index - first];
         if ((link | 1) == (hash | 1) && is_wanted(table, index, name))
-            return index;
+            return table->base + table->symbols[index].st_value;
         if ((link & 1) != 0)
             return 0;
     }
 }
 
-static uint32_t find_by_sysv_hash(const symbol_table *table, const char *name)
-{
-    for (uint32_t index = 1; index < table->sysv_hash[1]; index++) /* linear, because it runs once per process */
-        if (is_wanted(table, index, name))
-            return index;
-    return 0;
-}
-
-static uintptr_t find(const symbol_table *table, const char *name)
-{
-    const uint32_t index = table->gnu_hash != NULL    ? find_by_gnu_hash(table, name)
-                           : table->sysv_hash != NULL ? find_by_sysv_hash(table, name)
-                                                      : 0;
-    return index != 0 ? table->base + table->symbols[index].st_value : 0;
-}
-
 static bool look_into(const struct link_map *library)
 {
     symbol_table table;
-    if (!read_dynamic(library, &table))
+    if (!read_dynamic(library, &table) || table.gnu_hash == NULL)
         return false;
     if (!same(table.soname, "libc.so.6") && !same(table.soname, "libdl.so.2"))
         return false;

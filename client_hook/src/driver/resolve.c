@@ -60,7 +60,7 @@ static nvs_answer answer(void *handle, const char *name, const char *version, co
     if (name[0] == 'n')
         return answer_nvml(handle, name, version);
     const nvs_id id = nvs_id_of_name(name);
-    if (id == NVS_ID_COUNT ? !nvs_name_submits(name) : nvs_entries[id].kind == NVS_KIND_PASS)
+    if (id == NVS_ID_COUNT ? !nvs_name_submits(name) : !nvs_is_gated(&nvs_entries[id]))
         return undecided;
     nvs_dlsym_function *real = nvs_libc_dlsym();
     nvs_dlvsym_function *real_versioned = nvs_libc_dlvsym();

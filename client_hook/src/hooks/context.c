@@ -13,6 +13,7 @@
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "hooks/graph.h"
+#include "hooks/hooks.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 #include "inflight/pacing.h"
@@ -41,21 +42,17 @@ NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 }
 
 /* For a MIG instance the versions differ; it has no other identity. */
-NVS_EXPORT CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
-{
-    const CUresult result = NVS_REAL(cuDeviceGetUuid)(uuid, dev);
-    if (result == CUDA_SUCCESS)
-        (void)nvs_gpu_identity((uint32_t)dev, uuid);
-    return result;
-}
+#define NVS_IDENTIFIES(symbol)                                     \
+    NVS_EXPORT CUresult CUDAAPI symbol(CUuuid *uuid, CUdevice dev)  \
+    {                                                              \
+        const CUresult result = NVS_REAL(symbol)(uuid, dev);       \
+        if (result == CUDA_SUCCESS)                                \
+            (void)nvs_gpu_identity((uint32_t)dev, uuid);           \
+        return result;                                             \
+    }
 
-NVS_EXPORT CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
-{
-    const CUresult result = NVS_REAL(cuDeviceGetUuid_v2)(uuid, dev);
-    if (result == CUDA_SUCCESS)
-        (void)nvs_gpu_identity((uint32_t)dev, uuid);
-    return result;
-}
+NVS_IDENTIFIES(cuDeviceGetUuid)
+NVS_IDENTIFIES(cuDeviceGetUuid_v2)
 
 /* ---- Contexts ---- */
 
@@ -76,26 +73,12 @@ static CUresult context_made(CUresult result, CUcontext *context, CUdevice devic
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)
-{
-    return context_made(NVS_REAL(cuCtxCreate)(pctx, flags, expected(dev)), pctx, dev);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
-{
-    return context_made(NVS_REAL(cuCtxCreate_v2)(pctx, flags, expected(dev)), pctx, dev);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags,
-                                           CUdevice dev)
-{
-    return context_made(NVS_REAL(cuCtxCreate_v3)(pctx, paramsArray, numParams, flags, expected(dev)), pctx, dev);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
-{
-    return context_made(NVS_REAL(cuCtxCreate_v4)(pctx, ctxCreateParams, flags, expected(dev)), pctx, dev);
-}
+NVS_WRAP(cuCtxCreate, (CUcontext *pctx, unsigned int flags, CUdevice dev), context_made(real(pctx, flags, expected(dev)), pctx, dev))
+NVS_WRAP(cuCtxCreate_v2, (CUcontext *pctx, unsigned int flags, CUdevice dev), context_made(real(pctx, flags, expected(dev)), pctx, dev))
+NVS_WRAP(cuCtxCreate_v3, (CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev),
+         context_made(real(pctx, paramsArray, numParams, flags, expected(dev)), pctx, dev))
+NVS_WRAP(cuCtxCreate_v4, (CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev),
+         context_made(real(pctx, ctxCreateParams, flags, expected(dev)), pctx, dev))
 
 /* Before the driver ends a context, inside its GPU's gate.  From now on no thread visits the context or uses its events, though its work may run
  * (inflight/drain.c).  True: the context was known. */
@@ -129,13 +112,14 @@ static void survived(CUcontext context, bool withdrawn, nvs_slot *held)
     nvs_gate_leave_nowait(held);
 }
 
-static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
+/* `counts`: the driver ends the context only at the last reference; the hook does not know which one that is. */
+static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context, bool counts)
 {
     const uint32_t gpu = nvs_context_gpu(context);
     nvs_slot *const held = nvs_gate_enter_nowait(gpu);
     const bool known = withdraw(context, gpu);
     const CUresult result = real(context);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && !(counts && nvs_context_lives(context)))
         ended(context, held);
     else
         survived(context, known, held);
@@ -143,30 +127,9 @@ static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
-{
-    return destroy_context(NVS_REAL(cuCtxDestroy), ctx);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
-{
-    return destroy_context(NVS_REAL(cuCtxDestroy_v2), ctx);
-}
-
-/* Ends the context only at the last reference; the hook does not know which one that is. */
-NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
-{
-    const uint32_t gpu = nvs_context_gpu(ctx);
-    nvs_slot *const held = nvs_gate_enter_nowait(gpu);
-    const bool known = withdraw(ctx, gpu);
-    const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
-    if (result == CUDA_SUCCESS && !nvs_context_lives(ctx))
-        ended(ctx, held);
-    else
-        survived(ctx, known, held);
-    nvs_current_changed(NULL);
-    return result;
-}
+NVS_WRAP(cuCtxDestroy, (CUcontext ctx), destroy_context(real, ctx, false))
+NVS_WRAP(cuCtxDestroy_v2, (CUcontext ctx), destroy_context(real, ctx, false))
+NVS_WRAP(cuCtxDetach, (CUcontext ctx), destroy_context(real, ctx, true))
 
 /* Frameworks call these often.  With one GPU they are a jump, since every context is on it. */
 #define NVS_SWITCHES(symbol, parameters, arguments, to)                            \
@@ -240,25 +203,10 @@ static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool re
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
-{
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease), dev, false);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
-{
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease_v2), dev, false);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
-{
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset), dev, true);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
-{
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset_v2), dev, true);
-}
+NVS_WRAP(cuDevicePrimaryCtxRelease, (CUdevice dev), end_primary(real, dev, false))
+NVS_WRAP(cuDevicePrimaryCtxRelease_v2, (CUdevice dev), end_primary(real, dev, false))
+NVS_WRAP(cuDevicePrimaryCtxReset, (CUdevice dev), end_primary(real, dev, true))
+NVS_WRAP(cuDevicePrimaryCtxReset_v2, (CUdevice dev), end_primary(real, dev, true))
 
 /* ---- Green contexts: their streams have their context handle, and memory that is allocated in them belongs to the primary context ---- */
 
@@ -309,15 +257,8 @@ static CUresult stream_made(CUresult result, CUstream *stream)
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *phStream, unsigned int Flags)
-{
-    return stream_made(NVS_REAL(cuStreamCreate)(phStream, Flags), phStream);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
-{
-    return stream_made(NVS_REAL(cuStreamCreateWithPriority)(phStream, flags, priority), phStream);
-}
+NVS_WRAP(cuStreamCreate, (CUstream *phStream, unsigned int Flags), stream_made(real(phStream, Flags), phStream))
+NVS_WRAP(cuStreamCreateWithPriority, (CUstream *phStream, unsigned int flags, int priority), stream_made(real(phStream, flags, priority), phStream))
 
 NVS_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
 {
@@ -334,7 +275,7 @@ static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
 {
     CUcontext context;
     if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.capturing, memory_order_relaxed) != 0) && nvs_stream_context(stream) != NULL) /* as in nvs_capture_submitted */
-        nvs_capture_may_join(nvs_stream_gpu(stream), stream, false); /* no drain queries the stream afterwards */
+        nvs_capture_may_join(nvs_stream_gpu(stream), stream); /* no drain queries the stream afterwards */
     nvs_capture_lost(stream); /* now: another stream may have this handle when the driver returns */
     const CUresult result = nvs_stream_leaving(stream, &context) ? real(stream) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS && context != NULL)
@@ -342,15 +283,8 @@ static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream hStream)
-{
-    return destroy_stream(NVS_REAL(cuStreamDestroy), hStream);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
-{
-    return destroy_stream(NVS_REAL(cuStreamDestroy_v2), hStream);
-}
+NVS_WRAP(cuStreamDestroy, (CUstream hStream), destroy_stream(real, hStream))
+NVS_WRAP(cuStreamDestroy_v2, (CUstream hStream), destroy_stream(real, hStream))
 
 /* --- captures: their beginning, their end, and the wait for an event by which they spread to another stream (inflight/captures.h) --- */
 
@@ -359,9 +293,9 @@ NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
     static __attribute__((noinline)) CUresult wait_and_join_##symbol(CUstream stream, CUevent event, unsigned int flags) \
     {                                                                                               \
         const uint32_t gpu = nvs_stream_gpu(stream);                                                \
-        nvs_capture_may_join(gpu, stream, NVS_PER_THREAD(#symbol));                                 \
+        nvs_capture_may_join(gpu, NVS_HANDLE(symbol, stream));                                      \
         const CUresult result = NVS_REAL(symbol)(stream, event, flags);                             \
-        nvs_graphs_run_on(nvs_capture_joined(gpu, stream, NVS_PER_THREAD(#symbol)));                \
+        nvs_graphs_run_on(nvs_capture_joined(gpu, NVS_HANDLE(symbol, stream)));                     \
         return result;                                                                              \
     }                                                                                               \
     NVS_EXPORT CUresult CUDAAPI symbol(CUstream hStream, CUevent hEvent, unsigned int Flags)        \
@@ -374,7 +308,7 @@ NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
 NVS_JOINS(cuStreamWaitEvent)
 NVS_JOINS(cuStreamWaitEvent_ptsz)
 
-#define NVS_BEGIN_CAPTURE(symbol, parameters, arguments)                      \
+#define NVS_BEGINS(symbol, parameters, arguments)                             \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                             \
     {                                                                         \
         const uint32_t gpu = nvs_stream_gpu(hStream);                         \
@@ -382,73 +316,44 @@ NVS_JOINS(cuStreamWaitEvent_ptsz)
         nvs_slot *const slot = nvs_gate_enter_stoppable(gpu, &stopped);       \
         if (NVS_UNLIKELY(stopped))                                            \
             return NVS_STOPPED_RESULT;                                        \
-        nvs_capture *const made = nvs_capture_begins(gpu, hStream, NVS_PER_THREAD(#symbol)); \
+        nvs_capture *const made = nvs_capture_begins(gpu, NVS_HANDLE(symbol, hStream)); \
         const CUresult result = made != NULL ? NVS_REAL(symbol) arguments : CUDA_ERROR_OUT_OF_MEMORY; \
         if (made != NULL)                                                     \
-            nvs_capture_began(made, gpu, hStream, NVS_PER_THREAD(#symbol), result); \
+            nvs_capture_began(made, gpu, NVS_HANDLE(symbol, hStream), result); \
         nvs_gate_leave(slot, gpu);                                            \
         return result;                                                        \
     }
+#define NVS_BEGIN_CAPTURE(symbol, parameters, arguments) NVS_BEGINS(symbol, parameters, arguments) NVS_BEGINS(symbol##_ptsz, parameters, arguments)
+
+/* A failed end also ends the capture, except on the wrong thread: the stream's status shows which. */
+static CUresult capture_over(CUresult result, CUstream stream)
+{
+    if (result == CUDA_SUCCESS || !nvs_stream_captures(stream))
+        nvs_capture_ended(stream);
+    return result;
+}
+
+#define NVS_ENDS(symbol, parameters, arguments)                                             \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                           \
+    {                                                                                       \
+        return capture_over(NVS_REAL(symbol) arguments, NVS_HANDLE(symbol, hStream));       \
+    }
+#define NVS_END_CAPTURE(symbol, parameters, arguments) NVS_ENDS(symbol, parameters, arguments) NVS_ENDS(symbol##_ptsz, parameters, arguments)
 
 NVS_BEGIN_CAPTURE(cuStreamBeginCapture, (CUstream hStream), (hStream))
-NVS_BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, (CUstream hStream), (hStream))
 NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
-NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
 NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph,
                   (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
                    size_t numDependencies, CUstreamCaptureMode mode),
                   (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
-NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz,
-                  (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
-                   size_t numDependencies, CUstreamCaptureMode mode),
-                  (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
-
-/* A failed end also ends the capture, except on the wrong thread: the stream's status shows which. */
-static CUresult capture_over(CUresult result, CUstream stream, bool per_thread)
-{
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (result != CUDA_SUCCESS) {
-        const CUresult asked = per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz)(stream, &status)
-                                          : NVS_REAL(cuStreamIsCapturing)(stream, &status);
-        if (asked != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
-            return result;
-    }
-    nvs_capture_ended(stream, per_thread);
-    return result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
-{
-    return capture_over(NVS_REAL(cuStreamEndCapture)(hStream, phGraph), hStream, false);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph)
-{
-    return capture_over(NVS_REAL(cuStreamEndCapture_ptsz)(hStream, phGraph), hStream, true);
-}
-
+NVS_END_CAPTURE(cuStreamEndCapture, (CUstream hStream, CUgraph *phGraph), (hStream, phGraph))
 #if CUDA_VERSION >= 13020
 NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
                   (hStream, streamCigCaptureParams))
-NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig_ptsz, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
-                  (hStream, streamCigCaptureParams))
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig(CUstream hStream)
-{
-    return capture_over(NVS_REAL(cuStreamEndCaptureToCig)(hStream), hStream, false);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig_ptsz(CUstream hStream)
-{
-    return capture_over(NVS_REAL(cuStreamEndCaptureToCig_ptsz)(hStream), hStream, true);
-}
+NVS_END_CAPTURE(cuStreamEndCaptureToCig, (CUstream hStream), (hStream))
 #endif
-
 #if CUDA_VERSION >= 13030
 NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph,
-                  (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
-                  (hStream, mode, hGraph, callbackFunc, userData))
-NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz,
                   (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
                   (hStream, mode, hGraph, callbackFunc, userData))
 #endif

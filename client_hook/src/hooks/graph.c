@@ -39,11 +39,11 @@ static uint32_t others_than(uint32_t gpu)
     return gpu < NVS_MAX_GPUS ? atomic_load_explicit(&nvs_graph_gpus, memory_order_relaxed) & ~(1u << gpu) : 0; /* see its declaration */
 }
 
-void nvs_graph_mark(uint32_t gpu, CUstream stream, bool per_thread)
+void nvs_graph_mark(uint32_t gpu, CUstream stream)
 {
     const uint32_t others = others_than(gpu);
     if (others != 0)
-        nvs_mark_stream(others, gpu, stream, per_thread);
+        nvs_mark_stream(others, gpu, stream);
 }
 
 NVS_FORK_CODE void nvs_graphs_after_fork(void)
@@ -269,8 +269,7 @@ NVS_EDIT_ANY(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nod
 #define NVS_UPDATE(symbol, parameters, arguments)                              \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                              \
     {                                                                          \
-        const bool moves = nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP;  \
-        const uint32_t gpu = moves ? nvs_current_gpu() : NVS_NO_GPU;           \
+        const uint32_t gpu = nvs_swapping() ? nvs_current_gpu() : NVS_NO_GPU;  \
         nvs_slot *const slot = nvs_gate_enter(gpu);                         \
         const CUresult result = NVS_REAL(symbol) arguments;                    \
         nvs_gate_leave(slot, gpu);                                             \

@@ -27,7 +27,7 @@ static inline bool nvs_graphs_share_gpus(void)
 void nvs_graphs_run_on(uint32_t gpus); /* adds GPUs to the set */
 
 /* After a launch, inside the gate. */
-void nvs_graph_mark(uint32_t gpu, CUstream stream, bool per_thread);
+void nvs_graph_mark(uint32_t gpu, CUstream stream);
 
 void nvs_graphs_after_fork(void); /* in the child: empties the set */
 

@@ -8,6 +8,14 @@
 /* A gate in front of a function of unknown signature; `target` itself when no thunk is left. */
 void *nvs_thunk_make(const char *name, void *target);
 
+/* A wrapper whose result is one expression; in it `real` is the driver's function. */
+#define NVS_WRAP(symbol, parameters, result)             \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters        \
+    {                                                    \
+        __typeof__(&symbol) const real = NVS_REAL(symbol); \
+        return result;                                   \
+    }
+
 void *nvs_nvml_wrapper_of(nvs_nvml_id id);
 
 /* --- answers about memory in chunks --- */

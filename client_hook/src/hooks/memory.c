@@ -25,14 +25,14 @@
 
 bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
 {
-    return nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled &&
+    return nvs_swapping() &&
            nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) == NVS_FOUND && copy->backend.chunked;
 }
 
 bool nvs_between_chunks(CUdeviceptr pointer)
 {
     nvs_allocation ignored;
-    return nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled && nvs_swap_owns(pointer) && !nvs_in_chunks(pointer, &ignored);
+    return nvs_swapping() && nvs_swap_owns(pointer) && !nvs_in_chunks(pointer, &ignored);
 }
 
 /* The attributes that differ for memory that the application mapped itself. */
@@ -56,19 +56,24 @@ static CUresult answer_mapped(void *data, CUpointer_attribute attribute, const n
     return CUDA_SUCCESS;
 }
 
-/* The driver's attributes for memory of cuMemAlloc. */
+/* The attributes of memory of cuMemAlloc.  For managed memory in its place the driver answers all but a few. */
 static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer)
 {
     switch ((int)attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = as->context; break;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned int *)data = CU_MEMORYTYPE_DEVICE; break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = pointer; break;
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = as->context; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned int *)data = CU_MEMORYTYPE_DEVICE; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = NULL; return CUDA_ERROR_INVALID_VALUE;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)data = 0; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)as->gpu; return CUDA_SUCCESS;
+    default: break;
+    }
+    if (!as->backend.chunked)
+        return NVS_REAL(cuPointerGetAttribute)(data, attribute, pointer);
+    switch ((int)attribute) {
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = pointer; break;
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS: return CUDA_ERROR_NOT_SUPPORTED; /* for RDMA: this memory moves */
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(unsigned int *)data = nvs_swap_sync_memops(as->gpu, as->backend.kept); break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = as->node.serial; break;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)data = 0; break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)as->gpu; break;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
         *(unsigned int *)data = as->kind == NVS_MEMORY_REDIRECTED && nvs_share_possible(as->gpu);
         break;
@@ -87,7 +92,7 @@ static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nv
     return CUDA_SUCCESS;
 }
 
-/* cuPointerGetAttribute of memory in chunks. */
+/* cuPointerGetAttribute of memory that looks like memory of cuMemAlloc, or in chunks. */
 static CUresult pointer_answer(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer)
 {
     nvs_allocation at, *handle;
@@ -166,7 +171,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigne
     if (owner >= NVS_MAX_GPUS || accessor >= NVS_MAX_GPUS)
         return result;
     nvs_ipc_enable_peer(owner, accessor);
-    if (nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled && nvs_memory_backend(owner)->chunked)
+    if (nvs_swapping() && nvs_memory_backend(owner)->chunked)
         open_to(owner, accessor);
     return result;
 }
@@ -246,15 +251,10 @@ static CUresult open_ours(CUdeviceptr *pdptr, const CUipcMemHandle *from, unsign
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
-{
-    return nvs_ipc_is_ours(&handle) ? open_ours(pdptr, &handle, Flags) : NVS_REAL(cuIpcOpenMemHandle)(pdptr, handle, Flags);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
-{
-    return nvs_ipc_is_ours(&handle) ? open_ours(pdptr, &handle, Flags) : NVS_REAL(cuIpcOpenMemHandle_v2)(pdptr, handle, Flags);
-}
+NVS_WRAP(cuIpcOpenMemHandle, (CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags),
+         nvs_ipc_is_ours(&handle) ? open_ours(pdptr, &handle, Flags) : real(pdptr, handle, Flags))
+NVS_WRAP(cuIpcOpenMemHandle_v2, (CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags),
+         nvs_ipc_is_ours(&handle) ? open_ours(pdptr, &handle, Flags) : real(pdptr, handle, Flags))
 
 NVS_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
@@ -407,30 +407,6 @@ static bool redirected(CUdeviceptr pointer, nvs_allocation *copy)
            (copy->kind == NVS_MEMORY_REDIRECTED || copy->backend.chunked);
 }
 
-/* Corrects `data`, which the driver has filled, to the attribute of memory of cuMemAlloc. */
-static void disguise(void *data, CUpointer_attribute attribute, const nvs_allocation *as)
-{
-    switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(CUmemorytype *)data = CU_MEMORYTYPE_DEVICE;
-        break;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        *(unsigned char *)data = 0; /* it was 1: clearing the low byte works for every width */
-        break;
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        *(void **)data = NULL;
-        break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        *(int *)data = (int)as->gpu;
-        break;
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-        *(CUcontext *)data = as->context;
-        break;
-    default:
-        break;
-    }
-}
-
 static __attribute__((noinline)) CUresult ask_about(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
     nvs_allocation as;
@@ -441,14 +417,7 @@ static __attribute__((noinline)) CUresult ask_about(void *data, CUpointer_attrib
     const bool same = nvs_config.memory_mode == NVS_MODE_MANAGED && attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
     if (data == NULL || same || !redirected(ptr, &as))
         return nvs_between_chunks(ptr) ? CUDA_ERROR_INVALID_VALUE : NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
-    if (as.backend.chunked)
-        return pointer_answer(data, attribute, &as, ptr);
-    if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER)
-        return CUDA_ERROR_INVALID_VALUE; /* device memory has none */
-    CUresult result = NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
-    if (result == CUDA_SUCCESS)
-        disguise(data, attribute, &as);
-    return result;
+    return pointer_answer(data, attribute, &as, ptr);
 }
 
 NVS_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
@@ -474,10 +443,9 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, C
     if (result == CUDA_SUCCESS && nvs_ipc_imported(ptr, &shared))
         for (unsigned int i = 0; i < numAttributes; i++)
             (void)ipc_pointer_answer(&shared, data[i], attributes[i]);
-    if (result != CUDA_SUCCESS || !redirected(ptr, &as))
-        return result;
-    for (unsigned int i = 0; i < numAttributes; i++)
-        disguise(data[i], attributes[i], &as);
+    if (result == CUDA_SUCCESS && redirected(ptr, &as))
+        for (unsigned int i = 0; i < numAttributes; i++)
+            pointer_answer(data[i], attributes[i], &as, ptr);
     return result;
 }
 

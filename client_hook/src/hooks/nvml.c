@@ -47,12 +47,8 @@ static nvs_nvml_device present(nvs_nvml_device device)
 static uint32_t gpu_of(nvs_nvml_device device, nvs_gpu_facts *facts)
 {
     char uuid[96];
-    void *address = nvs_nvml_symbol("nvmlDeviceGetUUID");
-    if (address == NULL || !nvs_driver_loaded())
-        return NVS_NO_GPU;
-    int (*const get_uuid)(nvs_nvml_device, char *, unsigned) =
-        (int (*)(nvs_nvml_device, char *, unsigned))nvs_as_function(address);
-    if (get_uuid(device, uuid, sizeof uuid) != NVS_NVML_SUCCESS)
+    const uuid_of get_uuid = (uuid_of)nvs_as_function(nvs_nvml_symbol("nvmlDeviceGetUUID"));
+    if (get_uuid == NULL || !nvs_driver_loaded() || get_uuid(device, uuid, sizeof uuid) != NVS_NVML_SUCCESS)
         return NVS_NO_GPU;
     /* Fails at once before cuInit. */
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && nvs_gpu_describe(gpu, facts) == NVS_OK; gpu++)
@@ -121,14 +117,14 @@ static bool charged(nvs_nvml_device device, uint64_t *bytes)
 }
 
 /* Lists of all versions: entries of one size, with the process id at offset 0 and the memory at offset 8. */
-static void show_entries(nvs_nvml_device device, unsigned count, char *list, size_t size)
+static void show_entries(nvs_nvml_device device, unsigned count, void *list, size_t size)
 {
     int saved = errno;
     const uint32_t self = (uint32_t)getpid();
     uint64_t bytes = 0;
     bool asked = false;
     for (unsigned i = 0; list != NULL && i < count; i++) {
-        nvs_nvml_process_v1 *entry = (nvs_nvml_process_v1 *)(void *)(list + i * size);
+        nvs_nvml_process_v1 *entry = (nvs_nvml_process_v1 *)(void *)((char *)list + i * size);
         if (entry->process_id != self)
             continue;
         if (!asked && !charged(device, &bytes))
@@ -142,20 +138,10 @@ static void show_entries(nvs_nvml_device device, unsigned count, char *list, siz
 _Static_assert(offsetof(nvs_nvml_process_v1, used) == offsetof(nvs_nvml_process, used), "show_entries");
 _Static_assert(offsetof(nvs_nvml_process_v1, used) == offsetof(nvs_nvml_detail, used), "show_entries");
 
-static void show_processes_v1(nvs_nvml_device device, unsigned count, nvs_nvml_process_v1 *list)
-{
-    show_entries(device, count, (char *)list, sizeof *list);
-}
-
-static void show_processes(nvs_nvml_device device, unsigned count, nvs_nvml_process *list)
-{
-    show_entries(device, count, (char *)list, sizeof *list);
-}
-
 static void show_details(nvs_nvml_device device, nvs_nvml_detail_list *list)
 {
     if (list->version == NVS_NVML_VERSIONED(nvs_nvml_detail_list, 1))
-        show_entries(device, list->count, (char *)list->entries, sizeof *list->entries);
+        show_entries(device, list->count, list->entries, sizeof *list->entries);
 }
 
 static int missing(void)

@@ -171,8 +171,7 @@ nvs_peer_copy_outcome nvs_peer_copy_try(const nvs_peer_copy *what, CUresult *res
     if (what->to != 0 && what->from != 0) {
         const CUcontext to = context_of(what->to), from = context_of(what->from);
         if (to != NULL && from != NULL) {
-            *result = (what->per_thread ? NVS_REAL(cuMemcpyPeerAsync_ptsz) : NVS_REAL(cuMemcpyPeerAsync))(what->to, to, what->from, from,
-                                                                                                      what->bytes, what->stream);
+            *result = NVS_REAL(cuMemcpyPeerAsync)(what->to, to, what->from, from, what->bytes, what->stream);
             return NVS_COPY_HANDLED;
         }
     }

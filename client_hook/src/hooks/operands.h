@@ -19,16 +19,10 @@
 
 #include <stdatomic.h>
 
-/* True: named memory may be in chunks. */
-static inline bool nvs_operands_have_bounds(void)
-{
-    return nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP;
-}
-
 /* True: calls of this process need the functions below. */
 static inline bool nvs_operands_matter(void)
 {
-    return nvs_operands_have_bounds() ||
+    return nvs_swapping() ||
            atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) != 0; /* see base/hot.h */
 }
 
@@ -54,8 +48,7 @@ unsigned nvs_operands_prepare_values(uint32_t gpu, const CUstreamBatchMemOpParam
 
 /* A linear copy or a fill that names memory which the calling GPU cannot reach. */
 typedef struct nvs_peer_copy {
-    CUstream stream;
-    bool per_thread;      /* a null stream means the per-thread default stream */
+    CUstream stream;      /* by NVS_HANDLE */
     bool waits;           /* the call names no stream */
     CUdeviceptr to, from; /* 0: the call names no such memory */
     size_t bytes;

@@ -63,40 +63,29 @@ static bool keep(void)
     return atomic_load_explicit(&nvs_pools_keep, memory_order_relaxed); /* see its declaration */
 }
 
-/* True if the stream is captured, or in a state in which the driver refuses the call. */
-static bool captures(CUstream stream, bool per_thread)
+static bool captures(CUstream stream)
 {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!nvs_capturing())
-        return false;
-    CUresult result = per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz)(stream, &status) : NVS_REAL(cuStreamIsCapturing)(stream, &status);
-    return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+    return nvs_capturing() && nvs_stream_captures(stream);
 }
 
 /* The driver's id of a stream plus 1; never reused, unlike a handle; 0: not known. */
-static uint64_t identity(CUstream stream, bool per_thread)
+static uint64_t identity(CUstream stream)
 {
     unsigned long long id = 0;
-    if (!NVS_HAS(cuStreamGetId) || (per_thread && !NVS_HAS(cuStreamGetId_ptsz)))
-        return 0;
-    CUresult result = per_thread ? NVS_REAL(cuStreamGetId_ptsz)(stream, &id) : NVS_REAL(cuStreamGetId)(stream, &id);
-    return result == CUDA_SUCCESS ? id + 1 : 0;
+    return NVS_REAL(cuStreamGetId)(stream, &id) == CUDA_SUCCESS ? id + 1 : 0;
 }
 
 /* The arguments of an allocation, and the driver's function for it. */
 typedef struct request {
     size_t bytes;
     CUmemoryPool pool; /* NULL: the device's current one, unless the call names it */
-    CUstream stream;
-    bool per_thread, names_pool;
+    CUstream stream;   /* by NVS_HANDLE, as in all functions below */
+    bool names_pool;
 } request;
 
 static CUresult ask_driver(CUdeviceptr *dptr, const request *r)
 {
-    if (r->names_pool)
-        return r->per_thread ? NVS_REAL(cuMemAllocFromPoolAsync_ptsz)(dptr, r->bytes, r->pool, r->stream)
-                             : NVS_REAL(cuMemAllocFromPoolAsync)(dptr, r->bytes, r->pool, r->stream);
-    return r->per_thread ? NVS_REAL(cuMemAllocAsync_ptsz)(dptr, r->bytes, r->stream)
+    return r->names_pool ? NVS_REAL(cuMemAllocFromPoolAsync)(dptr, r->bytes, r->pool, r->stream)
                          : NVS_REAL(cuMemAllocAsync)(dptr, r->bytes, r->stream);
 }
 
@@ -112,11 +101,6 @@ static bool keep_in_registry(const nvs_pool_memory *memory, size_t bytes)
     return true;
 }
 
-static CUresult free_by_driver(CUdeviceptr dptr, CUstream stream, bool per_thread)
-{
-    return per_thread ? NVS_REAL(cuMemFreeAsync_ptsz)(dptr, stream) : NVS_REAL(cuMemFreeAsync)(dptr, stream);
-}
-
 /* Records an allocation of the driver. */
 static __attribute__((noinline)) CUresult note(nvs_pool_memory *memory, CUdeviceptr address, const request *r)
 {
@@ -129,7 +113,7 @@ static __attribute__((noinline)) CUresult note(nvs_pool_memory *memory, CUdevice
     if (NVS_LIKELY(nvs_pool_book_enter(memory))) {
         nvs_memory_changed(memory->gpu);
     } else if (!keep_in_registry(memory, r->bytes)) {
-        free_by_driver(address, r->stream, r->per_thread);
+        NVS_REAL(cuMemFreeAsync)(address, r->stream);
         nvs_memory_uncharge(memory->gpu, memory->charged_bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -170,7 +154,7 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
     uint32_t gpu = nvs_stream_gpu(r->stream);
     if (dptr == NULL || r->bytes == 0 || (r->names_pool && r->pool == NULL) || !nvs_memory_manages(gpu))
         return ask_driver(dptr, r);
-    if (captures(r->stream, r->per_thread)) {
+    if (captures(r->stream)) {
         nvs_graph_allocates();
         return ask_driver(dptr, r);
     }
@@ -185,7 +169,7 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
     /* The application's call is legal while this thread captures another stream, so the calls that replace it must be legal too. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    CUresult result = nvs_memory_allocate_in_order(gpu, dptr, r->bytes, identity(r->stream, r->per_thread));
+    CUresult result = nvs_memory_allocate_in_order(gpu, dptr, r->bytes, identity(r->stream));
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     if (result == CUDA_SUCCESS)
         count_in(pool, *dptr, r->bytes);
@@ -231,7 +215,7 @@ static inline __attribute__((always_inline)) CUresult note_fast(nvs_pool_memory 
 #define NVS_FROM_POOL(symbol, parameters, arguments, from, names_pool)                                                \
     NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters                                        \
     {                                                                                                                 \
-        const request asked = {bytesize, from, hStream, NVS_PER_THREAD(#symbol), names_pool};                         \
+        const request asked = {bytesize, from, NVS_HANDLE(symbol, hStream), names_pool};                        \
         nvs_pool_memory memory;                                                                                       \
         if (NVS_UNLIKELY(!admit_fast(&memory, dptr, bytesize)))                                                    \
             return allocate_async(dptr, &asked);                                                                      \
@@ -248,19 +232,19 @@ NVS_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr *dptr, size_t bytesize,
 
 /* --- free --- */
 
-static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool per_thread)
+static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream)
 {
     CUevent event;
     CUcontext context;
     uint64_t bytes = 0;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* as in allocate_async */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    CUresult result = nvs_event_behind(stream, per_thread, &event, &context);
+    CUresult result = nvs_event_behind(stream, &event, &context);
     if (result == CUDA_SUCCESS)
         (void)nvs_context_gpu(context); /* registered: reapers visit it */
     nvs_pool_figures *pool = result == CUDA_SUCCESS ? nvs_allocation_take_pool(dptr, &bytes) : NULL;
     nvs_pool_take_back(pool, bytes, true); /* at the call, as the driver does */
-    if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event, context, identity(stream, per_thread)) != NVS_FOUND) {
+    if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event, context, identity(stream)) != NVS_FOUND) {
         NVS_REAL(cuEventDestroy_v2)(event);
         result = CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
     }
@@ -271,19 +255,19 @@ static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool
 }
 
 /* Frees memory that is not in the table of pools. */
-static __attribute__((noinline)) CUresult free_other(CUdeviceptr dptr, CUstream stream, bool per_thread)
+static __attribute__((noinline)) CUresult free_other(CUdeviceptr dptr, CUstream stream)
 {
     nvs_allocation known, *entry;
     nvs_lookup found = nvs_allocation_find(NVS_SPACE_ADDRESS, dptr, &known);
     if (found == NVS_ABSENT || known.key != dptr)
-        return free_by_driver(dptr, stream, per_thread);
+        return NVS_REAL(cuMemFreeAsync)(dptr, stream);
     if (found == NVS_DYING)
         return CUDA_ERROR_INVALID_VALUE; /* freed twice */
     if (known.kind == NVS_MEMORY_REDIRECTED)
-        return captures(stream, per_thread) ? free_by_driver(dptr, stream, per_thread) : free_later(known.gpu, dptr, stream, per_thread);
+        return captures(stream) ? NVS_REAL(cuMemFreeAsync)(dptr, stream) : free_later(known.gpu, dptr, stream);
     if (nvs_allocation_take(NVS_SPACE_ADDRESS, dptr, &entry) != NVS_FOUND)
         return CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
-    CUresult result = free_by_driver(dptr, stream, per_thread);
+    CUresult result = NVS_REAL(cuMemFreeAsync)(dptr, stream);
     if (result == CUDA_SUCCESS)
         nvs_memory_drop(entry);
     else
@@ -298,7 +282,7 @@ static __attribute__((noinline)) CUresult free_other(CUdeviceptr dptr, CUstream 
         nvs_pool_memory memory;                                                                   \
         nvs_pool_place *const claimed = nvs_memory_claim_pooled(dptr, &memory);                   \
         if (NVS_UNLIKELY(claimed == NULL))                                                        \
-            return free_other(dptr, hStream, NVS_PER_THREAD(#symbol));                            \
+            return free_other(dptr, NVS_HANDLE(symbol, hStream));                                  \
         return nvs_memory_pooled_freed(claimed, &memory, NVS_REAL(symbol)(dptr, hStream));        \
     }
 
@@ -331,9 +315,9 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
     bool given = false;
     for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
         given = given || map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    if (given && nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled && !is_special(pool) && !mark_special(pool, true))
+    if (given && nvs_swapping() && !is_special(pool) && !mark_special(pool, true))
         NVS_LOG_ONCE(NVS_LOG_WARNING, "no host memory to record that other GPUs may access a pool: they may have no access to its later memory");
-    for (size_t i = 0; given && i < count && nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled; i++)
+    for (size_t i = 0; given && i < count && nvs_swapping(); i++)
         if (map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
             nvs_swap_pool_opened(pool, (uint32_t)map[i].location.id, atomic_load_explicit(&backend_gpus, memory_order_relaxed)); /* see its declaration */
     return result;
@@ -390,12 +374,7 @@ static CUresult pool_found(CUresult result, const CUmemoryPool *pool, const CUme
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
-{
-    return pool_found(NVS_REAL(cuMemGetDefaultMemPool)(pool_out, location, type), pool_out, location, type);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
-{
-    return pool_found(NVS_REAL(cuMemGetMemPool)(pool, location, type), pool, location, type);
-}
+NVS_WRAP(cuMemGetDefaultMemPool, (CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type),
+         pool_found(real(pool, location, type), pool, location, type))
+NVS_WRAP(cuMemGetMemPool, (CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type),
+         pool_found(real(pool, location, type), pool, location, type))

@@ -49,7 +49,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
 #define NVS_PREPARE_OPERANDS(gpu, found)                                                                                    \
     do {                                                                                                        \
         if (NVS_NAMES_MEMORY && /* a constant in most calls */                                                   \
-            NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU || nvs_operands_have_bounds()) && \
+            NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU || nvs_swapping()) && \
             (gpu) != NVS_NO_GPU && nvs_operands_matter()) {                                                               \
             if (dst + src + dstDevice + srcDevice + addr != 0) /* a call has one pair or the other */           \
                 found |= nvs_operands_prepare(gpu, (nvs_operand){dst + dstDevice + addr, NVS_NAMED_BYTES},     \
@@ -65,7 +65,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
     } while (0)
 
 #define NVS_PEER_COPY(symbol, work_stream, no_stream, result)                                                   \
-    nvs_peer_copy_try(&(nvs_peer_copy){.stream = (work_stream), .per_thread = NVS_PER_THREAD(#symbol), .waits = (no_stream), \
+    nvs_peer_copy_try(&(nvs_peer_copy){.stream = NVS_HANDLE(symbol, work_stream), .waits = (no_stream), \
                                        .to = dst + dstDevice, .from = src + srcDevice, .bytes = ByteCount + size}, result)
 
 /* Most calls take the fast path (gate/gate.h).  It is kept small for the instruction cache. */
@@ -90,31 +90,31 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
         if (peer == NVS_COPY_CONTEXT_PUSHED)                                       \
             nvs_peer_copy_pop();                                                   \
         if (NVS_IS_GRAPH(#symbol) && nvs_graphs_share_gpus() && result == CUDA_SUCCESS) \
-            nvs_graph_mark(gpu, (work_stream), NVS_PER_THREAD(#symbol));           \
-        nvs_capture_submitted(gpu, (work_stream), NVS_PER_THREAD(#symbol), result);                         \
+            nvs_graph_mark(gpu, NVS_HANDLE(symbol, work_stream));                  \
+        nvs_capture_submitted(gpu, NVS_HANDLE(symbol, work_stream), result);       \
         if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, hGraph) : nvs_gate_leave(slot, gpu)) \
-            nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
+            nvs_pace_after(gpu, NVS_HANDLE(symbol, work_stream), NVS_WHAT(symbol)); \
         return result;                                                              \
     }                                                                               \
     NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters      \
     {                                                                               \
         nvs_slot *slot;                                                             \
         const nvs_function real = nvs_real_known(NVS_ID_##symbol); /* no call before the driver's: no register is saved */ \
-        if (NVS_UNLIKELY(real == NULL) || (NVS_NAMES_MEMORY && NVS_UNLIKELY(nvs_operands_have_bounds())) || \
+        if (NVS_UNLIKELY(real == NULL) || (NVS_NAMES_MEMORY && NVS_UNLIKELY(nvs_swapping())) || \
             NVS_UNLIKELY((slot = nvs_gate_enter_fast(NVS_IS_GRAPH(#symbol) ? hGraph : NULL)) == NULL)) \
             return slow_##symbol arguments;                                          \
         const CUresult result = ((__typeof__(&symbol))real) arguments;              \
-        nvs_capture_submitted(0, (work_stream), NVS_PER_THREAD(#symbol), result);   \
+        nvs_capture_submitted(0, NVS_HANDLE(symbol, work_stream), result);          \
         if (NVS_UNLIKELY(nvs_gate_leave_fast(slot, 0)))                                   \
-            pace_alone(slot, (work_stream), NVS_PER_THREAD(#symbol));               \
+            pace_alone(slot, NVS_HANDLE(symbol, work_stream));                      \
         return result;                                                              \
     }
 
 /* Rarely called.  Pacing of a program that is alone on its GPU counts submissions of all kinds alike. */
-static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream, bool per_thread)
+static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream)
 {
     if (nvs_gate_leave_slow(slot, 0))
-        nvs_pace_after(0, stream, per_thread, 0);
+        nvs_pace_after(0, stream, 0);
 }
 
 #define NVS_STREAM(symbol, since, parameters, arguments, stream_expression)                               \
@@ -142,21 +142,16 @@ static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream
 /* ---- Host functions: the driver gets a function of ours (gate/host_functions.h) ---- */
 
 /* A captured function becomes a node of a graph, and runs at each launch. */
-static nvs_host_function *queued(uint32_t gpu, CUstream stream, bool per_thread, CUhostFn function, CUstreamCallback callback, void *data)
+static nvs_host_function *queued(uint32_t gpu, CUstream stream, CUhostFn function, CUstreamCallback callback, void *data)
 {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     nvs_captures_mark_threads();
-    if (function != NULL && nvs_capturing() &&
-        ((per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz) : NVS_REAL(cuStreamIsCapturing))(stream, &status) != CUDA_SUCCESS ||
-         status != CU_STREAM_CAPTURE_STATUS_NONE))
+    if (function != NULL && nvs_capturing() && nvs_stream_captures(stream))
         return nvs_host_function_in_graph(gpu, function, data);
     nvs_host_function what = {.function = function, .callback = callback, .data = data, .gpu = gpu, .stream = stream};
     unsigned flags = CU_STREAM_NON_BLOCKING;
-    if (stream == NULL)
-        what.stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
-    if (!NVS_HAS(cuStreamGetCtx) || NVS_REAL(cuStreamGetCtx)(what.stream, &what.context) != CUDA_SUCCESS)
+    if (NVS_REAL(cuStreamGetCtx)(stream, &what.context) != CUDA_SUCCESS)
         (void)NVS_REAL(cuCtxGetCurrent)(&what.context);
-    (void)NVS_REAL(cuStreamGetFlags)(what.stream, &flags);
+    (void)NVS_REAL(cuStreamGetFlags)(stream, &flags);
     what.blocking = (flags & CU_STREAM_NON_BLOCKING) == 0;
     return nvs_host_function_queued(&what);
 }
@@ -169,7 +164,7 @@ static nvs_host_function *queued(uint32_t gpu, CUstream stream, bool per_thread,
         nvs_slot *const slot = nvs_gate_enter_stoppable(gpu, &stopped);           \
         if (NVS_UNLIKELY(stopped))                                                \
             return NVS_STOPPED_RESULT;                                            \
-        nvs_host_function *const made = queued(gpu, hStream, NVS_PER_THREAD(#symbol), function, callback, userData); \
+        nvs_host_function *const made = queued(gpu, NVS_HANDLE(symbol, hStream), function, callback, userData); \
         if (made != NULL) {                                                       \
             given = ours;                                                         \
             userData = made;                                                      \
@@ -177,7 +172,7 @@ static nvs_host_function *queued(uint32_t gpu, CUstream stream, bool per_thread,
         const CUresult result = NVS_REAL(symbol) arguments;                       \
         if (result != CUDA_SUCCESS && made != NULL && made->stream != NULL)       \
             free(made);                                                           \
-        nvs_capture_submitted(gpu, hStream, NVS_PER_THREAD(#symbol), result);     \
+        nvs_capture_submitted(gpu, NVS_HANDLE(symbol, hStream), result);          \
         nvs_gate_leave(slot, gpu);                                                \
         return result;                                                            \
     }

@@ -29,11 +29,6 @@
 
 enum { FABRIC = 8, MOVABLE_TYPES = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | FABRIC }; /* CU_MEM_HANDLE_TYPE_FABRIC, since CUDA 12.4 */
 
-static bool swapping(void)
-{
-    return nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled;
-}
-
 /* --- creation --- */
 
 static bool find_rdma(void)
@@ -102,7 +97,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, si
     if (handle == NULL || prop == NULL || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->location.id < 0 ||
         !nvs_memory_manages((uint32_t)prop->location.id))
         return NVS_REAL(cuMemCreate)(handle, size, prop, flags);
-    if (swapping() && !stays_real(prop, flags)) {
+    if (nvs_swapping() && !stays_real(prop, flags)) {
         CUresult made = permitted(prop);
         if (made != CUDA_SUCCESS)
             return made;
@@ -146,8 +141,8 @@ NVS_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
 NVS_EXPORT CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr,
                                                 unsigned long long flags)
 {
-    nvs_allocation *range = swapping() ? nvs_allocation_new(NVS_SPACE_RANGE, NVS_MEMORY_MARK, 0) : NULL;
-    if (range == NULL && swapping())
+    nvs_allocation *range = nvs_swapping() ? nvs_allocation_new(NVS_SPACE_RANGE, NVS_MEMORY_MARK, 0) : NULL;
+    if (range == NULL && nvs_swapping())
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = NVS_REAL(cuMemAddressReserve)(ptr, size, alignment, addr, flags);
     if (range == NULL)
@@ -165,11 +160,11 @@ NVS_EXPORT CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, s
 NVS_EXPORT CUresult CUDAAPI cuMemAddressFree(CUdeviceptr ptr, size_t size)
 {
     nvs_allocation *range = NULL, ignored, *handle;
-    if (swapping() && (handle = nvs_allocation_pin_mapping(ptr, size, &ignored)) != NULL) {
+    if (nvs_swapping() && (handle = nvs_allocation_pin_mapping(ptr, size, &ignored)) != NULL) {
         nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
         return CUDA_ERROR_INVALID_VALUE; /* as the driver for a range with a mapping */
     }
-    if (swapping() && nvs_allocation_take(NVS_SPACE_RANGE, ptr, &range) != NVS_FOUND)
+    if (nvs_swapping() && nvs_allocation_take(NVS_SPACE_RANGE, ptr, &range) != NVS_FOUND)
         range = NULL;
     CUresult result = NVS_REAL(cuMemAddressFree)(ptr, size);
     if (range != NULL && result != CUDA_SUCCESS)
@@ -204,7 +199,7 @@ static CUresult map_unknown(CUdeviceptr ptr, size_t size, size_t offset, CUmemGe
 {
     CUresult result = NVS_REAL(cuMemMap)(ptr, size, offset, handle, flags);
     nvs_allocation *mapping = NULL;
-    if (result == CUDA_SUCCESS && swapping())
+    if (result == CUDA_SUCCESS && nvs_swapping())
         mapping = nvs_allocation_new(NVS_SPACE_ADDRESS, NVS_MEMORY_MAPPING, 0);
     if (mapping == NULL)
         return result;
@@ -262,7 +257,7 @@ static CUresult each_part(CUdeviceptr ptr, size_t size, const parts *of)
 {
     CUresult result = CUDA_SUCCESS;
     const CUdeviceptr end = ptr + size;
-    if (size == 0 || end < ptr || !swapping())
+    if (size == 0 || end < ptr || !nvs_swapping())
         return of->of_driver(ptr, size, of->argument);
     if (!parts_are_whole(ptr, size))
         return CUDA_ERROR_INVALID_VALUE;
@@ -334,7 +329,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const C
 NVS_EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
 {
     nvs_allocation at, *handle = NULL;
-    if (flags != NULL && location != NULL && swapping())
+    if (flags != NULL && location != NULL && nvs_swapping())
         handle = nvs_allocation_pin_mapping(ptr, 1, &at);
     if (handle == NULL)
         return NVS_REAL(cuMemGetAccess)(flags, location, ptr);
@@ -437,55 +432,37 @@ NVS_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocatio
 
 /* --- multicast objects --- */
 
-NVS_EXPORT CUresult CUDAAPI cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle,
-                                               size_t memOffset, size_t size, unsigned long long flags)
-{
-    CUmemGenericAllocationHandle real;
-    CUresult result = real_handle(memHandle, &real);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuMulticastBindMem)(mcHandle, mcOffset, real, memOffset, size, flags) : result;
-}
+#define NVS_BINDS(symbol, parameters, arguments, prepared)                          \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                   \
+    {                                                                               \
+        const CUresult result = prepared;                                           \
+        return result == CUDA_SUCCESS ? NVS_REAL(symbol) arguments : result;        \
+    }
 
-NVS_EXPORT CUresult CUDAAPI cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size,
-                                                unsigned long long flags)
-{
-    CUresult result = nvs_pin_address(memptr, size);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuMulticastBindAddr)(mcHandle, mcOffset, memptr, size, flags) : result;
-}
-
+NVS_BINDS(cuMulticastBindMem,
+          (CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
+           unsigned long long flags),
+          (mcHandle, mcOffset, memHandle, memOffset, size, flags), real_handle(memHandle, &memHandle))
+NVS_BINDS(cuMulticastBindAddr,
+          (CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags),
+          (mcHandle, mcOffset, memptr, size, flags), nvs_pin_address(memptr, size))
 #if CUDA_VERSION >= 13010
-NVS_EXPORT CUresult CUDAAPI cuMulticastBindMem_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset,
-                                                  CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
-                                                  unsigned long long flags)
-{
-    CUmemGenericAllocationHandle real;
-    CUresult result = real_handle(memHandle, &real);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuMulticastBindMem_v2)(mcHandle, dev, mcOffset, real, memOffset, size, flags) : result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUdeviceptr memptr,
-                                                   size_t size, unsigned long long flags)
-{
-    CUresult result = nvs_pin_address(memptr, size);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuMulticastBindAddr_v2)(mcHandle, dev, mcOffset, memptr, size, flags) : result;
-}
+NVS_BINDS(cuMulticastBindMem_v2,
+          (CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUmemGenericAllocationHandle memHandle, size_t memOffset,
+           size_t size, unsigned long long flags),
+          (mcHandle, dev, mcOffset, memHandle, memOffset, size, flags), real_handle(memHandle, &memHandle))
+NVS_BINDS(cuMulticastBindAddr_v2,
+          (CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned long long flags),
+          (mcHandle, dev, mcOffset, memptr, size, flags), nvs_pin_address(memptr, size))
 #endif
-
 #if CUDA_VERSION >= 13030
-NVS_EXPORT CUresult CUDAAPI cuLogicalEndpointBindMem(CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset,
-                                                     CUmemGenericAllocationHandle memHandle, cuuint64_t memOffset, cuuint64_t size,
-                                                     unsigned long long flags)
-{
-    CUmemGenericAllocationHandle real;
-    CUresult result = real_handle(memHandle, &real);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuLogicalEndpointBindMem)(leId, dev, offset, real, memOffset, size, flags) : result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuLogicalEndpointBindAddr(CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset, void *ptr,
-                                                      cuuint64_t size, unsigned long long flags)
-{
-    CUresult result = nvs_pin_address((CUdeviceptr)(uintptr_t)ptr, size);
-    return result == CUDA_SUCCESS ? NVS_REAL(cuLogicalEndpointBindAddr)(leId, dev, offset, ptr, size, flags) : result;
-}
+NVS_BINDS(cuLogicalEndpointBindMem,
+          (CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset, CUmemGenericAllocationHandle memHandle, cuuint64_t memOffset,
+           cuuint64_t size, unsigned long long flags),
+          (leId, dev, offset, memHandle, memOffset, size, flags), real_handle(memHandle, &memHandle))
+NVS_BINDS(cuLogicalEndpointBindAddr,
+          (CUlogicalEndpointId leId, CUdevice dev, cuuint64_t offset, void *ptr, cuuint64_t size, unsigned long long flags),
+          (leId, dev, offset, ptr, size, flags), nvs_pin_address((CUdeviceptr)(uintptr_t)ptr, size))
 #endif
 
 /* --- sparse arrays --- */
@@ -530,7 +507,7 @@ static CUresult real_list(const CUarrayMapInfo *list, unsigned int count, CUarra
         if (result == CUDA_SUCCESS)                                                                             \
             result = NVS_REAL(symbol)(list != NULL ? list : mapInfoList, count, hStream);                       \
         if (nvs_gate_leave(slot, gpu))                                                                          \
-            nvs_pace_after(gpu, hStream, NVS_PER_THREAD(#symbol), nvs_pace_what(NVS_ID_##symbol, NULL, count));  \
+            nvs_pace_after(gpu, NVS_HANDLE(symbol, hStream), nvs_pace_what(NVS_ID_##symbol, NULL, count));      \
         free(list);                                                                                             \
         return result;                                                                                          \
     }

@@ -11,6 +11,7 @@
 #include "base/process.h"
 #include "base/system.h"
 #include "contexts/context.h"
+#include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "inflight/marks.h"
 
@@ -36,39 +37,25 @@ NVS_FORK_STATE static _Atomic uint32_t paused; /* the agent queries streams; see
 
 static _Thread_local char this_thread __attribute__((tls_model("initial-exec")));
 
-static CUstream handle_of(CUstream stream, bool per_thread)
-{
-    return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
-}
-
-/* The stream is captured, or is the legacy stream beside a capture that it would invalidate. */
-static bool is_captured(CUstream handle)
-{
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return NVS_REAL(cuStreamIsCapturing)(handle, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 /* ---- Marks ---- */
 
-void nvs_capture_mark(uint32_t gpu, CUstream stream, bool per_thread, CUresult result)
+void nvs_capture_mark(uint32_t gpu, CUstream stream, CUresult result)
 {
-    const CUstream handle = handle_of(stream, per_thread);
-    const bool is_default = handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
-    if (handle == CU_STREAM_LEGACY && !nvs_capturing())
+    const bool is_default = stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+    if (stream == CU_STREAM_LEGACY && !nvs_capturing())
         return;
-    if (is_default && result == CUDA_SUCCESS && gpu < NVS_MAX_GPUS && nvs_config.enabled && !is_captured(handle))
-        nvs_mark_stream(1u << gpu, gpu, handle, false);
+    if (is_default && result == CUDA_SUCCESS && gpu < NVS_MAX_GPUS && nvs_config.enabled && !nvs_stream_captures(stream))
+        nvs_mark_stream(1u << gpu, gpu, stream);
 }
 
-void nvs_capture_may_join(uint32_t gpu, CUstream stream, bool per_thread)
+void nvs_capture_may_join(uint32_t gpu, CUstream stream)
 {
-    const CUstream handle = handle_of(stream, per_thread);
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* so that a capture elsewhere is not invalidated */
-    if (handle == CU_STREAM_LEGACY || gpu >= NVS_MAX_GPUS || !nvs_config.enabled) /* the legacy stream is never captured */
+    if (stream == CU_STREAM_LEGACY || gpu >= NVS_MAX_GPUS || !nvs_config.enabled) /* the legacy stream is never captured */
         return;
     const bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
-    if (!is_captured(handle) && NVS_REAL(cuStreamQuery)(handle) == CUDA_ERROR_NOT_READY)
-        nvs_mark_stream(1u << gpu, gpu, handle, false);
+    if (!nvs_stream_captures(stream) && NVS_REAL(cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY)
+        nvs_mark_stream(1u << gpu, gpu, stream);
     if (exchanged)
         (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
 }
@@ -141,7 +128,7 @@ static void begins(void)
     (void)atomic_fetch_sub_explicit(&nvs_hot.capturing, NVS_CAPTURE_FIRST - 1, memory_order_release);
 }
 
-nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
+nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream)
 {
     const int saved = errno;
     capture *made = malloc(sizeof *made);
@@ -151,7 +138,7 @@ nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
     }
     begins();
     await_resume();
-    nvs_capture_may_join(gpu, stream, per_thread);
+    nvs_capture_may_join(gpu, stream);
     errno = saved;
     return made;
 }
@@ -181,7 +168,7 @@ static void remove_entry(capture **link)
     count_down();
 }
 
-/* The per-thread handle is another stream in each context, so its context is compared, too. */
+/* The per-thread stream is another stream in each context, so its context is compared, too. */
 static capture **link_of(const void *key, CUcontext context)
 {
     capture **link = &first;
@@ -190,32 +177,32 @@ static capture **link_of(const void *key, CUcontext context)
     return link;
 }
 
-static CUcontext context_of(CUstream handle)
+static CUcontext context_of(CUstream stream)
 {
-    CUcontext context = handle != CU_STREAM_PER_THREAD ? nvs_stream_context(handle) : NULL;
-    if (handle == CU_STREAM_PER_THREAD)
+    CUcontext context = stream != CU_STREAM_PER_THREAD ? nvs_stream_context(stream) : NULL;
+    if (stream == CU_STREAM_PER_THREAD)
         (void)NVS_REAL(cuCtxGetCurrent)(&context);
-    else if (context == NULL && NVS_HAS(cuStreamGetCtx))
-        (void)NVS_REAL(cuStreamGetCtx)(handle, &context);
+    else if (context == NULL)
+        (void)NVS_REAL(cuStreamGetCtx)(stream, &context);
     return context;
 }
 
-static const void *key_of(CUstream handle) { return handle == CU_STREAM_PER_THREAD ? &this_thread : (const void *)handle; }
+static const void *key_of(CUstream stream) { return stream == CU_STREAM_PER_THREAD ? &this_thread : (const void *)stream; }
 
 /* The graph that a stream is captured into; NULL in a process that sees one GPU. */
-static CUgraph captured_into(CUstream handle)
+static CUgraph captured_into(CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUgraph graph = NULL;
     if (NVS_LIKELY(nvs_only_gpu() != NVS_NO_GPU) || !nvs_config.enabled)
         return NULL;
-    const CUresult result = NVS_REAL(cuStreamGetCaptureInfo_v2)(handle, &status, NULL, &graph, NULL, NULL);
+    const CUresult result = NVS_REAL(cuStreamGetCaptureInfo_v2)(stream, &status, NULL, &graph, NULL, NULL);
     return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? graph : NULL;
 }
 
-uint32_t nvs_capture_joined(uint32_t gpu, CUstream stream, bool per_thread)
+uint32_t nvs_capture_joined(uint32_t gpu, CUstream stream)
 {
-    const CUgraph graph = captured_into(handle_of(stream, per_thread));
+    const CUgraph graph = captured_into(stream);
     uint32_t began_on = NVS_NO_GPU;
     if (graph == NULL || gpu >= NVS_MAX_GPUS)
         return 0;
@@ -227,16 +214,15 @@ uint32_t nvs_capture_joined(uint32_t gpu, CUstream stream, bool per_thread)
     return began_on < NVS_MAX_GPUS && began_on != gpu ? 1u << began_on | 1u << gpu : 0;
 }
 
-void nvs_capture_began(nvs_capture *made, uint32_t gpu, CUstream stream, bool per_thread, CUresult result)
+void nvs_capture_began(nvs_capture *made, uint32_t gpu, CUstream stream, CUresult result)
 {
-    const CUstream handle = handle_of(stream, per_thread);
     if (result != CUDA_SUCCESS) {
         free(made);
         count_down();
         return;
     }
-    const CUcontext context = context_of(handle);
-    *made = (capture){NULL, key_of(handle), context, nvs_green_owner(context), captured_into(handle), gpu};
+    const CUcontext context = context_of(stream);
+    *made = (capture){NULL, key_of(stream), context, nvs_green_owner(context), captured_into(stream), gpu};
     pthread_mutex_lock(&lock);
     capture **known = link_of(made->key, context);
     if (*known != NULL) /* an older capture, whose end the hook has not seen */
@@ -246,14 +232,13 @@ void nvs_capture_began(nvs_capture *made, uint32_t gpu, CUstream stream, bool pe
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_capture_ended(CUstream stream, bool per_thread)
+void nvs_capture_ended(CUstream stream)
 {
-    const CUstream handle = handle_of(stream, per_thread);
     CUcontext context = NULL;
-    if (handle == CU_STREAM_PER_THREAD)
+    if (stream == CU_STREAM_PER_THREAD)
         (void)NVS_REAL(cuCtxGetCurrent)(&context);
     pthread_mutex_lock(&lock);
-    capture **link = link_of(key_of(handle), context);
+    capture **link = link_of(key_of(stream), context);
     if (*link != NULL)
         remove_entry(link);
     pthread_mutex_unlock(&lock);
@@ -261,7 +246,7 @@ void nvs_capture_ended(CUstream stream, bool per_thread)
 
 void nvs_capture_lost(CUstream stream)
 {
-    if (!nvs_capturing() || is_captured(stream))
+    if (!nvs_capturing() || nvs_stream_captures(stream))
         return;
     pthread_mutex_lock(&lock);
     capture **link = link_of(stream, NULL);

@@ -33,14 +33,14 @@ typedef struct nvs_capture nvs_capture; /* an entry for an open capture */
 
 /* Before and after the driver's begin, in the gate.  NULL: the host has no memory for the entry, and the capture must not begin.  A failed begin leaves no
  * entry. */
-nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread);
-void nvs_capture_began(nvs_capture *made, uint32_t gpu, CUstream stream, bool per_thread, CUresult result);
+nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream);
+void nvs_capture_began(nvs_capture *made, uint32_t gpu, CUstream stream, CUresult result);
 
 /* Before and after a call that may add the stream to a capture.  nvs_capture_joined: both GPUs (a bit each) if the capture began on another one, else 0. */
-void nvs_capture_may_join(uint32_t gpu, CUstream stream, bool per_thread);
-uint32_t nvs_capture_joined(uint32_t gpu, CUstream stream, bool per_thread);
+void nvs_capture_may_join(uint32_t gpu, CUstream stream);
+uint32_t nvs_capture_joined(uint32_t gpu, CUstream stream);
 
-void nvs_capture_ended(CUstream stream, bool per_thread);
+void nvs_capture_ended(CUstream stream);
 void nvs_capture_lost(CUstream stream);            /* before the stream is destroyed; the driver refuses that while it is captured */
 void nvs_captures_context_gone(CUcontext context); /* it has ended, and the captures on its streams with it */
 void nvs_captures_after_fork(void);                /* in the child: none */
@@ -48,15 +48,15 @@ void nvs_captures_after_fork(void);                /* in the child: none */
 /* From now on work in per-thread default streams has marks, also while no stream is captured.  For a moment the process seems to capture. */
 void nvs_captures_mark_threads(void);
 
-void nvs_capture_mark(uint32_t gpu, CUstream stream, bool per_thread, CUresult result);
+void nvs_capture_mark(uint32_t gpu, CUstream stream, CUresult result);
 
 /* After a submission, still in the gate: a drain that begins later finds the mark.
  * Relaxed: the driver orders the submission with the event of the whole context.  If the event came first, the submission's thread has seen the driver
  * after nvs_capture_begins had written this word; else the event covers the submission. */
-static inline void nvs_capture_submitted(uint32_t gpu, CUstream stream, bool per_thread, CUresult result)
+static inline void nvs_capture_submitted(uint32_t gpu, CUstream stream, CUresult result)
 {
     if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.capturing, memory_order_relaxed) != 0))
-        nvs_capture_mark(gpu, stream, per_thread, result);
+        nvs_capture_mark(gpu, stream, result);
 }
 
 #endif

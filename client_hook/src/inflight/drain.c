@@ -104,24 +104,12 @@ static bool nap(unsigned *looks, uint64_t deadline_ns)
     return true;
 }
 
-static bool sees_contexts(void)
-{
-#if CUDA_VERSION >= 12050
-    return NVS_HAS(cuCtxRecordEvent);
-#else
-    return false;
-#endif
-}
-
 /* Behind all work of the current context; on an older driver, behind the work of all blocking streams. */
 static CUresult record_event(CUcontext context, CUevent event)
 {
-#if CUDA_VERSION >= 12050
-    if (sees_contexts())
-        return NVS_REAL(cuCtxRecordEvent)(context, event);
-#endif
     look found = {0};
-    (void)context;
+    if (NVS_HAS(cuCtxRecordEvent))
+        return NVS_REAL(cuCtxRecordEvent)(context, event);
     look_at(CU_STREAM_LEGACY, &found); /* an event there would invalidate a capture */
     return found.capturing ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : NVS_REAL(cuEventRecord)(event, CU_STREAM_LEGACY);
 }
@@ -166,7 +154,7 @@ static nvs_status drain_context(CUcontext context, const drain *job)
         if (job->look_only || !nap(&looks, job->deadline_ns))
             return NVS_TIMED_OUT;
     }
-    if ((status == NVS_OK && sees_contexts()) || found.capturing || found.holds || nvs_capturing())
+    if ((status == NVS_OK && NVS_HAS(cuCtxRecordEvent)) || found.capturing || found.holds || nvs_capturing())
         return NVS_OK;
     if (job->look_only || held)
         return drain_by_event(context, job->deadline_ns) == NVS_TIMED_OUT ? NVS_TIMED_OUT : NVS_OK;

@@ -28,10 +28,10 @@ NVS_FORK_STATE static _Atomic uint32_t count; /* changes under the lock.  Relaxe
 NVS_FORK_STATE static uint32_t since_checked; /* new marks */
 static uint64_t newest;          /* the number of the mark made last */
 
-CUresult nvs_event_behind(CUstream stream, bool per_thread, CUevent *event, CUcontext *context)
+CUresult nvs_event_behind(CUstream stream, CUevent *event, CUcontext *context)
 {
     CUcontext current = NULL, ignored;
-    CUresult result = per_thread ? NVS_REAL(cuStreamGetCtx_ptsz)(stream, context) : NVS_REAL(cuStreamGetCtx)(stream, context);
+    CUresult result = NVS_REAL(cuStreamGetCtx)(stream, context);
     if (result != CUDA_SUCCESS)
         return result;
     NVS_REAL(cuCtxGetCurrent)(&current);
@@ -40,7 +40,7 @@ CUresult nvs_event_behind(CUstream stream, bool per_thread, CUevent *event, CUco
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     result = NVS_REAL(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING);
     if (result == CUDA_SUCCESS) {
-        result = per_thread ? NVS_REAL(cuEventRecord_ptsz)(*event, stream) : NVS_REAL(cuEventRecord)(*event, stream);
+        result = NVS_REAL(cuEventRecord)(*event, stream);
         if (result != CUDA_SUCCESS)
             NVS_REAL(cuEventDestroy_v2)(*event);
     }
@@ -155,14 +155,13 @@ static void keep(mark *made, bool marked)
         free_finished(context);
 }
 
-void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread)
+void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream)
 {
     const int saved = errno;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* so that a capture elsewhere is not invalidated */
     const bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
     mark *made = make((mark){.gpus = gpus, .gpu_of_stream = gpu_of_stream});
-    keep(made, made != NULL && NVS_HAS(cuStreamGetCtx) &&
-                   nvs_event_behind(stream, per_thread, &made->event, &made->context) == CUDA_SUCCESS);
+    keep(made, made != NULL && nvs_event_behind(stream, &made->event, &made->context) == CUDA_SUCCESS);
     if (exchanged)
         (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     errno = saved;
@@ -171,13 +170,10 @@ void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, boo
 /* Drivers before 12.5 have no event of a whole context.  Their legacy stream is behind all blocking streams, the per-thread ones among them. */
 static CUresult event_behind_all(CUcontext context, CUevent *event)
 {
-    CUresult result = NVS_REAL(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING), recorded = CUDA_ERROR_NOT_SUPPORTED;
+    CUresult result = NVS_REAL(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING);
     if (result != CUDA_SUCCESS)
         return result;
-#if CUDA_VERSION >= 12050
-    if (NVS_HAS(cuCtxRecordEvent))
-        recorded = NVS_REAL(cuCtxRecordEvent)(context, *event);
-#endif
+    const CUresult recorded = NVS_REAL(cuCtxRecordEvent)(context, *event);
     result = recorded == CUDA_ERROR_NOT_SUPPORTED ? NVS_REAL(cuEventRecord)(*event, CU_STREAM_LEGACY) : recorded;
     if (result != CUDA_SUCCESS)
         (void)NVS_REAL(cuEventDestroy_v2)(*event);

@@ -15,7 +15,7 @@
 #include "base/base.h"
 
 /* Application thread: leaves a mark behind all work on this stream.  The stream is not captured; its work is on `gpus` (a bit each). */
-void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread);
+void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream);
 
 /* Inside a visit to the context, in relaxed capture mode, while no stream of it is captured: leaves a mark behind all work in it. */
 void nvs_mark_context(uint32_t gpu, CUcontext context);
@@ -34,6 +34,6 @@ void nvs_marks_context_gone(CUcontext context);
 void nvs_marks_after_fork(void); /* in the child: none */
 
 /* An event behind all work on a stream, made in the stream's own context. */
-CUresult nvs_event_behind(CUstream stream, bool per_thread, CUevent *event, CUcontext *context);
+CUresult nvs_event_behind(CUstream stream, CUevent *event, CUcontext *context);
 
 #endif

@@ -287,7 +287,7 @@ static __attribute__((noinline)) void check(pace_thread *thread, nvs_pace_stream
     errno = saved;
 }
 
-/* Any submission.  `stream` is not NULL. */
+/* Any submission. */
 static __attribute__((noinline)) void after(nvs_slot *slot, uint32_t gpu, CUstream stream, uint64_t what)
 {
     nvs_pace_terms now = {.budget_ns = atomic_load_explicit(&budgets[gpu], memory_order_relaxed)}; /* orders nothing else */
@@ -339,13 +339,11 @@ static inline bool counted(nvs_slot *slot, uint32_t gpu, CUstream stream, uint64
     return true;
 }
 
-void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t what)
+void nvs_pace_after(uint32_t gpu, CUstream stream, uint64_t what)
 {
     nvs_slot *slot = nvs_self;
     if (NVS_UNLIKELY(gpu == NVS_NO_GPU) || NVS_UNLIKELY(slot == NULL))
         return;
-    if (stream == NULL)
-        stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
     if (!counted(slot, gpu, stream, what))
         after(slot, gpu, stream, what);
 }

@@ -10,9 +10,9 @@
 #include "inflight/stream.h"
 
 /* Application thread, after a submission to `stream` when nvs_gate_leave() said so; outside the gate. `stream` as the
- * application gave it; per_thread when the entry point was a _ptsz/_ptds one; `what` by nvs_pace_what().  May wait until enough
+ * NVS_HANDLE names it; `what` by nvs_pace_what().  May wait until enough
  * work is done. */
-void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t what);
+void nvs_pace_after(uint32_t gpu, CUstream stream, uint64_t what);
 
 /* Application thread, after a call that waited for submitted work: pacing is not the cause if the GPU is idle now. */
 void nvs_pace_synchronized(void);

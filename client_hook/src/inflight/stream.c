@@ -398,7 +398,7 @@ static bool pace_in_context(nvs_pace_stream *entry, uint32_t synchronized, nvs_p
 {
     CUcontext current = NULL;
     bool pushed = false, fine;
-    if (entry->owner == NULL && entry->context == NULL && NVS_HAS(cuStreamGetCtx) &&
+    if (entry->owner == NULL && entry->context == NULL &&
         NVS_REAL(cuStreamGetCtx)(entry->stream, &entry->owner) != CUDA_SUCCESS)
         entry->owner = NULL;
     if (entry->owner != NULL && (NVS_REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != entry->owner))

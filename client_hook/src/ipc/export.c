@@ -193,35 +193,30 @@ typedef struct server { /* only its thread uses it */
     struct pollfd polled[MOST_CLIENTS + 1];
 } server;
 
-enum { NONE, STARTING, RUNNING };
-NVS_FORK_STATE static _Atomic uint32_t phase; /* futex.  RUNNING is released after `own_name`, and acquired before it is read */
+NVS_FORK_STATE static pthread_mutex_t server_lock = PTHREAD_MUTEX_INITIALIZER; /* "their server's start" in base/base.h: of the next two */
 static nvs_ipc_secret own_name;
-NVS_FORK_STATE static server *open_server; /* for a forked child, which closes its copies of the sockets */
+NVS_FORK_STATE static server *open_server; /* NULL: not started.  A forked child closes its copies of the sockets */
 
-/* At exit.  seq_cst: either the server sees `ending`, or the exiting thread sees `busy`. */
-NVS_FORK_STATE static _Atomic uint32_t ending, busy;
+NVS_FORK_STATE static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER; /* the last one in base/base.h */
+NVS_FORK_STATE static atomic_bool ending; /* relaxed: an exiting thread waits for the calls that have missed it */
 
 static bool begin_driver(void)
 {
-    atomic_store_explicit(&busy, 1, memory_order_seq_cst); /* pairs with end_calls */
-    return atomic_load_explicit(&ending, memory_order_seq_cst) == 0;
+    pthread_mutex_lock(&driver_lock);
+    return !atomic_load_explicit(&ending, memory_order_relaxed); /* see its declaration */
 }
 
 static void end_driver(void)
 {
-    atomic_store_explicit(&busy, 0, memory_order_seq_cst); /* pairs with end_calls */
-    if (atomic_load_explicit(&ending, memory_order_seq_cst) != 0)
-        nvs_futex_wake(&busy, INT32_MAX);
+    pthread_mutex_unlock(&driver_lock);
 }
 
 static void end_calls(void)
 {
-    const int saved = errno;
-    const uint64_t until = nvs_now_ns() + EXIT_TIMEOUT_NS;
-    atomic_store_explicit(&ending, 1, memory_order_seq_cst); /* pairs with begin_driver */
-    while (atomic_load_explicit(&busy, memory_order_seq_cst) != 0 && nvs_now_ns() < until)
-        nvs_futex_wait(&busy, 1, until);
-    errno = saved;
+    const struct timespec until = nvs_wait_until(EXIT_TIMEOUT_NS);
+    atomic_store_explicit(&ending, true, memory_order_relaxed); /* see its declaration */
+    if (pthread_mutex_timedlock(&driver_lock, &until) == 0)
+        pthread_mutex_unlock(&driver_lock);
 }
 
 /* --- requests --- */
@@ -364,32 +359,25 @@ static bool start(void)
 /* The name of this process's socket; the first call starts the server.  False: it cannot start. */
 static bool ipc_serve(nvs_ipc_secret *process)
 {
-    const int saved = errno;
-    const uint64_t until = nvs_now_ns() + NVS_IPC_TIMEOUT_NS;
-    uint32_t seen = NONE;
-    /* Acquire pairs with the releases below. */
-    while (!atomic_compare_exchange_strong_explicit(&phase, &seen, STARTING, memory_order_acquire, memory_order_acquire) && seen != RUNNING &&
-           nvs_now_ns() < until) {
-        nvs_futex_wait(&phase, STARTING, until); /* another thread starts it */
-        seen = NONE;
-    }
-    if (seen == NONE) {
-        seen = start() ? RUNNING : NONE;
-        if (seen == NONE)
-            NVS_LOG_ONCE(NVS_LOG_WARNING, "no socket or thread to share memory with other processes by (cuIpcGetMemHandle): %s", strerror(errno));
-        atomic_store_explicit(&phase, seen, memory_order_release); /* pairs with the acquires above and in nvs_ipc_is_own */
-        nvs_futex_wake(&phase, INT32_MAX);
-    }
-    if (seen == RUNNING)
+    const int saved = errno, cancel = nvs_cancel_defer();
+    pthread_mutex_lock(&server_lock);
+    const bool runs = open_server != NULL || start();
+    if (runs)
         *process = own_name;
+    else
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "no socket or thread to share memory with other processes by (cuIpcGetMemHandle): %s", strerror(errno));
+    pthread_mutex_unlock(&server_lock);
+    nvs_cancel_allow(cancel);
     errno = saved;
-    return seen == RUNNING;
+    return runs;
 }
 
 bool nvs_ipc_is_own(const nvs_ipc_secret *process)
 {
-    /* Acquire pairs with the release in ipc_serve. */
-    return atomic_load_explicit(&phase, memory_order_acquire) == RUNNING && nvs_ipc_same(process, &own_name);
+    pthread_mutex_lock(&server_lock);
+    const bool own = open_server != NULL && nvs_ipc_same(process, &own_name);
+    pthread_mutex_unlock(&server_lock);
+    return own;
 }
 
 static NVS_FORK_CODE void ipc_server_after_fork(void)
@@ -400,9 +388,9 @@ static NVS_FORK_CODE void ipc_server_after_fork(void)
         close(open_server->listener);
     }
     open_server = NULL;
-    atomic_store_explicit(&phase, NONE, memory_order_relaxed);
-    atomic_store_explicit(&ending, 0, memory_order_relaxed);
-    atomic_store_explicit(&busy, 0, memory_order_relaxed);
+    pthread_mutex_init(&server_lock, NULL); /* a thread that does not exist here may have held it, or the next */
+    pthread_mutex_init(&driver_lock, NULL);
+    atomic_store_explicit(&ending, false, memory_order_relaxed);
 }
 
 /* --- for the application --- */

@@ -10,7 +10,8 @@
  *  - memory that importers have mapped is on the GPU, and its exporter counts it as pinned, until they have closed it or ended;
  *  - a call of the application waits for another process for at most NVS_IPC_TIMEOUT_NS, plus a tenth to report that it gives up.
  *
- * Exports, imports and connections have one lock each.  A thread that holds one takes no other lock, calls no driver and does not wait.
+ * Exports, imports and connections have one lock each.  A thread that holds one takes no other lock, calls no driver and does not wait.  The exporter's
+ * thread has another one while it calls the driver; an exiting thread waits for it.
  */
 #ifndef NVS_IPC_H
 #define NVS_IPC_H

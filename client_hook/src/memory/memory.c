@@ -563,7 +563,7 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
     const uint64_t later = load(&charged_ahead[gpu]), ahead = later > refusable ? later : refusable; /* they may be of the same memory */
     uint64_t others = allocated > chunked ? allocated - chunked : 0, pinned = others > movable + ahead ? others - movable - ahead : 0;
     uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
-    if (nvs_config.memory_mode == NVS_MODE_SWAP) { /* counted in chunks, which fill the card and move */
+    if (nvs_swapping()) { /* counted in chunks, which fill the card and move */
         nvs_chunk_figures chunks;
         nvs_memory_chunked->figures(gpu, &chunks);
         allocated = chunks.committed_bytes + others;
@@ -610,7 +610,7 @@ nvs_status nvs_memory_move(uint32_t gpu, bool out, const nvs_watch *watch, uint6
 
 bool nvs_memory_open_gates(uint32_t gpu, uint32_t gpus, uint32_t paced, uint64_t *missing_bytes)
 {
-    if (nvs_config.memory_mode == NVS_MODE_SWAP && nvs_memory_backend(gpu)->chunked)
+    if (nvs_swapping() && nvs_memory_backend(gpu)->chunked)
         return nvs_memory_chunked->open_gates(gpu, gpus, paced, missing_bytes);
     *missing_bytes = 0;
     for (uint32_t each = 0; each < NVS_MAX_GPUS; each++)
@@ -621,6 +621,6 @@ bool nvs_memory_open_gates(uint32_t gpu, uint32_t gpus, uint32_t paced, uint64_t
 
 void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes, bool now)
 {
-    if (nvs_config.memory_mode == NVS_MODE_SWAP)
+    if (nvs_swapping())
         nvs_host_ahead(gpu, bytes, now);
 }

@@ -138,6 +138,19 @@ static void capture_of_context(void)
     CHECK(cuCtxSynchronize() != CUDA_SUCCESS && !still_captures(stream), "a wait for the context leaves a capture valid");
 }
 
+extern CUresult CUDAAPI cuStreamGetId_ptsz(CUstream stream, unsigned long long *id);
+
+static void default_handles(void)
+{
+    unsigned long long plain, legacy, threads_own, per_thread;
+    begin();
+    OK(cuStreamGetId(NULL, &plain));
+    OK(cuStreamGetId(CU_STREAM_LEGACY, &legacy));
+    OK(cuStreamGetId_ptsz(NULL, &threads_own));
+    OK(cuStreamGetId(CU_STREAM_PER_THREAD, &per_thread));
+    CHECK(plain == legacy && threads_own == per_thread && legacy != per_thread, "a handle is of another stream than NULL is");
+}
+
 static void *query_per_thread(void *result)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -566,6 +579,7 @@ int main(int count, char **arguments)
         {"capture_queries", capture_queries},
         {"capture_of_context", capture_of_context},
         {"capture_and_defaults", capture_and_defaults},
+        {"default_handles", default_handles},
         {"captured_memory", captured_memory},
         {"pool_pieces", pool_pieces},
         {"pool_waits", pool_waits},

@@ -7,7 +7,7 @@
 
 #include "base/msgpack.h"
 
-enum { NVS_WIRE_UINT, NVS_WIRE_INT, NVS_WIRE_BOOL, NVS_WIRE_TEXT };
+enum { NVS_WIRE_UINT, NVS_WIRE_BOOL, NVS_WIRE_TEXT };
 
 typedef struct nvs_wire_field {
     uint16_t offset, size; /* in the message's struct */
@@ -60,11 +60,9 @@ static inline void nvs_wire_store(void *at, unsigned size, uint64_t value)
 static inline void nvs_wire_put_field(nvs_wire_out *out, const nvs_wire_field *of, const char *at)
 {
     const uint64_t number = of->kind != NVS_WIRE_TEXT ? nvs_wire_load(at, of->size) : 0;
-    const unsigned unused = 64 - 8u * of->size;
     switch (of->kind) {
     case NVS_WIRE_TEXT: nvs_wire_put_text(out, at, of->most); break;
     case NVS_WIRE_BOOL: nvs_wire_put(out, number != 0 ? 0xc3 : 0xc2, 0, 0); break;
-    case NVS_WIRE_INT: nvs_wire_put_int(out, (int64_t)(number << unused) >> unused); break;
     default: nvs_wire_put_uint(out, number < of->most ? number : of->most); break; /* the peer refuses more */
     }
 }
@@ -83,7 +81,6 @@ static inline size_t nvs_wire_encode(const nvs_wire_message *of, const void *mes
 static inline bool nvs_wire_get_field(nvs_wire_in *in, const nvs_wire_field *of, char *at)
 {
     uint64_t number = 0;
-    int64_t negative = 0;
     bool flag = false;
     switch (of->kind) {
     case NVS_WIRE_TEXT: return nvs_wire_get_text(in, at, of->most);
@@ -91,11 +88,6 @@ static inline bool nvs_wire_get_field(nvs_wire_in *in, const nvs_wire_field *of,
         if (!nvs_wire_get_bool(in, &flag))
             return false;
         number = flag;
-        break;
-    case NVS_WIRE_INT:
-        if (!nvs_wire_get_int(in, (int64_t)of->least, (int64_t)of->most, &negative))
-            return false;
-        number = (uint64_t)negative;
         break;
     default:
         if (!nvs_wire_get_uint(in, of->most, &number) || number < of->least)

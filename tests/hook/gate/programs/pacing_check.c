@@ -25,7 +25,7 @@ static void submit(unsigned which, uint64_t work_ns, bool graph)
     if (stream->ends_ns != NEVER)
         stream->ends_ns = model.busy_until_ns;
     if (graph ? nvs_gate_leave_graph(slot, 0, (void *)(uintptr_t)work_ns) : nvs_gate_leave(slot, 0))
-        nvs_pace_after(0, which == DEFAULT_STREAM ? NULL : (CUstream)(uintptr_t)(0x100 + which), false,
+        nvs_pace_after(0, which == DEFAULT_STREAM ? CU_STREAM_LEGACY : (CUstream)(uintptr_t)(0x100 + which),
                        nvs_pace_what(NVS_ID_cuLaunchKernel, (void *)(uintptr_t)(one_kernel ? 0x1000 : 0x1000 + 0x40 * work_ns), 1));
     if (model.busy_until_ns > model.now_ns && model.busy_until_ns - model.now_ns > model.most_pending_ns)
         model.most_pending_ns = model.busy_until_ns - model.now_ns;

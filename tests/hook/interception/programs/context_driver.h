@@ -82,7 +82,7 @@ void nvs_mark_context(uint32_t gpu, CUcontext context)
     if (open_captures != 0 || nvs_capturing())
         marked_late = true;
 }
-void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread) { marked_streams++; }
+void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream) { marked_streams++; }
 nvs_slot *nvs_slot_register(void) { return nvs_self = &only_slot; }
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu) { (void)slot, (void)gpu; }
 bool nvs_gate_enter_stoppable_slow(nvs_slot *slot, uint32_t gpu) { return (void)slot, (void)gpu, true; }
