@@ -125,7 +125,6 @@ static void on_lost(void)
 {
     reconnects = true;
     atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed); /* a hint */
-    nvs_agent_unanswered_count = 0;
     nvs_states_lost();
     notice_lost();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
@@ -138,7 +137,6 @@ static void on_lost(void)
 
 static void on_connected(void)
 {
-    nvs_agent_unanswered_count = 0;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_CONNECTED});
 }
@@ -147,10 +145,9 @@ static void on_rejected(const nvs_rejected *rejected)
 {
     static uint64_t log_again_ns;
     uint64_t now = nvs_now_ns();
+    const uint32_t gpu = rejected->ordinal;
     const bool forbidden = rejected->code == NVS_REJECTION_FORBIDDEN_GPU;
-    if ((forbidden || rejected->code == NVS_REJECTION_UNKNOWN_GPU) && nvs_agent_unanswered_count > 0) {
-        uint32_t gpu = nvs_agent_unanswered[0]; /* the coordinator answers in order */
-        nvs_agent_answered(gpu);
+    if ((forbidden || rejected->code == NVS_REJECTION_UNKNOWN_GPU) && nvs_agent_gpus[gpu].lease.link.attached && !nvs_agent_gpus[gpu].settled) {
         nvs_log(NVS_LOG_WARNING, forbidden ? "GPU %u is refused, its work never runs: %s" : "GPU %u is not shared: %s", gpu, rejected->text);
         if (forbidden) {
             nvs_memory_set_limits(gpu, 0, 1, false);
@@ -174,7 +171,6 @@ static void on_rejected(const nvs_rejected *rejected)
 static void on_settings(const nvs_gpu_settings *settings)
 {
     uint32_t gpu = settings->gpu;
-    nvs_agent_answered(gpu);
     atomic_store_explicit(&nvs_ledgers[gpu].quota.limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see memory/quota.h */
     atomic_store_explicit(&nvs_ledgers[gpu].quota.slot, settings->slot_bytes, memory_order_relaxed);             /* likewise */
     nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
@@ -472,7 +468,6 @@ void *nvs_agent_main(void *nothing)
     (void)prctl(PR_SET_NAME, "nvshare", 0, 0, 0);
     (void)prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     memset(nvs_agent_gpus, 0, sizeof nvs_agent_gpus); /* after a fork there is what the parent's agent left */
-    nvs_agent_unanswered_count = 0;
     nvs_progress_start();
     notice_start();
     nvs_parking_start();
