@@ -25,6 +25,7 @@
 #include "coord/protocol/wire.gen.h"
 #include "coord/state.h"
 #include "gate/gate.h"
+#include "host/pool.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
 #include "nvshare.h"
@@ -150,7 +151,7 @@ static void on_rejected(const nvs_rejected *rejected)
     if ((forbidden || rejected->code == NVS_REJECTION_UNKNOWN_GPU) && nvs_agent_gpus[gpu].lease.link.attached && !nvs_agent_gpus[gpu].settled) {
         nvs_log(NVS_LOG_WARNING, forbidden ? "GPU %u is refused, its work never runs: %s" : "GPU %u is not shared: %s", gpu, rejected->text);
         if (forbidden) {
-            nvs_memory_set_limits(gpu, 0, 1, false);
+            nvs_memory_set_limits(gpu, 0, 1, 0, false);
             nvs_memory_set_refusal(rejected->text);
         }
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_NOT_MANAGED, .flag = forbidden});
@@ -173,10 +174,10 @@ static void on_settings(const nvs_gpu_settings *settings)
     uint32_t gpu = settings->gpu;
     atomic_store_explicit(&nvs_ledgers[gpu].quota.limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see memory/quota.h */
     atomic_store_explicit(&nvs_ledgers[gpu].quota.slot, settings->slot_bytes, memory_order_relaxed);             /* likewise */
-    nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
-    nvs_memory_prepare_host(gpu, settings->prepare_host_bytes, settings->prepare_now);
+    nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->room_bytes, settings->reserve);
+    if (nvs_config.memory_mode == NVS_MODE_SWAP)
+        nvs_host_ahead(gpu, settings->prepare_host_bytes, settings->prepare_now);
     nvs_pressure_expect(gpu, settings->prepare_host_bytes > 0);
-    nvs_memory_set_room(gpu, settings->room_bytes);
     atomic_store_explicit(&nvs_mail[gpu].ask_pins, settings->ask_pins, memory_order_relaxed); /* see its declaration */
     nvs_agent_gpus[gpu].settled = true;
     nvs_agent_set_pacing(gpu, settings->pacing_budget_ns, settings->idle_release_ns);
