@@ -12,7 +12,6 @@
 typedef struct nvs_agent_gpu {
     nvs_lease lease;
     nvs_duty duty;             /* the gate may be closed though the lease is held */
-    bool known;                /* the application uses it, and its UUID is known */
     uint64_t tick_at_ns;
     uint64_t pacing_budget_ns; /* of the settings */
     struct {                   /* the calls before a lease, for its Release */
@@ -40,6 +39,10 @@ typedef struct nvs_agent_gpu {
 } nvs_agent_gpu;
 
 extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
+static inline bool nvs_agent_knows(uint32_t gpu) /* the application uses it, and its UUID is known */
+{
+    return nvs_agent_gpus[gpu].lease.link.used;
+}
 
 void nvs_agent_event(uint32_t gpu, const nvs_lease_event *event);         /* fills in the time */
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained);       /* the actions of nvs_lease_handle() */

@@ -210,14 +210,13 @@ static void on_frame(const uint8_t *frame, size_t size)
     }
     uint32_t about = result == NVS_WIRE_OK ? nvs_to_client_gpu(&in) : UINT32_MAX;
     const bool is_host = in.type == NVS_TYPE_TARGET && about == NVS_WIRE_HOST;
-    if (about != UINT32_MAX && !is_host && (about >= NVS_MAX_GPUS || !nvs_agent_gpus[about].known))
+    if (about != UINT32_MAX && !is_host && (about >= NVS_MAX_GPUS || !nvs_agent_knows(about)))
         result = NVS_WIRE_MALFORMED;
     if (result != NVS_WIRE_OK) {
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the coordinator sent something malformed; connecting again");
         nvs_link_fail();
         return;
     }
-    nvs_lease_event event = {0};
     switch (in.type) {
     case NVS_TYPE_WELCOME:
         atomic_store_explicit(&nvs_agent_connected, 1, memory_order_relaxed); /* a hint */
@@ -228,24 +227,20 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_GPU_SETTINGS: on_settings(&in.gpu_settings); return;
     case NVS_TYPE_TARGET: (is_host ? nvs_budget_received : on_target)(&in.target); return;
     case NVS_TYPE_GRANT:
-        event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
         awake_until_ns = 0;
-        nvs_agent_event(in.grant.gpu, &event);
+        nvs_agent_event(about, &(nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters});
         return;
     case NVS_TYPE_PARK: nvs_parking_told(&in.park); return;
     case NVS_TYPE_WAIT_EXPLAINED: notice_explained(&in.wait_explained); return;
     case NVS_TYPE_STANDBY: on_standby(&in.standby); return;
     case NVS_TYPE_REVOKE:
-        event = (nvs_lease_event){
-            .kind = NVS_LEASE_ON_REVOKE, .lease_id = in.revoke.lease_id, .number = in.revoke.drain_deadline_ns};
-        nvs_agent_event(in.revoke.gpu, &event);
-        if (nvs_agent_ending(&nvs_agent_gpus[in.revoke.gpu]))
-            nvs_agent_continue_end(in.revoke.gpu);
+        nvs_agent_event(about, &(nvs_lease_event){
+                        .kind = NVS_LEASE_ON_REVOKE, .lease_id = in.revoke.lease_id, .number = in.revoke.drain_deadline_ns});
+        if (nvs_agent_ending(&nvs_agent_gpus[about]))
+            nvs_agent_continue_end(about);
         return;
     case NVS_TYPE_WAITERS:
-        event = (nvs_lease_event){
-            .kind = NVS_LEASE_ON_WAITERS, .lease_id = in.waiters.lease_id, .number = in.waiters.waiters};
-        nvs_agent_event(in.waiters.gpu, &event);
+        nvs_agent_event(about, &(nvs_lease_event){.kind = NVS_LEASE_ON_WAITERS, .lease_id = in.waiters.lease_id, .number = in.waiters.waiters});
         return;
     default: return;
     }
@@ -264,12 +259,11 @@ static const nvs_link_handlers message_handlers = {on_connected, on_lost, on_fra
 static bool becomes_known(uint32_t gpu)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-    if (mine->known)
+    if (nvs_agent_knows(gpu))
         return true;
     /* acquire: pairs with the release in describe() */
     if (atomic_load_explicit(&nvs_mail[gpu].facts_state, memory_order_acquire) != NVS_FACTS_KNOWN)
         return false;
-    mine->known = true;
     if (nvs_gate_waiting(gpu) > 0) /* so that AttachGpu carries the wish */
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_WANTED});
     else
@@ -455,9 +449,7 @@ static void depart(void)
             clean = false; /* the coordinator notices the end of the process */
     }
     if (clean && nvs_link_up()) {
-        uint8_t frame[8];
-        nvs_goodbye message = {0};
-        nvs_link_send(frame, nvs_encode_goodbye(&message, frame, sizeof frame));
+        NVS_LINK_SEND(goodbye, 0);
         nvs_transport_finish(10);
     }
     atomic_store_explicit(&nvs_agent_departed, 1, memory_order_release); /* pairs with at_exit */
