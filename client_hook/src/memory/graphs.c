@@ -140,8 +140,3 @@ nvs_allocation *nvs_graph_memory_take(CUgraphExec ready)
         }
     return held;
 }
-
-void nvs_graph_memory_taken(CUgraphExec ready, nvs_allocation *held, bool destroyed)
-{
-    nvs_graph_memory_keep(destroyed ? NULL : ready, held);
-}

@@ -82,12 +82,10 @@ void nvs_graph_memory_learn(uint32_t gpu);
 
 /* Before an instantiation, outside of a gate: charges the executable's memory.  `held` is linked by `node.next`, for the next function. */
 CUresult nvs_graph_memory_admit(CUgraph graph, nvs_allocation **held);
-/* After it.  `made`: NULL when it failed. */
+/* After it, and after the driver was to destroy an executable.  `made`: NULL if there is none. */
 void nvs_graph_memory_keep(CUgraphExec made, nvs_allocation *held);
-
-/* Before an executable is destroyed, and after. */
+/* Before an executable is destroyed. */
 nvs_allocation *nvs_graph_memory_take(CUgraphExec ready);
-void nvs_graph_memory_taken(CUgraphExec ready, nvs_allocation *held, bool destroyed);
 
 /* --- allocation --- */
 
