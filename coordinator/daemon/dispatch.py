@@ -243,7 +243,7 @@ class Dispatcher:
     def _attach(self, connection: int, message: messages.AttachGpu, now_ns: int) -> None:
         why = None if self.slots is None else self.slots.refuses(connection, message.uuid)
         if why is not None:  # the slot lacks that GPU
-            self._reject(connection, messages.Rejection.FORBIDDEN_GPU, why)
+            self._reject(connection, messages.Rejection.FORBIDDEN_GPU, why, message.gpu)
             return
         self.event(events.Received(connection, message), now_ns)
 
@@ -255,8 +255,8 @@ class Dispatcher:
 
     # --- refusing ---------------------------------------------------------------------------------------------------
 
-    def _reject(self, connection: int, code: messages.Rejection, text: str) -> None:
-        self._outbox.send(connection, messages.encode(messages.Rejected(int(code), False, _short(text))))
+    def _reject(self, connection: int, code: messages.Rejection, text: str, ordinal: int = 0) -> None:
+        self._outbox.send(connection, messages.encode(messages.Rejected(int(code), False, _short(text), ordinal)))
 
     def _breach(self, connection: int, code: messages.Rejection, text: str, now_ns: int) -> None:
         text = _short(text)

@@ -69,7 +69,7 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
     if gpu is None:
         known_gpus = ", ".join(node.gpus) or "none"
         text = f"no GPU {message.uuid} here; this coordinator serves: {known_gpus}"
-        node.out.append(Send(client.client_id, Rejected(int(Rejection.UNKNOWN_GPU), False, text[:250])))
+        node.out.append(Send(client.client_id, Rejected(int(Rejection.UNKNOWN_GPU), False, text[:250], message.gpu)))
         return ()
     if client.client_id in gpu.seats:
         raise RemoteProtocolError(f"{message.uuid} is attached under another ordinal already")

@@ -357,13 +357,17 @@ class Park(Message):
     lost: bool = False
 
 
-@declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)
+@declare(TO_CLIENT, 72, U16, BOOL, SENTENCE, ORDINAL)
 class Rejected(Message):
-    """A refusal.  `final`: the coordinator closes the connection."""
+    """A refusal.  `final`: the coordinator closes the connection.
+
+    `UNKNOWN_GPU` and `FORBIDDEN_GPU` answer the `AttachGpu` of this `ordinal`.
+    """
 
     code: int
     final: bool
     text: str
+    ordinal: int = 0
 
 
 for _table in (TO_COORDINATOR, TO_CLIENT):

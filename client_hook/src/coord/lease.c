@@ -132,8 +132,6 @@ uint64_t nvs_progress_serve(uint32_t gpu, uint64_t lease_id, uint64_t now)
         if ((all_of_##each >> each & 1) != 0)
 
 nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
-uint8_t nvs_agent_unanswered[NVS_MAX_GPUS];
-uint32_t nvs_agent_unanswered_count;
 
 /* The next State says that the GPU is linked; it comes soon. */
 static void report_link(uint32_t gpu)
@@ -157,8 +155,6 @@ static void send_attach(uint32_t gpu)
     if (nvs_gate_linked_with(gpu) != UINT32_C(1) << gpu)
         report_link(gpu);
     message.parked = atomic_load_explicit(&nvs_hot.parked, memory_order_relaxed) != 0; /* written by this thread (parking.c) */
-    if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
-        nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
     nvs_agent_gpus[gpu].settled = false;
     nvs_link_send(frame, nvs_encode_attach_gpu(&message, frame, sizeof frame));
     nvs_state_attached(gpu);
@@ -484,17 +480,6 @@ void nvs_agent_continue_end(uint32_t gpu)
                      gpu, (unsigned long long)((now - mine->closing.began_ns) / 1000000));
     nvs_lease_event event = {.kind = NVS_LEASE_ON_DRAINED, .now_ns = now, .flag = nvs_agent_wanted(gpu)};
     nvs_agent_carry_out(gpu, nvs_lease_handle(&mine->lease, &event), !overdue);
-}
-
-void nvs_agent_answered(uint32_t gpu)
-{
-    for (uint32_t i = 0; i < nvs_agent_unanswered_count; i++) {
-        if (nvs_agent_unanswered[i] != gpu)
-            continue;
-        memmove(&nvs_agent_unanswered[i], &nvs_agent_unanswered[i + 1], nvs_agent_unanswered_count - i - 1);
-        nvs_agent_unanswered_count--;
-        return;
-    }
 }
 
 /* Memory is missing on the GPU, so the gate stays closed.  Only the coordinator can make room, so the lease is released and requested again: at once

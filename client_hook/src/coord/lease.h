@@ -12,7 +12,6 @@
 typedef struct nvs_agent_gpu {
     nvs_lease lease;
     nvs_duty duty;             /* the gate may be closed though the lease is held */
-    bool known;                /* the application uses it, and its UUID is known */
     uint64_t tick_at_ns;
     uint64_t pacing_budget_ns; /* of the settings */
     struct {                   /* the calls before a lease, for its Release */
@@ -40,8 +39,10 @@ typedef struct nvs_agent_gpu {
 } nvs_agent_gpu;
 
 extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
-extern uint8_t nvs_agent_unanswered[NVS_MAX_GPUS]; /* GPUs whose AttachGpu on this connection is not answered, oldest first */
-extern uint32_t nvs_agent_unanswered_count;
+static inline bool nvs_agent_knows(uint32_t gpu) /* the application uses it, and its UUID is known */
+{
+    return nvs_agent_gpus[gpu].lease.link.used;
+}
 
 void nvs_agent_event(uint32_t gpu, const nvs_lease_event *event);         /* fills in the time */
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained);       /* the actions of nvs_lease_handle() */
@@ -55,7 +56,6 @@ void nvs_agent_tick(uint32_t gpu);                                          /* i
 bool nvs_agent_wanted(uint32_t gpu);                                       /* threads wait for this GPU, or for one that is linked with it */
 void nvs_agent_continue_end(uint32_t gpu);                                 /* one slice of closing and draining */
 void nvs_agent_continue_open(uint32_t gpu, uint64_t now);                  /* while `opening` is pending */
-void nvs_agent_answered(uint32_t gpu);                                     /* the coordinator has answered the GPU's AttachGpu */
 
 /* --- reports of this program's progress --- */
 

@@ -25,6 +25,7 @@
 #include "coord/protocol/wire.gen.h"
 #include "coord/state.h"
 #include "gate/gate.h"
+#include "host/pool.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
 #include "nvshare.h"
@@ -125,7 +126,6 @@ static void on_lost(void)
 {
     reconnects = true;
     atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed); /* a hint */
-    nvs_agent_unanswered_count = 0;
     nvs_states_lost();
     notice_lost();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
@@ -138,7 +138,6 @@ static void on_lost(void)
 
 static void on_connected(void)
 {
-    nvs_agent_unanswered_count = 0;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_CONNECTED});
 }
@@ -147,13 +146,12 @@ static void on_rejected(const nvs_rejected *rejected)
 {
     static uint64_t log_again_ns;
     uint64_t now = nvs_now_ns();
+    const uint32_t gpu = rejected->ordinal;
     const bool forbidden = rejected->code == NVS_REJECTION_FORBIDDEN_GPU;
-    if ((forbidden || rejected->code == NVS_REJECTION_UNKNOWN_GPU) && nvs_agent_unanswered_count > 0) {
-        uint32_t gpu = nvs_agent_unanswered[0]; /* the coordinator answers in order */
-        nvs_agent_answered(gpu);
+    if ((forbidden || rejected->code == NVS_REJECTION_UNKNOWN_GPU) && nvs_agent_gpus[gpu].lease.link.attached && !nvs_agent_gpus[gpu].settled) {
         nvs_log(NVS_LOG_WARNING, forbidden ? "GPU %u is refused, its work never runs: %s" : "GPU %u is not shared: %s", gpu, rejected->text);
         if (forbidden) {
-            nvs_memory_set_limits(gpu, 0, 1, false);
+            nvs_memory_set_limits(gpu, 0, 1, 0, false);
             nvs_memory_set_refusal(rejected->text);
         }
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_NOT_MANAGED, .flag = forbidden});
@@ -174,13 +172,12 @@ static void on_rejected(const nvs_rejected *rejected)
 static void on_settings(const nvs_gpu_settings *settings)
 {
     uint32_t gpu = settings->gpu;
-    nvs_agent_answered(gpu);
     atomic_store_explicit(&nvs_ledgers[gpu].quota.limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see memory/quota.h */
     atomic_store_explicit(&nvs_ledgers[gpu].quota.slot, settings->slot_bytes, memory_order_relaxed);             /* likewise */
-    nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
-    nvs_memory_prepare_host(gpu, settings->prepare_host_bytes, settings->prepare_now);
+    nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->room_bytes, settings->reserve);
+    if (nvs_swapping())
+        nvs_host_ahead(gpu, settings->prepare_host_bytes, settings->prepare_now);
     nvs_pressure_expect(gpu, settings->prepare_host_bytes > 0);
-    nvs_memory_set_room(gpu, settings->room_bytes);
     atomic_store_explicit(&nvs_mail[gpu].ask_pins, settings->ask_pins, memory_order_relaxed); /* see its declaration */
     nvs_agent_gpus[gpu].settled = true;
     nvs_agent_set_pacing(gpu, settings->pacing_budget_ns, settings->idle_release_ns);
@@ -213,14 +210,13 @@ static void on_frame(const uint8_t *frame, size_t size)
     }
     uint32_t about = result == NVS_WIRE_OK ? nvs_to_client_gpu(&in) : UINT32_MAX;
     const bool is_host = in.type == NVS_TYPE_TARGET && about == NVS_WIRE_HOST;
-    if (about != UINT32_MAX && !is_host && (about >= NVS_MAX_GPUS || !nvs_agent_gpus[about].known))
+    if (about != UINT32_MAX && !is_host && (about >= NVS_MAX_GPUS || !nvs_agent_knows(about)))
         result = NVS_WIRE_MALFORMED;
     if (result != NVS_WIRE_OK) {
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the coordinator sent something malformed; connecting again");
         nvs_link_fail();
         return;
     }
-    nvs_lease_event event = {0};
     switch (in.type) {
     case NVS_TYPE_WELCOME:
         atomic_store_explicit(&nvs_agent_connected, 1, memory_order_relaxed); /* a hint */
@@ -231,24 +227,20 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_GPU_SETTINGS: on_settings(&in.gpu_settings); return;
     case NVS_TYPE_TARGET: (is_host ? nvs_budget_received : on_target)(&in.target); return;
     case NVS_TYPE_GRANT:
-        event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
         awake_until_ns = 0;
-        nvs_agent_event(in.grant.gpu, &event);
+        nvs_agent_event(about, &(nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters});
         return;
     case NVS_TYPE_PARK: nvs_parking_told(&in.park); return;
     case NVS_TYPE_WAIT_EXPLAINED: notice_explained(&in.wait_explained); return;
     case NVS_TYPE_STANDBY: on_standby(&in.standby); return;
     case NVS_TYPE_REVOKE:
-        event = (nvs_lease_event){
-            .kind = NVS_LEASE_ON_REVOKE, .lease_id = in.revoke.lease_id, .number = in.revoke.drain_deadline_ns};
-        nvs_agent_event(in.revoke.gpu, &event);
-        if (nvs_agent_ending(&nvs_agent_gpus[in.revoke.gpu]))
-            nvs_agent_continue_end(in.revoke.gpu);
+        nvs_agent_event(about, &(nvs_lease_event){
+                        .kind = NVS_LEASE_ON_REVOKE, .lease_id = in.revoke.lease_id, .number = in.revoke.drain_deadline_ns});
+        if (nvs_agent_ending(&nvs_agent_gpus[about]))
+            nvs_agent_continue_end(about);
         return;
     case NVS_TYPE_WAITERS:
-        event = (nvs_lease_event){
-            .kind = NVS_LEASE_ON_WAITERS, .lease_id = in.waiters.lease_id, .number = in.waiters.waiters};
-        nvs_agent_event(in.waiters.gpu, &event);
+        nvs_agent_event(about, &(nvs_lease_event){.kind = NVS_LEASE_ON_WAITERS, .lease_id = in.waiters.lease_id, .number = in.waiters.waiters});
         return;
     default: return;
     }
@@ -267,12 +259,11 @@ static const nvs_link_handlers message_handlers = {on_connected, on_lost, on_fra
 static bool becomes_known(uint32_t gpu)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-    if (mine->known)
+    if (nvs_agent_knows(gpu))
         return true;
     /* acquire: pairs with the release in describe() */
     if (atomic_load_explicit(&nvs_mail[gpu].facts_state, memory_order_acquire) != NVS_FACTS_KNOWN)
         return false;
-    mine->known = true;
     if (nvs_gate_waiting(gpu) > 0) /* so that AttachGpu carries the wish */
         nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_WANTED});
     else
@@ -458,9 +449,7 @@ static void depart(void)
             clean = false; /* the coordinator notices the end of the process */
     }
     if (clean && nvs_link_up()) {
-        uint8_t frame[8];
-        nvs_goodbye message = {0};
-        nvs_link_send(frame, nvs_encode_goodbye(&message, frame, sizeof frame));
+        NVS_LINK_SEND(goodbye, 0);
         nvs_transport_finish(10);
     }
     atomic_store_explicit(&nvs_agent_departed, 1, memory_order_release); /* pairs with at_exit */
@@ -472,7 +461,6 @@ void *nvs_agent_main(void *nothing)
     (void)prctl(PR_SET_NAME, "nvshare", 0, 0, 0);
     (void)prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     memset(nvs_agent_gpus, 0, sizeof nvs_agent_gpus); /* after a fork there is what the parent's agent left */
-    nvs_agent_unanswered_count = 0;
     nvs_progress_start();
     notice_start();
     nvs_parking_start();

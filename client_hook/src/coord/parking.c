@@ -159,7 +159,7 @@ static void find_gpus(const nvs_park *message)
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_gpu_facts now;
         char *believed = nvs_mail[gpu].facts.uuid;
-        if (!nvs_agent_gpus[gpu].known || nvs_gpu_describe(gpu, &now) != NVS_OK)
+        if (!nvs_agent_knows(gpu) || nvs_gpu_describe(gpu, &now) != NVS_OK)
             continue;
         const char *told = message->uuid[0] == '\0' ? believed : gpu == message->ordinal ? message->uuid : now.uuid;
         unknown = unknown || strcmp(told, now.uuid) != 0;
@@ -175,7 +175,7 @@ static void lose_gpus(void)
     nvs_log(NVS_LOG_WARNING, "the driver has failed to take this program off its GPUs or to bring it back: its CUDA calls fail from now on");
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_gate_set_dead(gpu, true);
-        if (nvs_agent_gpus[gpu].known)
+        if (nvs_agent_knows(gpu))
             nvs_coordinator.memory_changed(gpu);
     }
 }
@@ -184,7 +184,7 @@ static void close_calls(void)
 {
     const char *why = obstacle();
     uint32_t gpu = 0;
-    while (gpu < NVS_MAX_GPUS - 1 && !nvs_agent_gpus[gpu].known)
+    while (gpu < NVS_MAX_GPUS - 1 && !nvs_agent_knows(gpu))
         gpu++;
     if (why == NULL && !nvs_queries_close(gpu, nvs_now_ns() + CLOSING_NS))
         why = "one of its threads waits for its GPU";

@@ -357,7 +357,7 @@ NVS_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec hGraphExec)
 {
     nvs_allocation *const held = nvs_graph_memory_take(hGraphExec);
     const CUresult result = NVS_REAL(cuGraphExecDestroy)(hGraphExec);
-    nvs_graph_memory_taken(hGraphExec, held, result == CUDA_SUCCESS);
+    nvs_graph_memory_keep(result == CUDA_SUCCESS ? NULL : hGraphExec, held);
     return result;
 }
 

@@ -19,43 +19,18 @@
 #include "memory/pools.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
-
-/* Pools that must stay the driver's: shared with other processes, or not on a GPU.  Relaxed: a thread gets a pool from the call that counted it. */
-static _Atomic uint32_t special_pools;
 
 /* GPUs, by bit, where a backend has allocated for a pool.  Relaxed: a thread gets that memory from the call that set the bit. */
 static _Atomic uint32_t backend_gpus;
 
 static bool is_special(CUmemoryPool pool)
 {
-    nvs_allocation mark;
-    return atomic_load_explicit(&special_pools, memory_order_relaxed) != 0 &&
-           nvs_allocation_find(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark) == NVS_FOUND;
+    return nvs_pool_kind_of(pool) != NVS_POOL_USUAL;
 }
 
 static bool is_on_gpu(CUmemoryPool pool)
 {
-    nvs_allocation mark;
-    return atomic_load_explicit(&special_pools, memory_order_relaxed) == 0 ||
-           nvs_allocation_find(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark) != NVS_FOUND || mark.vmm.references != 0;
-}
-
-/* Records a pool.  False: the host has no memory. */
-static bool mark_special(CUmemoryPool pool, bool on_gpu)
-{
-    nvs_allocation *mark = nvs_allocation_new(NVS_SPACE_POOL, NVS_MEMORY_MARK, 0);
-    if (mark == NULL)
-        return false;
-    mark->key = (uint64_t)(uintptr_t)pool;
-    mark->length = 1;
-    mark->vmm.references = on_gpu;
-    nvs_allocation *stale = nvs_allocation_insert(mark);
-    if (stale == NULL)
-        atomic_fetch_add_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
-    atomic_store_explicit(&nvs_hot.pools, NVS_POOLS_SLOW, memory_order_relaxed); /* see base/hot.h */
-    free(stale); /* one key, so one at most */
-    return true;
+    return nvs_pool_kind_of(pool) != NVS_POOL_OF_HOST;
 }
 
 static bool keep(void)
@@ -119,7 +94,7 @@ static __attribute__((noinline)) CUresult note(nvs_pool_memory *memory, CUdevice
     }
     /* From now on such allocations can take the fast path. */
     if (memory->gpu == 0 && nvs_only_gpu() == 0 && nvs_config.memory_mode == NVS_MODE_DEVICE &&
-        atomic_load_explicit(&special_pools, memory_order_relaxed) == 0) /* see its declaration */
+        atomic_load_explicit(&nvs_pools_special, memory_order_relaxed) == 0) /* see its declaration */
         nvs_pools_go(NVS_POOLS_UNKNOWN, NVS_POOLS_FAST);
     return CUDA_SUCCESS;
 }
@@ -160,7 +135,7 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
     }
     CUmemoryPool pool = r->pool;
     const bool moves = nvs_memory_backend(gpu)->movable;
-    if (pool == NULL && (moves || keep() || atomic_load_explicit(&special_pools, memory_order_relaxed) != 0)) /* see its declaration */
+    if (pool == NULL && (moves || keep() || atomic_load_explicit(&nvs_pools_special, memory_order_relaxed) != 0)) /* see its declaration */
         NVS_REAL(cuDeviceGetMemPool)(&pool, (CUdevice)gpu);
     if (pool != NULL && !is_on_gpu(pool))
         return ask_driver(dptr, r); /* host memory, which has no quota */
@@ -301,7 +276,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolP
         nvs_pool_keeps(*pool, (uint32_t)poolProps->location.id);
     if (on_gpu && poolProps->allocType == CU_MEM_ALLOCATION_TYPE_PINNED && poolProps->handleTypes == CU_MEM_HANDLE_TYPE_NONE)
         return result;
-    if (mark_special(*pool, on_gpu))
+    if (nvs_pool_set_special(*pool, on_gpu))
         return result;
     NVS_REAL(cuMemPoolDestroy)(*pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -315,7 +290,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
     bool given = false;
     for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
         given = given || map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    if (given && nvs_swapping() && !is_special(pool) && !mark_special(pool, true))
+    if (given && nvs_swapping() && !is_special(pool) && !nvs_pool_set_special(pool, true))
         NVS_LOG_ONCE(NVS_LOG_WARNING, "no host memory to record that other GPUs may access a pool: they may have no access to its later memory");
     for (size_t i = 0; given && i < count && nvs_swapping(); i++)
         if (map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
@@ -325,16 +300,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
 
 NVS_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
 {
-    nvs_allocation *mark = NULL;
-    nvs_allocation_take(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark);
-    const CUresult result = nvs_pool_destroy(pool);
-    if (mark != NULL && result == CUDA_SUCCESS) {
-        atomic_fetch_sub_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
-        free(mark);
-    } else if (mark != NULL) {
-        nvs_memory_drop_all(nvs_allocation_insert(mark));
-    }
-    return result;
+    return nvs_pool_destroy(pool);
 }
 
 NVS_EXPORT CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
@@ -369,7 +335,7 @@ static CUresult pool_found(CUresult result, const CUmemoryPool *pool, const CUme
     if (result != CUDA_SUCCESS)
         return result;
     bool on_gpu = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
-    if ((on_gpu && type == CU_MEM_ALLOCATION_TYPE_PINNED) || mark_special(*pool, on_gpu))
+    if ((on_gpu && type == CU_MEM_ALLOCATION_TYPE_PINNED) || nvs_pool_set_special(*pool, on_gpu))
         return result;
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

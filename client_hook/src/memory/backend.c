@@ -40,6 +40,7 @@ static CUresult allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **ke
     return NVS_REAL(cuMemAllocManaged)(out, bytes, CU_MEM_ATTACH_GLOBAL);
 }
 
+/* Of both modes. */
 static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
 {
     return NVS_REAL(cuMemFree_v2)(pointer);
@@ -304,11 +305,6 @@ static CUresult device_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, vo
     return NVS_REAL(cuMemAlloc_v2)(out, bytes);
 }
 
-static CUresult device_release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
-{
-    return NVS_REAL(cuMemFree_v2)(pointer);
-}
-
 static nvs_status move_nothing(uint32_t gpu, bool out, const nvs_watch *watch, uint64_t *moved_bytes)
 {
     return NVS_OK; /* all of it is pinned, as the coordinator knows from the reports */
@@ -318,7 +314,7 @@ const nvs_backend nvs_backend_device = {
     .kind = NVS_MEMORY_REAL,
     .movable = false,
     .allocate = device_allocate,
-    .release = device_release,
+    .release = release,
     .move = move_nothing,
 };
 

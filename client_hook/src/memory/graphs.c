@@ -9,11 +9,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-static bool any(void)
-{
-    return NVS_UNLIKELY(atomic_load_explicit(&nvs_graphs_allocate, memory_order_relaxed)); /* see its declaration */
-}
-
 /* --- the memory that a graph allocates --- */
 
 typedef struct allocated { /* by a node */
@@ -116,7 +111,7 @@ CUresult nvs_graph_memory_admit(CUgraph graph, nvs_allocation **held)
     const int saved = errno;
     need of = {.table = NULL};
     *held = NULL;
-    const CUresult result = any() && look_through(graph, &of) ? admit(&of, held) : CUDA_SUCCESS;
+    const CUresult result = nvs_any_graph_allocates() && look_through(graph, &of) ? admit(&of, held) : CUDA_SUCCESS;
     errno = saved;
     return result;
 }
@@ -138,15 +133,10 @@ void nvs_graph_memory_keep(CUgraphExec made, nvs_allocation *held)
 nvs_allocation *nvs_graph_memory_take(CUgraphExec ready)
 {
     nvs_allocation *held = NULL, *entry;
-    for (uint32_t gpu = 0; any() && nvs_context_possible(gpu); gpu++)
+    for (uint32_t gpu = 0; nvs_any_graph_allocates() && nvs_context_possible(gpu); gpu++)
         if (nvs_allocation_take(NVS_SPACE_EXECUTABLE, key_of(ready, gpu), &entry) == NVS_FOUND) {
             entry->node.next = held;
             held = entry;
         }
     return held;
-}
-
-void nvs_graph_memory_taken(CUgraphExec ready, nvs_allocation *held, bool destroyed)
-{
-    nvs_graph_memory_keep(destroyed ? NULL : ready, held);
 }

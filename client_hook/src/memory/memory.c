@@ -10,7 +10,6 @@
 #include "contexts/gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "host/pool.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 #include "inflight/pacing.h"
@@ -90,15 +89,10 @@ NVS_FORK_STATE _Atomic bool nvs_graphs_allocate;
 /* Charged beside the registry's entries.  Relaxed: whoever exchanges a value charges the difference. */
 NVS_FORK_STATE static _Atomic uint64_t beyond[NVS_MAX_GPUS];
 
-static bool any(void)
-{
-    return NVS_UNLIKELY(atomic_load_explicit(&nvs_graphs_allocate, memory_order_relaxed)); /* see its declaration */
-}
-
 void nvs_graph_memory_learn(uint32_t gpu)
 {
     cuuint64_t reserved = 0;
-    if (!any() || NVS_REAL(cuDeviceGetGraphMemAttribute)((CUdevice)gpu, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS)
+    if (!nvs_any_graph_allocates() || NVS_REAL(cuDeviceGetGraphMemAttribute)((CUdevice)gpu, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS)
         reserved = 0;
     const uint64_t needed = reserved != 0 ? nvs_allocation_charged(gpu, NVS_MEMORY_GRAPH) : 0;
     const uint64_t more = reserved > needed ? reserved - needed : 0;
@@ -110,7 +104,7 @@ void nvs_graph_memory_learn(uint32_t gpu)
 /* Makes the driver free memory that no executable needs.  True: the charge is smaller. */
 static bool graph_memory_trim(uint32_t gpu)
 {
-    if (!any())
+    if (!nvs_any_graph_allocates())
         return false;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* a capture of this thread is not disturbed */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
@@ -617,10 +611,4 @@ bool nvs_memory_open_gates(uint32_t gpu, uint32_t gpus, uint32_t paced, uint64_t
         if ((gpus >> each & 1) != 0)
             nvs_gate_open(each, (paced >> each & 1) != 0);
     return gpus != 0;
-}
-
-void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes, bool now)
-{
-    if (nvs_swapping())
-        nvs_host_ahead(gpu, bytes, now);
 }

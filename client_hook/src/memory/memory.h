@@ -70,6 +70,11 @@ static inline void nvs_graph_allocates(void)
     atomic_store_explicit(&nvs_graphs_allocate, true, memory_order_relaxed); /* see its declaration */
 }
 
+static inline bool nvs_any_graph_allocates(void)
+{
+    return NVS_UNLIKELY(atomic_load_explicit(&nvs_graphs_allocate, memory_order_relaxed)); /* see its declaration */
+}
+
 /* Updates the charge: the driver's figure may have changed. */
 void nvs_graph_memory_learn(uint32_t gpu);
 
@@ -77,12 +82,10 @@ void nvs_graph_memory_learn(uint32_t gpu);
 
 /* Before an instantiation, outside of a gate: charges the executable's memory.  `held` is linked by `node.next`, for the next function. */
 CUresult nvs_graph_memory_admit(CUgraph graph, nvs_allocation **held);
-/* After it.  `made`: NULL when it failed. */
+/* After it, and after the driver was to destroy an executable.  `made`: NULL if there is none. */
 void nvs_graph_memory_keep(CUgraphExec made, nvs_allocation *held);
-
-/* Before an executable is destroyed, and after. */
+/* Before an executable is destroyed. */
 nvs_allocation *nvs_graph_memory_take(CUgraphExec ready);
-void nvs_graph_memory_taken(CUgraphExec ready, nvs_allocation *held, bool destroyed);
 
 /* --- allocation --- */
 
@@ -150,7 +153,5 @@ nvs_status nvs_memory_move(uint32_t gpu, bool out, const nvs_watch *watch, uint6
 /* Agent thread: opens the gates of these GPUs, a bit each, `paced` or not, if no memory is missing on them.  `missing_bytes`: on `gpu`, which may be
  * none of them. */
 bool nvs_memory_open_gates(uint32_t gpu, uint32_t gpus, uint32_t paced, uint64_t *missing_bytes);
-/* Prepares host memory for evictions of this size in the background, or gives it back; see nvs_host_ahead. */
-void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes, bool now);
 
 #endif

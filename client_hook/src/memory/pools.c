@@ -57,11 +57,13 @@ struct nvs_pool_figures {
     uint64_t threshold; /* beyond it, a wait gives back what is reserved */
     uint64_t count;     /* of allocations that are given out */
     uint32_t gpu;       /* of the driver's pool; NVS_NO_GPU: not known yet */
+    nvs_pool_kind kind;
 };
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "figures of pools" in the lock order of base/base.h */
 NVS_FORK_STATE static nvs_pool_figures *pools;
 NVS_FORK_STATE _Atomic bool nvs_pools_may_shrink, nvs_pools_keep;
+NVS_FORK_STATE _Atomic uint32_t nvs_pools_special;
 NVS_FORK_STATE static uint64_t kept[NVS_MAX_GPUS]; /* charged for what the driver's pools keep */
 
 /* Locked. */
@@ -215,6 +217,7 @@ CUresult nvs_pool_destroy(CUmemoryPool pool)
     if ((of = result == CUDA_SUCCESS ? *link : NULL) != NULL) {
         *link = of->next;
         of->pool = NULL;
+        atomic_fetch_sub_explicit(&nvs_pools_special, of->kind != NVS_POOL_USUAL, memory_order_relaxed); /* see its declaration */
     }
     const bool last = of != NULL && of->count == 0;
     pthread_mutex_unlock(&lock);
@@ -222,6 +225,29 @@ CUresult nvs_pool_destroy(CUmemoryPool pool)
         free(of);
     nvs_pools_learn();
     return result;
+}
+
+nvs_pool_kind nvs_pool_kind_of(CUmemoryPool pool)
+{
+    if (atomic_load_explicit(&nvs_pools_special, memory_order_relaxed) == 0) /* see its declaration */
+        return NVS_POOL_USUAL;
+    pthread_mutex_lock(&lock);
+    const nvs_pool_figures *of = find(pool);
+    const nvs_pool_kind kind = of != NULL ? of->kind : NVS_POOL_USUAL;
+    pthread_mutex_unlock(&lock);
+    return kind;
+}
+
+bool nvs_pool_set_special(CUmemoryPool pool, bool on_gpu)
+{
+    nvs_pool_figures *const of = lock_or_make(pool);
+    if (of != NULL) {
+        atomic_fetch_add_explicit(&nvs_pools_special, of->kind == NVS_POOL_USUAL, memory_order_relaxed); /* see its declaration */
+        of->kind = on_gpu ? NVS_POOL_SPECIAL : NVS_POOL_OF_HOST;
+        atomic_store_explicit(&nvs_hot.pools, NVS_POOLS_SLOW, memory_order_relaxed); /* see base/hot.h */
+    }
+    pthread_mutex_unlock(&lock);
+    return of != NULL;
 }
 
 void nvs_pools_shrink(void)
@@ -330,6 +356,7 @@ NVS_FORK_CODE void nvs_pools_after_fork(void)
     pools = NULL;                    /* CUDA is not usable here */
     atomic_store_explicit(&nvs_pools_may_shrink, false, memory_order_relaxed);
     atomic_store_explicit(&nvs_pools_keep, false, memory_order_relaxed);
+    atomic_store_explicit(&nvs_pools_special, 0, memory_order_relaxed);
     memset(kept, 0, sizeof kept);
     if (atomic_load_explicit(&ever, memory_order_relaxed) == 0)
         return;

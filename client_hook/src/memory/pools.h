@@ -152,6 +152,12 @@ void nvs_pool_set_figure(CUmemoryPool pool, CUmemPool_attribute attribute, const
 void nvs_pool_trimmed(CUmemoryPool pool, size_t keep_bytes);
 CUresult nvs_pool_destroy(CUmemoryPool pool); /* makes the driver's call */
 
+/* A special pool must stay the driver's: it is shared with other processes or GPUs, or its memory is the host's. */
+typedef enum nvs_pool_kind { NVS_POOL_USUAL, NVS_POOL_SPECIAL, NVS_POOL_OF_HOST } nvs_pool_kind;
+extern _Atomic uint32_t nvs_pools_special __attribute__((visibility("hidden"))); /* how many.  Relaxed: a thread gets a pool from the call that counted it */
+nvs_pool_kind nvs_pool_kind_of(CUmemoryPool pool);
+bool nvs_pool_set_special(CUmemoryPool pool, bool on_gpu); /* false: the host has no memory */
+
 extern _Atomic bool nvs_pools_keep __attribute__((visibility("hidden"))); /* a threshold was set, or a pool made.  Relaxed: as nvs_hot.pools */
 /* The pool was made, or got a threshold.  `gpu`: where it probably is, until its next allocation tells. */
 void nvs_pool_keeps(CUmemoryPool pool, uint32_t gpu);

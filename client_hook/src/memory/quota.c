@@ -156,20 +156,15 @@ void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes)
     nvs_memory_changed(gpu);
 }
 
-void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve)
+void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, uint64_t room_bytes, bool reserve)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
     /* Relaxed: see memory/quota.h. */
     atomic_store_explicit(&of->quota.limit, limit_bytes, memory_order_relaxed);
     atomic_store_explicit(&of->quota.capacity, capacity_bytes, memory_order_relaxed);
+    atomic_store_explicit(&of->quota.room, room_bytes, memory_order_relaxed);
     atomic_store_explicit(&of->quota.reserve, reserve, memory_order_relaxed);
     learn_freely(of);
-}
-
-void nvs_memory_set_room(uint32_t gpu, uint64_t bytes)
-{
-    atomic_store_explicit(&nvs_ledgers[gpu].quota.room, bytes, memory_order_relaxed); /* see memory/quota.h */
-    learn_freely(&nvs_ledgers[gpu]);
 }
 
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes)

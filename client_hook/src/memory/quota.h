@@ -85,11 +85,9 @@ void nvs_memory_set_refusal(const char *text);
 const char *nvs_memory_take_refusal(void);
 
 /* Limits of the coordinator; 0: none.  Below a limit that is already exceeded no allocation succeeds.  Without the coordinator's limit that of the
- * environment applies. */
-void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve);
+ * environment applies.  `room_bytes`: the most that can be on the GPU beside memory that other programs have pinned. */
+void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, uint64_t room_bytes, bool reserve);
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes);
-/* The most that can be on the GPU beside memory that other programs have pinned (0: not known). */
-void nvs_memory_set_room(uint32_t gpu, uint64_t bytes);
 /* For backends: the memory that all clients together may have resident (0: not known), and whether this one may have so much. */
 uint64_t nvs_memory_capacity(uint32_t gpu);
 uint64_t nvs_memory_ceiling(uint32_t gpu); /* the most that this client may have in all; 0: no limit */

@@ -370,23 +370,16 @@ size_t nvs_allocation_extents(uint32_t gpu, bool resident, nvs_extent *out, size
     return count;
 }
 
-/* Records that the evicted part of an entry is now `evicted_bytes`.  Returns the change; 0 if the entry has ended. */
-static int64_t allocation_set_evicted(uint64_t key, uint64_t serial, uint64_t evicted_bytes)
+void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evicted_bytes)
 {
-    int64_t change = 0;
+    int64_t change = 0; /* also if the entry has ended */
     nvs_registry_lock();
-    nvs_allocation *found = registry_find(NVS_SPACE_ADDRESS, key);
-    if (found != NULL && found->node.serial == serial) {
+    nvs_allocation *found = registry_find(NVS_SPACE_ADDRESS, extent->key);
+    if (found != NULL && found->node.serial == extent->serial) {
         change = (int64_t)(evicted_bytes - found->evicted_bytes);
         found->evicted_bytes = evicted_bytes;
     }
     nvs_registry_unlock();
-    return change;
-}
-
-void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evicted_bytes)
-{
-    int64_t change = allocation_set_evicted(extent->key, extent->serial, evicted_bytes);
     if (change == 0)
         return;
     atomic_fetch_add_explicit(&nvs_ledgers[gpu].evicted, change, memory_order_relaxed); /* see memory/quota.h */

@@ -20,7 +20,6 @@ typedef enum nvs_space {
     NVS_SPACE_ADDRESS, /* device pointers */
     NVS_SPACE_HANDLE,  /* CUmemGenericAllocationHandle */
     NVS_SPACE_ARRAY,   /* CUarray and CUmipmappedArray */
-    NVS_SPACE_POOL,    /* memory pools that must stay the driver's */
     NVS_SPACE_EXECUTABLE, /* CUgraphExec, and a GPU (memory/memory.h) */
     NVS_SPACE_RANGE,   /* addresses that the application reserved, in mode `swap` */
     NVS_SPACES,
@@ -54,7 +53,7 @@ typedef struct nvs_allocation {
     } backend;
     struct {                /* the application's virtual memory management: registry.c */
         struct nvs_allocation *handle; /* of a mapping */
-        uint32_t references; /* to a handle, which ends with its last reference and mapping; of a pool: 1 if it is on a GPU */
+        uint32_t references; /* to a handle, which ends with its last reference and mapping */
         uint32_t mappings;
     } vmm;
     struct {                /* a deferred free: registry.c */

@@ -35,8 +35,11 @@ static int by_place(const nvs_place *left, const nvs_place *right)
     return a < b ? -1 : a > b;
 }
 
-static int by_size(const nvs_place *left, const nvs_place *right)
+/* Large chunks first: they fill the room best.  Chosen chunks move in this order in both directions.  A small chunk takes as long to map as a
+ * large one while another program copies, so small ones come last. */
+static int by_size(const void *a, const void *b)
 {
+    const nvs_place *left = a, *right = b;
     if (left->bytes != right->bytes)
         return left->bytes > right->bytes ? -1 : 1;
     return by_place(left, right);
@@ -49,13 +52,6 @@ static int by_age(const void *a, const void *b)
     if (left->restored != right->restored)
         return left->restored < right->restored ? -1 : 1;
     return by_size(left, right);
-}
-
-/* Large chunks first: they fill the room best.  Chosen chunks move in this order in both directions.  A small chunk takes as long to map as a
- * large one while another program copies, so small ones come last. */
-static int largest_first(const void *a, const void *b)
-{
-    return by_size(a, b);
 }
 
 /* Lists all candidates.  False: malloc failed. */
@@ -170,7 +166,7 @@ static nvs_status move(nvs_transfer *m)
         choose(m, bytes);
     if (m->count == 0)
         goto out;
-    qsort(m->places, m->count, sizeof *m->places, largest_first);
+    qsort(m->places, m->count, sizeof *m->places, by_size);
     if (m->out) {
         uint64_t grains = 0;
         for (size_t i = 0; i < m->count; i++)

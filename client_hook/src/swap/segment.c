@@ -34,17 +34,6 @@ void nvs_swap_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Locked: until swap_wake; may return early. */
-static void swap_wait(void)
-{
-    nvs_cond_wait(&changed, &lock, NULL);
-}
-
-static void swap_wake(void)
-{
-    pthread_cond_broadcast(&changed);
-}
-
 uint64_t nvs_segment_chunk_bytes(const nvs_segment *segment, uint32_t chunk)
 {
     return segment->chunks[chunk].grains * NVS_HOST_GRAIN;
@@ -126,7 +115,7 @@ void nvs_segment_claim(const nvs_segment *segment, bool exclusive)
         return;
     nvs_swap_lock();
     while (segment->vmm->claims == EXCLUSIVE || (exclusive && segment->vmm->claims != 0))
-        swap_wait();
+        nvs_cond_wait(&changed, &lock, NULL);
     segment->vmm->claims = exclusive ? EXCLUSIVE : segment->vmm->claims + 1;
     nvs_swap_unlock();
 }
@@ -137,7 +126,7 @@ void nvs_segment_unclaim(const nvs_segment *segment)
         return;
     nvs_swap_lock();
     segment->vmm->claims = segment->vmm->claims == EXCLUSIVE ? 0 : segment->vmm->claims - 1;
-    swap_wake();
+    pthread_cond_broadcast(&changed);
     nvs_swap_unlock();
 }
 
@@ -174,7 +163,7 @@ static CUresult map_one(const nvs_segment *segment, uint32_t chunk, const nvs_vi
     return result;
 }
 
-/* Maps the views before `end`: all or none. */
+/* Maps the views before `end`, NULL: all of them.  All or none. */
 static CUresult map_until(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle, const nvs_view *end)
 {
     CUresult result = CUDA_SUCCESS;
@@ -184,12 +173,6 @@ static CUresult map_until(const nvs_segment *segment, uint32_t chunk, CUmemGener
     for (const nvs_view *done = segment->vmm->views; result != CUDA_SUCCESS && done != at; done = done->next)
         (void)nvs_vmm_unmap(address_in(segment, chunk, done), nvs_segment_chunk_bytes(segment, chunk));
     return result;
-}
-
-/* Within a claim: maps or unmaps a chunk at all views, or at none. */
-static CUresult views_map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle)
-{
-    return segment->vmm != NULL ? map_until(segment, chunk, handle, NULL) : CUDA_SUCCESS;
 }
 
 /* Maps the views before `end` again, after an unmapping that failed halfway. */
@@ -205,11 +188,10 @@ static void map_again(const nvs_segment *segment, uint32_t chunk, const nvs_view
         NVS_LOG_ONCE(NVS_LOG_ERROR, "the driver neither moves memory of the program nor leaves it where it is (error %d)", (int)result);
 }
 
+/* At all views, or at none. */
 static CUresult views_unmap(const nvs_segment *segment, uint32_t chunk)
 {
-    if (segment->vmm == NULL)
-        return CUDA_SUCCESS;
-    for (const nvs_view *at = segment->vmm->views; at != NULL; at = at->next) {
+    for (const nvs_view *at = segment->vmm != NULL ? segment->vmm->views : NULL; at != NULL; at = at->next) {
         CUresult result = nvs_vmm_unmap(address_in(segment, chunk, at), nvs_segment_chunk_bytes(segment, chunk));
         if (result != CUDA_SUCCESS) {
             map_again(segment, chunk, at);
@@ -217,13 +199,6 @@ static CUresult views_unmap(const nvs_segment *segment, uint32_t chunk)
         }
     }
     return CUDA_SUCCESS;
-}
-
-/* After a failure to unmap its own address. */
-static void views_map_again(const nvs_segment *segment, uint32_t chunk)
-{
-    if (segment->vmm != NULL && segment->vmm->views != NULL)
-        map_again(segment, chunk, NULL);
 }
 
 /* --- one view, all chunks; an application's thread, which keeps the segment alive --- */
@@ -588,7 +563,8 @@ static CUresult map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllo
     CUresult result = NVS_REAL(cuMemMap)(address, bytes, 0, handle, 0);
     if (result != CUDA_SUCCESS)
         return result;
-    result = views_map(segment, chunk, handle);
+    if (segment->vmm != NULL)
+        result = map_until(segment, chunk, handle, NULL);
     if (result != CUDA_SUCCESS)
         (void)nvs_vmm_unmap(address, bytes);
     return result;
@@ -662,8 +638,8 @@ static CUresult unmap(nvs_segment *segment, uint32_t chunk)
     if (result != CUDA_SUCCESS)
         return result;
     result = NVS_REAL(cuMemUnmap)(nvs_segment_chunk_address(segment, chunk), nvs_segment_chunk_bytes(segment, chunk));
-    if (result != CUDA_SUCCESS)
-        views_map_again(segment, chunk);
+    if (result != CUDA_SUCCESS && segment->vmm != NULL && segment->vmm->views != NULL)
+        map_again(segment, chunk, NULL);
     return result;
 }
 

@@ -306,6 +306,20 @@ def test_gpu_that_is_not_shared(coordinator: ScriptedCoordinator, client: Script
     assert "no such GPU here" in errors
 
 
+def test_a_refusal_names_its_gpu(coordinator: ScriptedCoordinator, start: StartClient) -> None:
+    """Broken: the refusal of a GPU counts for another one, whose AttachGpu has no answer yet: it is never shared."""
+    client = start(NVSHARE_SIMULATE="2x1GiB")
+    assert client.do("background 1000") == "begun"
+    assert coordinator.expect(messages.AttachGpu).gpu == 0
+    assert client.do("gpu 1") == "gpu"
+    assert coordinator.expect(messages.AttachGpu).gpu == 1
+    coordinator.send(messages.Rejected(messages.Rejection.UNKNOWN_GPU, False, "no such GPU here", 1))
+    assert client.do("launch 1000") == "launched"
+    coordinator.settings()
+    coordinator.grant(7)
+    assert client.answer() == "background launched"
+
+
 def test_gpu_that_the_program_may_not_use(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a pod uses a card outside of its slot without a lease, or loses its connection by asking for it."""
     client.tell("launch 1000")

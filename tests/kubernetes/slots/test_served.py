@@ -38,7 +38,7 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
     hook = Hook(context, path).hello(priority=99)
     hook.attach(1)
     refused = hook.next(messages.Rejected)
-    assert (refused.code, refused.final) == (messages.Rejection.FORBIDDEN_GPU, False)
+    assert (refused.code, refused.final, refused.ordinal) == (messages.Rejection.FORBIDDEN_GPU, False, 1)
     assert refused.text == f"no GPU {uuid_of(1)} in slot a; it has {uuid_of(0)}"
     hook.attach(0)
     settings = hook.next(messages.GpuSettings)

@@ -94,8 +94,8 @@ GOLDEN: list[tuple[messages.Message, str]] = [
     (messages.ParkAnswer(False, "captured"), "930ec2a86361707475726564"),
     (messages.Park(False, 1, "GPU-51a1", True), "954fc201a84750552d35316131c3"),
     (
-        messages.Rejected(2, True, "GPU nicht bekannt – prüfen"),
-        "944802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e",
+        messages.Rejected(2, True, "GPU nicht bekannt – prüfen", 3),
+        "954802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e03",
     ),
 ]
 
@@ -109,6 +109,7 @@ EARLIER: list[tuple[str, messages.Message]] = [
     ("944fc201a84750552d35316131", messages.Park(False, 1, "GPU-51a1")),
     ("970f000cce40000000ce20000000cd1000ce10000000", messages.State(0, 12, 1 << 30, 1 << 29, 4096, 1 << 28)),
     ("9450000ece04000000", messages.Target(0, 14, 1 << 26)),
+    ("944802c3a3475055", messages.Rejected(2, True, "GPU")),
     (
         "9b4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000",
         messages.GpuSettings(0, 1 << 32, 1 << 34, True, 10**7, 2 * 10**6, 10**10, 0, 1 << 31, 1 << 30),

@@ -34,9 +34,8 @@
 
 typedef enum nvs_transport_event {
     NVS_TRANSPORT_NOTHING = 0,
-    NVS_TRANSPORT_CONNECTED, /* both ends have shaken hands */
-    NVS_TRANSPORT_LOST,      /* or not established: close, pause, connect again */
-    NVS_TRANSPORT_FRAME,     /* a frame of *size bytes; larger than the buffer when it was cut */
+    NVS_TRANSPORT_LOST,  /* or not established: close, pause, connect again */
+    NVS_TRANSPORT_FRAME, /* a frame of *size bytes; larger than the buffer when it was cut */
 } nvs_transport_event;
 
 enum { FLAG_MORE = 1, FLAG_LONG = 2, FLAG_COMMAND = 4 };
@@ -60,7 +59,7 @@ static const uint8_t ready[] = "\x04\x29"
 NVS_FORK_STATE static atomic_int connection = -1;
 NVS_FORK_STATE static uint64_t connected_file; /* behind it */
 static int connect_error; /* errno of the last attempt; 0: a peer listens */
-NVS_FORK_STATE static bool greeting_read, peer_ready, reported, lost;
+NVS_FORK_STATE static bool greeting_read, peer_ready, lost; /* peer_ready: both ends have shaken hands */
 static uint8_t incoming[INCOMING], outgoing[OUTGOING];
 static size_t in_begin, in_end, out_begin, out_end;
 
@@ -179,7 +178,7 @@ static nvs_status transport_connect(const char *socket_path, int32_t coordinator
     }
     connected_file = nvs_descriptor_file(fd);
     atomic_store_explicit(&connection, fd, memory_order_relaxed); /* read after fork only, by the same thread's copy */
-    greeting_read = peer_ready = reported = false;
+    greeting_read = peer_ready = false;
     in_begin = in_end = out_begin = out_end = 0;
     /* On a Unix socket there is no "in progress": it is connected now, or nobody listens (yet). */
     lost = connect(fd, (const struct sockaddr *)&address, sizeof address) != 0;
@@ -298,18 +297,12 @@ static nvs_transport_event take(uint8_t *frame, size_t capacity, size_t *size)
             return NVS_TRANSPORT_FRAME;
         }
         handle_command(at + header, (size_t)length);
-        if (peer_ready && !reported) {
-            reported = true;
-            return NVS_TRANSPORT_CONNECTED;
-        }
     }
 }
 
 /* Never blocks. */
 static nvs_transport_event transport_next(uint8_t *frame, size_t capacity, size_t *size)
 {
-    if (descriptor() < 0)
-        return NVS_TRANSPORT_NOTHING;
     push();
     /* Frames first: what arrived before the connection was lost still counts. */
     do {
@@ -320,13 +313,6 @@ static nvs_transport_event transport_next(uint8_t *frame, size_t capacity, size_
             return event;
     } while (!lost && pull());
     return lost ? NVS_TRANSPORT_LOST : NVS_TRANSPORT_NOTHING;
-}
-
-/* The descriptor to poll, and for what; -1 without a connection. */
-static int transport_descriptor(short *events)
-{
-    *events = out_begin < out_end ? POLLIN | POLLOUT : POLLIN;
-    return descriptor();
 }
 
 void nvs_transport_finish(int linger_ms)
@@ -355,12 +341,12 @@ NVS_FORK_CODE void nvs_transport_abandon(void)
 #define REFUSED_RETRY_NS 5000000000u /* after the coordinator refused us for good */
 enum { FRAMES_A_ROUND = 64 };
 
-static bool open_socket, answered, up, broken, refused, has_more; /* answered: the coordinator; up: hello is sent too */
+static bool up, broken, refused, has_more; /* up: hello is sent */
 static uint64_t up_since_ns, lost_ns, retry_at_ns, retry_delay_ns;
 
 void nvs_link_start(void)
 {
-    open_socket = answered = up = broken = refused = has_more = false;
+    up = broken = refused = has_more = false;
     retry_at_ns = 0;
     retry_delay_ns = FIRST_RETRY_NS;
     lost_ns = nvs_now_ns();
@@ -391,7 +377,7 @@ void nvs_link_refused(void)
 
 uint64_t nvs_link_due(void)
 {
-    return open_socket ? UINT64_MAX : retry_at_ns;
+    return descriptor() >= 0 ? UINT64_MAX : retry_at_ns;
 }
 
 bool nvs_link_has_more(void)
@@ -401,7 +387,8 @@ bool nvs_link_has_more(void)
 
 int nvs_link_descriptor(short *events)
 {
-    return open_socket ? transport_descriptor(events) : -1;
+    *events = out_begin < out_end ? POLLIN | POLLOUT : POLLIN;
+    return descriptor();
 }
 
 _Static_assert((int)NVS_MODE_MANAGED == NVS_MEMORY_MODE_MANAGED && (int)NVS_MODE_SWAP == NVS_MEMORY_MODE_SWAP, "base/config.h");
@@ -445,7 +432,7 @@ static void drop(const nvs_link_handlers *handlers)
     retry_at_ns = now + (refused ? REFUSED_RETRY_NS : retry_delay_ns);
     retry_delay_ns = retry_delay_ns * 2 < longest ? retry_delay_ns * 2 : longest;
     transport_close();
-    open_socket = answered = up = broken = refused = has_more = false; /* nothing to receive before the next connection */
+    up = broken = refused = has_more = false; /* nothing to receive before the next connection */
     if (was_up) {
         nvs_log(NVS_LOG_INFO, "connection to %s lost", nvs_config.socket);
         handlers->lost();
@@ -456,31 +443,26 @@ void nvs_link_serve(const nvs_link_handlers *handlers)
 {
     static uint8_t frame[NVS_MAX_FRAME_BYTES + 1];
     size_t size = 0;
-    if (!open_socket && nvs_now_ns() >= retry_at_ns) {
-        open_socket = transport_connect(nvs_config.socket, nvs_config.coordinator_user) == NVS_OK;
-        if (!open_socket)
-            retry_at_ns = nvs_now_ns() + REFUSED_RETRY_NS;
-    }
-    if (open_socket && !transport_own())
+    if (descriptor() < 0 && nvs_now_ns() >= retry_at_ns &&
+        transport_connect(nvs_config.socket, nvs_config.coordinator_user) != NVS_OK)
+        retry_at_ns = nvs_now_ns() + REFUSED_RETRY_NS;
+    if (descriptor() >= 0 && !transport_own())
         broken = true;
-    for (unsigned i = 0; i < FRAMES_A_ROUND && open_socket && !broken; i++) {
-        if (answered && !up && nvs_memory_mode_chosen()) { /* hello names the mode */
+    for (unsigned i = 0; i < FRAMES_A_ROUND && descriptor() >= 0 && !broken; i++) {
+        nvs_transport_event event = transport_next(frame, sizeof frame, &size);
+        if (peer_ready && !up && nvs_memory_mode_chosen()) { /* hello names the mode */
             up = true;
             up_since_ns = nvs_now_ns();
             say_hello();
             handlers->connected();
         }
-        nvs_transport_event event = transport_next(frame, sizeof frame, &size);
         has_more = event != NVS_TRANSPORT_NOTHING; /* there may be more than one round takes */
         if (!has_more)
             return;
-        if (event == NVS_TRANSPORT_FRAME) {
+        if (event == NVS_TRANSPORT_FRAME)
             handlers->frame(frame, size);
-        } else if (event == NVS_TRANSPORT_LOST) {
+        else
             broken = true;
-        } else {
-            answered = true;
-        }
     }
     if (broken)
         drop(handlers);

@@ -401,14 +401,16 @@ typedef struct nvs_rejected {
     uint16_t code;
     bool final;
     char text[256];
+    uint8_t ordinal;
 } nvs_rejected;
 
 static const nvs_wire_field nvs_rejected_fields[] = {
     NVS_WIRE_FIELD(rejected, code, UINT, 0, UINT16_MAX, 0, NULL),
     NVS_WIRE_FIELD(rejected, final, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(rejected, text, TEXT, 0, 255, 0, NULL),
+    NVS_WIRE_FIELD(rejected, ordinal, UINT, 0, UINT64_C(31), 0u, NULL),
 };
-NVS_WIRE_MESSAGE(rejected, NVS_TYPE_REJECTED, 3, 3)
+NVS_WIRE_MESSAGE(rejected, NVS_TYPE_REJECTED, 3, 4)
 
 typedef struct nvs_to_client {
     uint8_t type;
