@@ -205,7 +205,6 @@ class Shell:
             holder = self._journal.holder(uuid)
             capacity = world.plan.capacity_bytes
             number, deadline_ns = self._journal.next_lease_id(uuid), world.now_ns + RECOVERY_NS
-            world.waits_for(uuid, holder)
             total = 2 * capacity  # contexts and late figures lack no room
             self.give(events.GpuAdded(uuid, "Model", total, capacity, number, holder, deadline_ns))
             self.give(events.MemoryChecked(uuid, *world.figures(uuid)))

@@ -184,7 +184,6 @@ class World(Clock):
         self._unrecorded = False
         """The journal of the last dead coordinator was damaged."""
         self._journal = Path()
-        self._expected: dict[str, int | None] = {}
         self.uuids = [f"GPU-{number}" for number in range(plan.gpus)]
         self.slots = Slots(self)
         self.checks = Checks(self)
@@ -309,10 +308,6 @@ class World(Clock):
         self.checks.watch(out)
         self.bounds.watch(event, out)
 
-    def waits_for(self, uuid: str, process_id: int | None) -> None:
-        """Registers the process whose end a new coordinator must learn of."""
-        self._expected[uuid] = process_id
-
     def started_at(self, process_id: int) -> int | None:
         """Start of a process; None for a dead one."""
         return next((each.number for each in self._programs() if each.pid == process_id), None)
@@ -390,8 +385,6 @@ class World(Clock):
         for side in process.sides.values():
             side.memory.clear()
         self.give(events.ProcessEnded(process.pid))
-        for uuid in [uuid for uuid, pid in self._expected.items() if pid == process.pid]:
-            self._holder_gone(uuid, process.pid)
 
     def watch_end(self, process_id: int) -> bool:
         """Whether the process has not ended."""
@@ -409,10 +402,6 @@ class World(Clock):
         else:  # the coordinator notices late, perhaps after the reconnect
             self.after(self.chance.randint(1, 900) * MILLISECOND_NS, lambda: self.network.break_off(number))
         process.lost()
-
-    def _holder_gone(self, uuid: str, process_id: int) -> None:
-        if self._expected.get(uuid) == process_id:
-            self.give(events.HolderGone(uuid))
 
     # --- the operator -------------------------------------------------------------------------------------------
 

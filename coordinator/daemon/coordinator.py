@@ -268,8 +268,7 @@ class Coordinator:
             who = f"holder, process {holder}" if holder > 0 else "holders"
             log.info("%s: waiting for the earlier lease %s", device.uuid, who)
             if holder > 0:
-                started_at = self._journal.earlier[device.uuid].started_at
-                self.server.watch_holder(device.uuid, holder, started_at)
+                self.server.watch_holder(holder, self._journal.earlier[device.uuid].started_at)
 
     def _make_mps(self, directory: RuntimeDir, *, all_users: bool) -> Mps:
         real = self._real

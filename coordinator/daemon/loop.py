@@ -69,7 +69,7 @@ class Waiter:
 
 
 class ProcessEnds:
-    """Processes that have disconnected and not ended.
+    """Processes that have disconnected or hold leases of an earlier coordinator, and have not ended.
 
     The driver frees a process's memory after its socket has closed, and before its pidfd is readable.
     """
@@ -77,6 +77,7 @@ class ProcessEnds:
     def __init__(self, waiter: Waiter) -> None:
         self._waiter = waiter
         self._processes: dict[int, int] = {}  # pidfd -> process id
+        self._holders: set[int] = set()
 
     def watch(self, process_id: int) -> bool:
         """Whether `ended` will name the process.  False: it has ended, or cannot be watched."""
@@ -86,11 +87,16 @@ class ProcessEnds:
             descriptor = os.pidfd_open(process_id)
         except OSError:
             return False
-        if len(self._processes) >= MOST_ENDING:
-            self._unwatch(next(iter(self._processes)))
+        if len(self._processes) >= MOST_ENDING + len(self._holders):
+            self._unwatch(next(each for each, pid in self._processes.items() if pid not in self._holders))
         self._processes[descriptor] = process_id
         self._waiter.add(descriptor)
         return True
+
+    def watch_holder(self, process_id: int, started_at: int) -> bool:
+        """As `watch`, whichever others end meanwhile.  False also if another process has got its id."""
+        self._holders.add(process_id)
+        return self.watch(process_id) and start_time(process_id) == started_at
 
     def ended(self, ready: set[int]) -> list[int]:
         """The processes that have ended, by their readable descriptors."""
@@ -103,6 +109,7 @@ class ProcessEnds:
     def _unwatch(self, descriptor: int) -> int:
         self._waiter.remove(descriptor)
         os.close(descriptor)
+        self._holders.discard(self._processes[descriptor])
         return self._processes.pop(descriptor)
 
 
@@ -150,8 +157,6 @@ class Server:
         self._stopping = False
         self._tasks: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._holders: dict[int, str] = {}
-        """UUIDs by pidfd: processes that may still hold a lease of an earlier coordinator."""
         self._leave_when: Callable[[], bool] | None = None
         self._linger_ns = 0
         self._leave_check_ns: int | None = None
@@ -184,20 +189,11 @@ class Server:
         while (due_ns := slots.next_deadline_ns()) is not None and due_ns <= time.monotonic_ns():
             self._slots_turn(slots, set())
 
-    def watch_holder(self, uuid: str, process_id: int, started_at: int) -> None:
+    def watch_holder(self, process_id: int, started_at: int) -> None:
         """Recovery: reports to the engine when an earlier lease holder has died, and at once whether it is stopped."""
         self._look_ns = time.monotonic_ns()
-        try:
-            descriptor = os.pidfd_open(process_id)
-        except OSError:
-            self._dispatcher.event(events.HolderGone(uuid), time.monotonic_ns())
-            return
-        if start_time(process_id) != started_at:  # another process got its id before the descriptor was opened
-            os.close(descriptor)
-            self._dispatcher.event(events.HolderGone(uuid), time.monotonic_ns())
-            return
-        self._holders[descriptor] = uuid
-        self._sockets.waiter.add(descriptor)
+        if not self._sockets.ends.watch_holder(process_id, started_at):
+            self._dispatcher.event(events.ProcessEnded(process_id), time.monotonic_ns())
 
     def handle_signals(self, reload: Callable[[], None]) -> None:
         """SIGTERM and SIGINT end the loop, SIGHUP calls `reload` on it.  Main thread only."""
@@ -245,8 +241,6 @@ class Server:
         self._schedule_leave_check(time.monotonic_ns())
         while not self._stopping:
             ready = self._wait()
-            if self._holders:
-                self._recovery_turn(ready)
             self._helpers.serve(ready)
             for process_id in self._sockets.ends.ended(ready):
                 self._dispatcher.event(events.ProcessEnded(process_id), time.monotonic_ns())
@@ -304,17 +298,6 @@ class Server:
                 reply = encode_error(refusal)
             control.send(connection, reply)
         control.flush()
-
-    def _recovery_turn(self, ready: set[int]) -> None:
-        now_ns = time.monotonic_ns()
-        for descriptor, uuid in list(self._holders.items()):
-            if descriptor in ready:
-                self._dispatcher.event(events.HolderGone(uuid), now_ns)
-            elif self._dispatcher.scheduler.recovering(uuid):
-                continue
-            del self._holders[descriptor]
-            self._sockets.waiter.remove(descriptor)
-            os.close(descriptor)
 
     def _slots_turn(self, slots: SlotWatch, ready: set[int]) -> None:
         now_ns = time.monotonic_ns()
@@ -376,5 +359,5 @@ class Server:
         signal.set_wakeup_fd(-1)
         if self._slots is not None:
             self._slots.close()
-        for descriptor in (*self._holders, self._wake_read, self._wake_write):
+        for descriptor in (self._wake_read, self._wake_write):
             os.close(descriptor)

@@ -39,7 +39,7 @@ from nvshare.coordinator.memory import admission, checks, claims, host_budget, m
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, Identity
-from nvshare.coordinator.model.commands import MANY_HOLDERS, Command, Notify, ParkingOver, Send, SetTimer
+from nvshare.coordinator.model.commands import Command, Notify, ParkingOver, Send, SetTimer
 from nvshare.coordinator.model.gpu import Gpu, GpuLeases, GpuRules, Recovery
 from nvshare.coordinator.model.memory import GpuMemory
 from nvshare.coordinator.model.node import Node
@@ -89,7 +89,6 @@ class Scheduler:
         self._begin_log_part()
         self._handlers: dict[type, Callable[[Any, int], Iterable[Gpu]]] = {
             events.GpuAdded: self._gpu_added,
-            events.HolderGone: self._holder_gone,
             events.ClientRegistered: self._registered,
             events.Received: self._received,
             events.ClientGone: self._gone,
@@ -106,10 +105,6 @@ class Scheduler:
             ],
             events.Set: lambda event, now: operator_commands.set_value(self._node, event, now),
         }
-
-    def recovering(self, uuid: str) -> bool:
-        """Whether the GPU waits for the holder of an earlier coordinator's lease."""
-        return self._node.gpus[uuid].recovering
 
     @property
     def settings(self) -> Settings:
@@ -270,12 +265,6 @@ class Scheduler:
         self._node.out.append(Notify("gpu", values))
         return (gpu,)
 
-    def _holder_gone(self, event: events.HolderGone, now_ns: int) -> Iterable[Gpu]:
-        gpu = self._node.gpus[event.uuid]
-        if gpu.recovery.expected_holder != MANY_HOLDERS:
-            gpu.recovery.expected_holder = None
-        return (gpu,)
-
     def _timer_fired(self, event: events.TimerFired, now_ns: int) -> Iterable[Gpu]:
         due = [uuid for uuid, deadline in self._deadlines.items() if deadline is not None and deadline <= now_ns]
         return [self._node.gpus[uuid] for uuid in due]
@@ -349,7 +338,11 @@ class Scheduler:
         return gpus
 
     def _process_ended(self, event: events.ProcessEnded, now_ns: int) -> Iterable[Gpu]:
-        return [gpu for gpu in self._node.gpus.values() if checks.process_ended(self._node, gpu, event.process_id)]
+        gpus = self._node.gpus.values()
+        expecting = [gpu for gpu in gpus if gpu.recovery.expected_holder == event.process_id]
+        for gpu in expecting:
+            gpu.recovery.expected_holder = None
+        return [*expecting, *(gpu for gpu in gpus if checks.process_ended(self._node, gpu, event.process_id))]
 
     def _client(self, client: int) -> Client:
         record = self._node.clients.get(client)

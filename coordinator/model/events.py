@@ -18,7 +18,7 @@ class GpuAdded:
     """A scheduling domain exists.  `capacity_bytes` is what clients may have resident; `integrated`: of the host's own.
 
     `next_lease_id` continues the numbering of an earlier coordinator.  `expected_holder` is the process that held the
-    lease then and still lives.  No lease is granted until it claims its lease, is reported gone (`HolderGone`), or
+    lease then and still lives.  No lease is granted until it claims its lease, has ended (`ProcessEnded`), or
     `recovery_deadline_ns` has passed.  `commands.MANY_HOLDERS`: several processes may have held one, so nothing
     exclusive is granted until the deadline.
     """
@@ -31,13 +31,6 @@ class GpuAdded:
     expected_holder: int | None = None
     recovery_deadline_ns: int = 0
     integrated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HolderGone:
-    """The process that `GpuAdded.expected_holder` named has died."""
-
-    uuid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,7 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """The process of a client that is gone has ended: the driver has freed its memory."""
+    """The process of a client that is gone, or an expected holder, has ended: the driver has freed its memory."""
 
     process_id: int
 
@@ -152,7 +145,6 @@ class Look:
 
 Event = (
     GpuAdded
-    | HolderGone
     | ClientRegistered
     | Settled
     | Received

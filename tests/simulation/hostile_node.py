@@ -354,8 +354,6 @@ class Node:
             self.give(self._operator())
         elif what < 0.07:
             self._restart()
-        elif what < 0.09:
-            self.give(events.HolderGone(chance.choice(UUIDS)))
         elif what < 0.11:
             self.give(events.ProcessEnded(chance.choice(self.programs).peer.process_id))
         if chance.random() < 0.5:

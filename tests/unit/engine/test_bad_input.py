@@ -140,7 +140,6 @@ def any_event() -> st.SearchStrategy[events.Event]:
         message(messages.State, st.just(messages.HOST), number, *12 * [small], *5 * [small]),
         message(messages.Progress, gpu, number, small, small, small, small, small),
         st.builds(events.TimerFired),
-        st.builds(events.HolderGone, st.sampled_from("AB")),
         st.builds(events.Look, st.frozensets(st.integers(0, 9), max_size=3)),
         setting("quantum", st.none() | st.integers(1, 50), gpu=uuid),
         setting("policy", policy),

@@ -151,4 +151,4 @@ def test_our_own_mistake_shows_the_log() -> None:
     assert "Received(client=1, message=Request(gpu=0))" in str(caught.value)
     assert len(read(caught.value.lines)) == len(caught.value.lines) > 3
     with pytest.raises(InvariantError, match="KeyError"):
-        Harness(create, SETTINGS).handle(events.HolderGone("GPU-nowhere"))
+        Harness(create, SETTINGS).handle(events.MemoryChecked("GPU-nowhere", {}, 0))

@@ -10,7 +10,7 @@ from nvshare.coordinator.model.commands import MANY_HOLDERS, RecordLease
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies.registry import create
-from tests.harness import GPU, Harness, ScriptedClient
+from tests.harness import Harness, ScriptedClient
 
 HOLDER = 77
 
@@ -64,7 +64,7 @@ def test_the_wait_for_the_holder_ends(end: str) -> None:
     harness = recovering()
     waiter = harness.client(wanted=True)
     if end == "dead":
-        harness.handle(events.HolderGone(GPU))
+        harness.handle(events.ProcessEnded(HOLDER))
     elif end == "back without a claim":
         harness.client(process_id=HOLDER)
     else:
@@ -199,7 +199,7 @@ def test_an_id_that_a_stray_has_released_is_not_given_again() -> None:
     stray = claim(harness, 7, wanted=True)
     assert len(stray.take(messages.Revoke)) == 1
     stray.release(7, wanted=True)
-    harness.handle(events.HolderGone(GPU))
+    harness.handle(events.ProcessEnded(HOLDER))
     assert stray.lease() == 8
     assert records(harness)[-1] == (8, stray.process_id)
 
@@ -236,7 +236,7 @@ def test_after_concurrent_sharing_the_whole_window_is_waited() -> None:
     one = claim(harness, 3)
     assert len(one.take(messages.Revoke)) == 1
     one.release(3)
-    harness.handle(events.HolderGone(GPU))
+    harness.handle(events.ProcessEnded(HOLDER))
     harness.advance(2 * SECOND_NS - 1)
     assert waiter.granted() is None
     harness.advance(1)
@@ -290,7 +290,7 @@ def test_the_journal_covers_all_whose_claims_are_confirmed_during_recovery() -> 
     assert waiter.granted() is None, "the GPU waits for the old holder in every kind of sharing"
     a.release(idle=True)
     assert records(harness) == [(6, MANY_HOLDERS), (6, HOLDER)]
-    harness.handle(events.HolderGone(GPU))
+    harness.handle(events.ProcessEnded(HOLDER))
     assert waiter.granted() is not None
 
 

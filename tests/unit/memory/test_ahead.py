@@ -10,7 +10,7 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.registry import create
-from tests.harness import GPU, Harness, ScriptedClient, one_gpu
+from tests.harness import Harness, ScriptedClient, one_gpu
 
 QUANTUM_MS = 100
 MIB = 1 << 20
@@ -217,7 +217,7 @@ def restarted() -> Harness:
     """A coordinator whose predecessor gave a lease; its holder has died meanwhile."""
     harness = Harness(create, quantum_ns=100 * MILLISECOND_NS)
     harness.gpu(capacity=100, next_lease_id=9, expected_holder=4242, recovery_deadline_ns=9 * SECOND_NS)
-    harness.handle(events.HolderGone(GPU))
+    harness.handle(events.ProcessEnded(4242))
     return harness
 
 
