@@ -30,7 +30,7 @@ from nvshare.coordinator.memory.client_settings import (
     send_settings_to_all,
 )
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns, moving_average
-from nvshare.coordinator.model.commands import MANY_HOLDERS, Kill, Log, Notify, RecordLease, Send
+from nvshare.coordinator.model.commands import MANY_HOLDERS, Kill, Log, RecordLease, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, REVOKING, WAITING, WITH_LEASE, Contention, Seat
@@ -113,16 +113,16 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
     else:
         seat.lease.handed_over_from_ns = None
     leases.free_since_ns = None
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": gpu.uuid,
-        "client": client,
-        "name": seat.client.identity.name,
-        "lease": lease_id,
-        "quantum_ns": 0 if quantum_ns is None else quantum_ns,
-        "waiters": len(gpu.wait_queue) if quantum_ns is not None else 0,
-        "waited_ns": waited_ns,
-    }
-    node.out.append(Notify("granted", values))
+    node.notify(
+        "granted",
+        uuid=gpu.uuid,
+        client=client,
+        name=seat.client.identity.name,
+        lease=lease_id,
+        quantum_ns=quantum_ns or 0,
+        waiters=len(gpu.wait_queue) if quantum_ns is not None else 0,
+        waited_ns=waited_ns,
+    )
 
 
 def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int | None, now_ns: int) -> None:
@@ -183,7 +183,7 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
     gpu.leases.statistics.revokes += 1
     node.out.append(Send(client, Revoke(seat.ordinal, lease.lease_id, deadline_ns)))
     alert_next(node, gpu, seat, now_ns)
-    node.out.append(Notify("revoked", {"uuid": gpu.uuid, "client": client, "lease": lease.lease_id, "why": why}))
+    node.notify("revoked", uuid=gpu.uuid, client=client, lease=lease.lease_id, why=why)
 
 
 def set_overdue(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
@@ -224,13 +224,7 @@ def _count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
     seat.statistics.overdue += 1
     gpu.leases.statistics.overdue += 1
     client, action = seat.client, node.settings.overdue_action
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": gpu.uuid,
-        "client": client.client_id,
-        "lease": seat.lease.lease_id,
-        "action": action.value,
-    }
-    node.out.append(Notify("overdue", values))
+    node.notify("overdue", uuid=gpu.uuid, client=client.client_id, lease=seat.lease.lease_id, action=action.value)
     text = f"{gpu.uuid}: {client.identity} did not finish its work in time (drain_deadline); action: {action.value}"
     node.out.append(Log(logging.WARNING, text))
     if action is OverdueAction.DEMOTE:
@@ -300,17 +294,17 @@ def release(node: Node, seat: Seat, message: Release, now_ns: int) -> None:
     held_ns = end_lease(node, gpu, seat, now_ns)
     if in_time and not lease.interrupted:
         _notify_policy(node, gpu, seat, now_ns)
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": gpu.uuid,
-        "client": seat.client.client_id,
-        "lease": message.lease_id,
-        "idle": idle,
-        "drained": message.drained,
-        "drain_ns": message.drain_ns,
-        "held_ns": held_ns,
-        "opened_at_ns": message.opened_at_ns,
-    }
-    node.out.append(Notify("released", values))
+    node.notify(
+        "released",
+        uuid=gpu.uuid,
+        client=seat.client.client_id,
+        lease=message.lease_id,
+        idle=idle,
+        drained=message.drained,
+        drain_ns=message.drain_ns,
+        held_ns=held_ns,
+        opened_at_ns=message.opened_at_ns,
+    )
     pinning.lease_ended(node, seat, message, revoked=revoked, now_ns=now_ns)
     if message.wanted:
         request(node, seat, now_ns)

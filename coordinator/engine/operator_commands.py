@@ -20,7 +20,7 @@ from nvshare.coordinator.memory.client_settings import send_settings, send_setti
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client
-from nvshare.coordinator.model.commands import Log, Notify
+from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.profile import Facts
@@ -52,7 +52,7 @@ def set_value(node: Node, event: events.Set, now_ns: int) -> Iterable[Gpu]:
         if follow is not None:
             follow(node, gpu, now_ns)
     if follow is None:
-        node.out.append(Notify(setting.name, {"uuid": event.gpu, setting.field: event.value}))
+        node.notify(setting.name, uuid=event.gpu, **{setting.field: event.value})
     return gpus
 
 
@@ -70,16 +70,14 @@ def _quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
     """The end of the present lease moves with the new quantum."""
     automatic = gpu.settings.quantum_ns is None
     leases.set_quantum(gpu, gpu.settings.quantum_ns or automatic_quantum_ns(gpu))
-    values = {"quantum_ns": gpu.rules.quantum_ns, "automatic": automatic}
-    node.out.append(Notify("quantum", {"uuid": gpu.uuid, **values}))
+    node.notify("quantum", uuid=gpu.uuid, quantum_ns=gpu.rules.quantum_ns, automatic=automatic)
 
 
 def _switch_share(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Concerns an automatic quantum, which follows at once."""
     if gpu.settings.quantum_ns is None:
         leases.set_quantum(gpu, automatic_quantum_ns(gpu))
-    values = {"share": gpu.settings.switch_share, "quantum_ns": gpu.rules.quantum_ns}
-    node.out.append(Notify("switch_share", {"uuid": gpu.uuid, **values}))
+    node.notify("switch_share", uuid=gpu.uuid, share=gpu.settings.switch_share, quantum_ns=gpu.rules.quantum_ns)
 
 
 def _policy(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -95,7 +93,7 @@ def _policy(node: Node, gpu: Gpu, now_ns: int) -> None:
         return
     gpu.policy_guard.replace(name, policy)
     gpu.schedule.stale = True
-    node.out.append(Notify("policy", {"uuid": gpu.uuid, "policy": name}))
+    node.notify("policy", uuid=gpu.uuid, policy=name)
 
 
 def _sharing(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -109,7 +107,7 @@ def _sharing(node: Node, gpu: Gpu, now_ns: int) -> None:
         for seat in list(gpu.leases.running.values()):
             leases.revoke(node, gpu, seat, "plan", now_ns)
     send_settings_to_all(node, gpu)
-    node.out.append(Notify("sharing", {"uuid": gpu.uuid, "sharing": gpu.settings.sharing.name.lower()}))
+    node.notify("sharing", uuid=gpu.uuid, sharing=gpu.settings.sharing.name.lower())
 
 
 # --- of clients -------------------------------------------------------------------------------------------------------
@@ -126,7 +124,7 @@ def settle(node: Node, client: Client, facts: Facts, now_ns: int) -> Iterable[Gp
     if facts.rank != had.rank:
         names = [each.name for each in fields(Rank) if getattr(facts.rank, each.name) != getattr(had.rank, each.name)]
         changed = {name: _plain(getattr(facts.rank, name)) for name in names}
-        node.out.append(Notify("rank", {"client": client.client_id, **changed}))
+        node.notify("rank", client=client.client_id, **changed)
     _limit(node, client)
     if facts.paused is not had.paused:
         _pause(node, client, now_ns)
@@ -153,7 +151,7 @@ def _gang(node: Node, client: Client, gang: str) -> None:
     client.facts = client.facts.having(gang=gang)
     for seat in client.seats.values():
         slots.add_member(node, seat)
-    node.out.append(Notify("gang", {"client": client.client_id, "gang": gang}))
+    node.notify("gang", client=client.client_id, gang=gang)
 
 
 def _limit(node: Node, client: Client) -> None:
@@ -165,14 +163,12 @@ def _limit(node: Node, client: Client) -> None:
             room.raise_highest_limit(seat)
             seat.gpu.settings_changed()
             send_settings(node, seat)
-            node.out.append(
-                Notify("limit", {"client": client.client_id, "uuid": seat.gpu.uuid, "limit_bytes": limit_bytes})
-            )
+            node.notify("limit", client=client.client_id, uuid=seat.gpu.uuid, limit_bytes=limit_bytes)
 
 
 def _pause(node: Node, client: Client, now_ns: int) -> None:
     """A paused client is granted nothing, and its leases are revoked.  The pause does not count as waiting."""
-    node.out.append(Notify("paused" if client.facts.paused else "resumed", {"client": client.client_id}))
+    node.notify("paused" if client.facts.paused else "resumed", client=client.client_id)
     for seat in client.seats.values():
         if not client.facts.paused:
             reconcile.readmit(seat, now_ns)

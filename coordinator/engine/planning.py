@@ -20,7 +20,7 @@ from typing import Final
 from nvshare.coordinator.engine.policy_guard import FALLBACK, LATEST_NS, SOONEST_NS
 from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import claims, switch_credit
-from nvshare.coordinator.model.commands import Log, Notify
+from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.gpu import Gpu, Schedule
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, Seat
@@ -66,7 +66,7 @@ def update(node: Node, gpu: Gpu, now_ns: int) -> bool:
     _apply_turns(gpu, schedule, now_ns)
     if before.keys() != schedule.members.keys():
         names = ",".join(str(client) for client in schedule.members)
-        node.out.append(Notify("plan", {"uuid": gpu.uuid, "running": names, "why": schedule.why}))
+        node.notify("plan", uuid=gpu.uuid, running=names, why=schedule.why)
     in_turns = any(member.quantum_ns is not None for member in schedule.members.values())
     concurrent = gpu.settings.sharing is Sharing.CONCURRENT
     schedule.side_by_side = concurrent and not in_turns and len(schedule.members) == len(jobs)

@@ -28,7 +28,7 @@ from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import checks, claims, room
 from nvshare.coordinator.memory.client_settings import send_settings
 from nvshare.coordinator.model.client import Client, ParkState
-from nvshare.coordinator.model.commands import MANY_HOLDERS, Notify, Send
+from nvshare.coordinator.model.commands import MANY_HOLDERS, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import SeatMemory
 from nvshare.coordinator.model.node import Node
@@ -158,13 +158,8 @@ def _add_seat(
     room.update(seat)
     checks.reported(node, seat)
     send_settings(node, seat)
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": gpu.uuid,
-        "client": client.client_id,
-        "name": client.identity.name,
-        "process": client.identity.process_id,
-    }
-    node.out.append(Notify("attached", values))
+    name, process_id = client.identity.name, client.identity.process_id
+    node.notify("attached", uuid=gpu.uuid, client=client.client_id, name=name, process=process_id)
     return seat
 
 
@@ -177,15 +172,11 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, message: AttachGpu, now_ns:
     if message.lease_id == 0:
         return
     gpu.schedule.side_by_side = False  # what it claims is no grant to a member
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": gpu.uuid,
-        "client": seat.client.client_id,
-        "lease": message.lease_id,
-    }
+    told = {"client": seat.client.client_id, "lease": message.lease_id}
     old = _earlier_seat(gpu, message.lease_id, process_id)
     if old is not None and old.phase is HOLDING:
         _transfer_lease(node, gpu, old, seat, now_ns)
-        node.out.append(Notify("claimed", values))
+        node.notify("claimed", uuid=gpu.uuid, **told)
         return
     deadline_ns = node.settings.drain_deadline_ns
     drain_deadline_ns = now_ns + deadline_ns
@@ -199,11 +190,11 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, message: AttachGpu, now_ns:
     if confirmed:
         gpu.leases.last_holder = seat.client.client_id
         leases.start_lease(node, gpu, seat, message.lease_id, gpu.rules.quantum_ns, now_ns)
-        node.out.append(Notify("claimed", values))
+        node.notify("claimed", uuid=gpu.uuid, **told)
         return
     seat.lease.stray = True
     seat.lease.lease_id = message.lease_id
-    node.out.append(Notify("stray", values))
+    node.notify("stray", uuid=gpu.uuid, **told)
     if not may_work and gpu.recovery.lost != (message.lease_id, process_id):
         node.out.append(Send(seat.client.client_id, Revoke(seat.ordinal, message.lease_id, deadline_ns)))
         return

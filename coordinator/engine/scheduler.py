@@ -39,7 +39,7 @@ from nvshare.coordinator.memory import admission, checks, claims, host_budget, m
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, Identity
-from nvshare.coordinator.model.commands import Command, Notify, ParkingOver, Send, SetTimer
+from nvshare.coordinator.model.commands import Command, ParkingOver, Send, SetTimer
 from nvshare.coordinator.model.gpu import Gpu, GpuLeases, GpuRules, Recovery
 from nvshare.coordinator.model.memory import GpuMemory
 from nvshare.coordinator.model.node import Node
@@ -254,15 +254,15 @@ class Scheduler:
         gpu.rules.quantum_ns = settings.quantum_ns or automatic_quantum_ns(gpu)
         self._node.gpus[event.uuid] = gpu
         self._node.host.reconnected_at_ns = now_ns + RECONNECT_NS
-        values: dict[str, int | str | bool | float | None] = {
-            "uuid": gpu.uuid,
-            "name": gpu.name,
-            "capacity_bytes": gpu.memory.capacity_bytes,
-            "quantum_ns": gpu.rules.quantum_ns,
-            "automatic": settings.quantum_ns is None,
-            "policy": gpu.policy_guard.name,
-        }
-        self._node.out.append(Notify("gpu", values))
+        self._node.notify(
+            "gpu",
+            uuid=gpu.uuid,
+            name=gpu.name,
+            capacity_bytes=gpu.memory.capacity_bytes,
+            quantum_ns=gpu.rules.quantum_ns,
+            automatic=settings.quantum_ns is None,
+            policy=gpu.policy_guard.name,
+        )
         return (gpu,)
 
     def _timer_fired(self, event: events.TimerFired, now_ns: int) -> Iterable[Gpu]:
@@ -294,14 +294,14 @@ class Scheduler:
         )
         client.time_owner = client.owner if node.settings.users_first else ""
         node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))
-        values: dict[str, int | str | bool | float | None] = {
-            "client": event.client,
-            "name": hello.name,
-            "program": hello.program,
-            "process": event.process_id,
-            "user": event.user_id,
-        }
-        node.out.append(Notify("registered", values))
+        node.notify(
+            "registered",
+            client=event.client,
+            name=hello.name,
+            program=hello.program,
+            process=event.process_id,
+            user=event.user_id,
+        )
         return ()
 
     def _received(self, event: events.Received, now_ns: int) -> Iterable[Gpu]:
@@ -332,9 +332,11 @@ class Scheduler:
         self._node.out.append(ParkingOver(event.client))
         self._node.stopped.pop(event.client, None)
         self._node.own_park_times.discard(event.client)
-        self._node.out.append(Notify("gone", {"client": event.client, "name": client.identity.name}))
+        self._node.notify("gone", client=event.client, name=client.identity.name)
         gpus = [seat.gpu for seat in client.seats.values()]
-        self._node.out += [Notify("free", {"uuid": gpu.uuid}) for gpu in gpus if not gpu.seats]
+        for gpu in gpus:
+            if not gpu.seats:
+                self._node.notify("free", uuid=gpu.uuid)
         return gpus
 
     def _process_ended(self, event: events.ProcessEnded, now_ns: int) -> Iterable[Gpu]:

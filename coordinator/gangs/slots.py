@@ -27,7 +27,6 @@ from itertools import chain, islice
 from typing import Final
 
 from nvshare.coordinator.gangs import trials
-from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
@@ -223,7 +222,7 @@ def _call(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
         return
     node.queue[gang.name] = gang
     gpus = {seat.gpu.uuid: seat.gpu for seat in _wanting(gang)}
-    node.out.append(Notify("gang_due", {"gang": gang.name, "gpus": len(gpus)}))
+    node.notify("gang_due", gang=gang.name, gpus=len(gpus))
     for each in gpus.values():
         if each.gang is not None:  # its slot has an end from now on
             _changed(node, each)
@@ -319,14 +318,8 @@ def _gathered(node: Node, gang: Gang, missing: int, quantum_ns: int, now_ns: int
     gang.gathered_ns += gathered_ns
     node.gang_turns += 1
     node.gang_gathered_ns += gathered_ns
-    values: dict[str, int | str | bool | float | None] = {
-        "gang": gang.name,
-        "gpus": len(gang.gpus),
-        "missing": missing,
-        "quantum_ns": quantum_ns,
-        "gathered_ns": gathered_ns,
-    }
-    node.out.append(Notify("gang_gathered", values))
+    told = {"missing": missing, "quantum_ns": quantum_ns, "gathered_ns": gathered_ns}
+    node.notify("gang_gathered", gang=gang.name, gpus=len(gang.gpus), **told)
     for gpu in gang.gpus.values():
         _changed(node, gpu)
 

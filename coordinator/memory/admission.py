@@ -29,8 +29,6 @@ from __future__ import annotations
 from typing import Final
 
 from nvshare.coordinator.memory import checks, claims, host_budget, moves, residency, room
-from nvshare.coordinator.model.client import Client
-from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Growth
 from nvshare.coordinator.model.node import Node
@@ -115,20 +113,14 @@ def _refuse(node: Node, seat: Seat, number: int, total_bytes: int, why: str) -> 
     """Refuses; the reservation stays what it is.  A client in `swap` mode that has a lease may lack what it needs."""
     if seat.client.memory_mode is MemoryMode.SWAP and seat.phase in WITH_LEASE:
         seat.room.refused = True
-    seat.gpu.memory.statistics.refused_reservations += 1
-    notify_refusal(node, seat.gpu, seat.client, total_bytes, why)
+    notify_refusal(node, seat, total_bytes, why)
     moves.answer(node, seat, answers=number, total_bytes=seat.memory.reserved_bytes, by_limit=why == "limit")
 
 
-def notify_refusal(node: Node, gpu: Gpu, client: Client, size: int, why: str) -> None:
-    """An event for the operator."""
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": gpu.uuid,
-        "client": client.client_id,
-        "bytes": size,
-        "why": why,
-    }
-    node.out.append(Notify("refused", values))
+def notify_refusal(node: Node, seat: Seat, size: int, why: str) -> None:
+    """Counts a refusal, and tells the operator."""
+    seat.gpu.memory.statistics.refused_reservations += 1
+    node.notify("refused", uuid=seat.gpu.uuid, client=seat.client.client_id, bytes=size, why=why)
 
 
 def answer_growth(node: Node, gpu: Gpu, now_ns: int) -> None:

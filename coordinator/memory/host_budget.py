@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from nvshare.coordinator.model.client import Client
-from nvshare.coordinator.model.commands import Notify, Send
+from nvshare.coordinator.model.commands import Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import HostOwner, Node
 from nvshare.coordinator.model.settings import SECOND_NS
@@ -111,16 +111,16 @@ def _explain_refusal(node: Node, client: Client, owner: HostOwner, size: int) ->
     left = max(0, node.host_budget_bytes - node.host.shared_bytes)
     fair = size - client.host.share_bytes <= left
     name = client.owner.partition("#")[0]
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": None,
-        "client": client.client_id,
-        "bytes": size,
-        "why": "host share" if fair else "host",
-        "owner": name,
-        "owner_bytes": owner.shared_bytes,
-        "left_bytes": left,
-    }
-    node.out.append(Notify("refused", values))
+    node.notify(
+        "refused",
+        uuid=None,
+        client=client.client_id,
+        bytes=size,
+        why="host share" if fair else "host",
+        owner=name,
+        owner_bytes=owner.shared_bytes,
+        left_bytes=left,
+    )
     rule = f"; one may have at most {node.settings.host_fair_times} times what is left" if fair else ""
     text = (
         f"{format_size(size)} of pinned host memory: {name} has {format_size(owner.shared_bytes)}, "

@@ -21,7 +21,7 @@ from typing import Final
 
 from nvshare.coordinator.memory import checks, claims
 from nvshare.coordinator.memory.quantum import moving_average
-from nvshare.coordinator.model.commands import Log, Notify, Send
+from nvshare.coordinator.model.commands import Log, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Move, Rest
 from nvshare.coordinator.model.node import Node
@@ -87,8 +87,7 @@ def _begin(node: Node, seat: Seat, target: int, goal: int, now_ns: int) -> None:
 
 
 def _notify(node: Node, seat: Seat, kind: str, **values: int) -> None:
-    client, number = seat.client.client_id, seat.moves.told.number
-    node.out.append(Notify(kind, {"uuid": seat.gpu.uuid, "client": client, "order": number, **values}))
+    node.notify(kind, uuid=seat.gpu.uuid, client=seat.client.client_id, order=seat.moves.told.number, **values)
 
 
 def forget(seat: Seat) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 
 from nvshare.coordinator.memory import admission, moves, room
 from nvshare.coordinator.memory.client_settings import send_settings
-from nvshare.coordinator.model.commands import Log, Notify
+from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import IDLE, WAITING, Seat
@@ -56,8 +56,7 @@ def _answer(node: Node, seat: Seat, state: State) -> None:
         seat.room.promised_bytes = total
         room.update(seat)
     else:
-        seat.gpu.memory.statistics.refused_reservations += 1
-        admission.notify_refusal(node, seat.gpu, seat.client, total, why)
+        admission.notify_refusal(node, seat, total, why)
     moves.answer(node, seat, answers_pins=state.asks_pins, pins_bytes=seat.room.immovable_bytes)
 
 
@@ -93,14 +92,14 @@ def _update_lacking(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
     lacking = seat.room.lacking_bytes
     if bool(before) is bool(lacking):
         return False
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": gpu.uuid,
-        "client": seat.client.client_id,
-        "name": seat.client.identity.name,
-        "needs_bytes": room.needs_bytes(seat),
-        "room_bytes": room.room_bytes(seat),
-    }
-    node.out.append(Notify("lacks_room" if lacking else "has_room", values))
+    node.notify(
+        "lacks_room" if lacking else "has_room",
+        uuid=gpu.uuid,
+        client=seat.client.client_id,
+        name=seat.client.identity.name,
+        needs_bytes=room.needs_bytes(seat),
+        room_bytes=room.room_bytes(seat),
+    )
     if lacking and (seat.room.logged_at_ns is None or now_ns >= seat.room.logged_at_ns + LOG_AGAIN_NS):
         seat.room.logged_at_ns = now_ns
         text = f"{gpu.uuid}: {_reason(seat)}; it waits for room"
@@ -144,12 +143,8 @@ def _make_unschedulable(node: Node, seat: Seat) -> None:
     seat.gpu.memory.immovable.unschedulable += 1
     if seat in seat.gpu.wait_queue:
         seat.gpu.wait_queue.leave(seat)
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": seat.gpu.uuid,
-        "client": seat.client.client_id,
-        "lacking_bytes": seat.room.lacking_bytes,
-    }
-    node.out.append(Notify("unschedulable", values))
+    lacking = seat.room.lacking_bytes
+    node.notify("unschedulable", uuid=seat.gpu.uuid, client=seat.client.client_id, lacking_bytes=lacking)
 
 
 def _make_schedulable(gpu: Gpu, seat: Seat) -> None:

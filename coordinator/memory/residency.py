@@ -40,7 +40,7 @@ from nvshare.coordinator.memory.claims import (
     wanted_bytes,
 )
 from nvshare.coordinator.memory.quantum import idle_release_ns, move_rate
-from nvshare.coordinator.model.commands import Log, Notify
+from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Switch
 from nvshare.coordinator.model.node import Node
@@ -220,7 +220,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         gpu.memory.statistics.late_switches += 1
         text = f"{gpu.uuid}: memory did not move in time; the next client runs with what is there"
         node.out.append(Log(logging.WARNING, text))
-        node.out.append(Notify("late", {"uuid": gpu.uuid, "client": switch.seat.client.client_id}))
+        node.notify("late", uuid=gpu.uuid, client=switch.seat.client.client_id)
         switch.done = switch.late = True
         return
     seat, wanted = switch.seat, wanted_bytes(switch.seat)

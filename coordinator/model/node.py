@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from nvshare.coordinator.model.client import Client
+from nvshare.coordinator.model.commands import Command, Notify
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.settings import Settings
 from nvshare.coordinator.protocol.messages import UNBOUNDED
-
-if TYPE_CHECKING:
-    from nvshare.coordinator.model.commands import Command
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +61,10 @@ class Node:
     """Clients whose process is stopped; see engine/stopped.py."""
     gang_turns: int = 0
     gang_gathered_ns: int = 0
+
+    def notify(self, kind: str, **values: int | str | bool | float | None) -> None:
+        """Publishes a trace event."""
+        self.out.append(Notify(kind, values))
 
     @property
     def host_budget_bytes(self) -> int:

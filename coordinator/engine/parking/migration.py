@@ -25,7 +25,7 @@ from nvshare.coordinator.engine import recovery
 from nvshare.coordinator.engine.parking import parking
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, ParkState
-from nvshare.coordinator.model.commands import Log, Notify
+from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, WAITING, Seat
@@ -90,7 +90,7 @@ def set_target(node: Node, client: Client, target: str, uuid: str | None, now_ns
 def _begin(node: Node, client: Client, gpu: Gpu, why: str, now_ns: int) -> None:
     move = client.parking.move
     move.target, move.why, move.tried_at_ns = gpu.uuid, why, now_ns
-    node.out.append(Notify("migrating", {"uuid": gpu.uuid, "client": client.client_id, "why": why}))
+    node.notify("migrating", uuid=gpu.uuid, client=client.client_id, why=why)
     if client.parking.state is ParkState.PARKED:
         client.parking.began_ns = now_ns
         parking.wake(node, client)
@@ -128,15 +128,15 @@ def _arrived(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
     client, move = seat.client, seat.client.parking.move
     move.source, move.source_why = seat.gpu.uuid, move.why or "by an earlier coordinator"
     recovery.move_seats(node, seat, gpu, now_ns)
-    values: dict[str, int | str | bool | float | None] = {
-        "uuid": gpu.uuid,
-        "client": client.client_id,
-        "name": client.identity.name,
-        "from": move.source,
-        "elapsed_ns": now_ns - client.parking.began_ns if client.parking.began_ns else 0,
-        "why": move.source_why,
-    }
-    node.out.append(Notify("migrated", values))
+    node.notify(
+        "migrated",
+        uuid=gpu.uuid,
+        client=client.client_id,
+        name=client.identity.name,
+        **{"from": move.source},
+        elapsed_ns=now_ns - client.parking.began_ns if client.parking.began_ns else 0,
+        why=move.source_why,
+    )
 
 
 # --- rebalance ------------------------------------------------------------------------------------------------------

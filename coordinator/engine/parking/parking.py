@@ -40,7 +40,7 @@ from nvshare.coordinator.engine import reconcile
 from nvshare.coordinator.memory import checks, client_settings, residency, room
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, ParkState
-from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, Notify, ParkingOver, Restore, Send
+from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, ParkingOver, Restore, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, REVOKING, WAITING, Seat
@@ -208,8 +208,8 @@ def _enter(node: Node, client: Client, state: ParkState) -> None:
 
 
 def _notify(node: Node, client: Client) -> None:
-    values = {"uuid": client.parking.move.target or None, "state": client.parking.state.value}
-    node.out.append(Notify("parking", {"client": client.client_id, **values, "why": client.parking.why}))
+    parking, uuid = client.parking, client.parking.move.target or None
+    node.notify("parking", client=client.client_id, uuid=uuid, state=parking.state.value, why=parking.why)
 
 
 def refuse(node: Node, client: Client, why: str) -> None:
