@@ -16,7 +16,7 @@ from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.model.profile import MAX_WEIGHT
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.codec import LIMITS, MAX_FRAME_BYTES, NAMES
+from nvshare.coordinator.protocol.codec import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from nvshare.bench.virtual_node.world import World
@@ -48,7 +48,7 @@ class HostileClient:
     def hear(self, message: messages.Message) -> None:
         """Remembers the coordinator's numbers for later messages."""
         has = self._has.setdefault(getattr(message, "gpu", 0), {})
-        for name in NAMES[type(message)]:
+        for name in message.NAMES:
             if name in _HEARD:
                 self._heard.append(getattr(message, name))
             if name in ("lease_id", "number"):
@@ -127,13 +127,13 @@ class HostileClient:
     def _lie(self, cls: type[messages.Message], gpu: int) -> bytes:
         """A message with existing numbers and otherwise random fields."""
         items, true = self._items(cls), {"gpu": gpu, **self._has[gpu]}
-        for index, name in enumerate(NAMES[cls], start=1):
+        for index, name in enumerate(cls.NAMES, start=1):
             items[index] = true.get(name, items[index])
         frame: bytes = msgpack.packb(items)
         return frame
 
     def _items(self, cls: type[messages.Message]) -> list[object]:
-        return [cls.TYPE, *(self._value(name, bound) for name, bound in zip(NAMES[cls], LIMITS[cls], strict=True))]
+        return [cls.TYPE, *(self._value(name, bound) for name, bound in zip(cls.NAMES, cls.LIMITS, strict=True))]
 
     def _value(self, name: str, bound: tuple[int, int, int]) -> object:
         chance, (kind, low, high) = self.world.chance, bound

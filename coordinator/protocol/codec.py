@@ -7,25 +7,23 @@ Integers have any width; text is valid UTF-8 without a zero byte; further well-f
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import msgpack
 
-from nvshare.coordinator.protocol.fields import Message, RemoteProtocolError, limits
+from nvshare.coordinator.protocol.fields import Message, RemoteProtocolError
 
 MAX_FRAME_BYTES: Final = 1024
 """Longest message.  Longer frames are refused before decoding."""
 
 _UNPACK: Final[dict[str, Any]] = {"raw": True, "strict_map_key": False, "timestamp": 1}
-NAMES: Final[dict[type[Message], tuple[str, ...]]] = {}
-LIMITS: Final[dict[type[Message], tuple[tuple[int, int, int], ...]]] = {}
 
 
 def encode(message: Message) -> bytes:
     """One frame.  Asserts the bounds, because the sender must keep them."""
     cls = type(message)
-    values = [getattr(message, name) for name in NAMES[cls]]
-    for bound, value in zip(LIMITS[cls], values, strict=True):
+    values = [getattr(message, name) for name in cls.NAMES]
+    for bound, value in zip(cls.LIMITS, values, strict=True):
         assert _fits(bound, value), f"{message!r}: {value!r} is outside {bound}"
     frame: bytes = msgpack.packb([cls.TYPE, *values])
     assert len(frame) <= MAX_FRAME_BYTES
@@ -54,7 +52,7 @@ def _nothing(*_: object) -> None:
 
 
 def _build(cls: type[Message], items: list[Any]) -> Message:
-    limits = LIMITS[cls]
+    limits = cls.LIMITS
     del items[0]
     if len(items) < len(limits):
         items += _defaults(cls, len(items))
@@ -72,7 +70,7 @@ def _build(cls: type[Message], items: list[Any]) -> Message:
         elif (text := _text(value, high)) is not None:
             items[index] = text
             continue
-        raise RemoteProtocolError(f"{cls.__name__}.{NAMES[cls][index]}: {_shown(value)} is not allowed")
+        raise RemoteProtocolError(f"{cls.__name__}.{cls.NAMES[index]}: {_shown(value)} is not allowed")
     return cls(*items)
 
 
@@ -107,11 +105,3 @@ def _fits(bound: tuple[int, int, int], value: object) -> bool:
         return type(value) is str and len(value.encode()) <= high and "\0" not in value
     except UnicodeEncodeError:  # a lone surrogate
         return False
-
-
-def register(table: dict[int, type[Message]]) -> None:
-    """Prepares `encode` and `decode` for all messages of a table."""
-    for cls in table.values():
-        NAMES[cls] = tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
-        LIMITS[cls] = tuple(limits(bound) for bound in cls.LAYOUT)
-        assert set(get_type_hints(cls)) - {"TYPE", "LAYOUT"} == set(NAMES[cls])

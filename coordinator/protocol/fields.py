@@ -44,11 +44,14 @@ M = TypeVar("M", bound="Message")
 
 
 class Message:
-    """Base class of messages.  `TYPE` is the number on the wire; `LAYOUT` has the bounds of the fields, in order."""
+    """Base class of messages.  `TYPE` is the number on the wire.  The others tell of the fields, in order: `LAYOUT` has
+    their bounds, `LIMITS` the same as `limits` gives them."""
 
     __slots__ = ()
     TYPE: ClassVar[int]
+    NAMES: ClassVar[tuple[str, ...]]
     LAYOUT: ClassVar[tuple[Field, ...]]
+    LIMITS: ClassVar[tuple[tuple[int, int, int], ...]]
 
 
 TO_COORDINATOR: Final[dict[int, type[Message]]] = {}
@@ -62,9 +65,9 @@ def declare(table: dict[int, type[Message]], number: int, *layout: Field) -> Cal
     def bind(plain: type[M]) -> type[M]:
         cls = dataclass(frozen=True, slots=True)(plain)
         assert number not in {*TO_COORDINATOR, *TO_CLIENT}, f"type {number} is taken"
-        assert len(layout) == len(fields(cls)), f"{cls.__name__}: a bound for every field"  # type: ignore[arg-type]
-        cls.TYPE = number
-        cls.LAYOUT = layout
+        cls.TYPE, cls.LAYOUT, cls.LIMITS = number, layout, tuple(map(limits, layout))
+        cls.NAMES = tuple(each.name for each in fields(cls))  # type: ignore[arg-type]
+        assert len(layout) == len(cls.NAMES), f"{cls.__name__}: a bound for every field"
         table[number] = cls
         return cls
 

@@ -17,7 +17,6 @@ from typing import Final
 from nvshare.coordinator.protocol.codec import MAX_FRAME_BYTES as MAX_FRAME_BYTES
 from nvshare.coordinator.protocol.codec import decode as decode
 from nvshare.coordinator.protocol.codec import encode as encode
-from nvshare.coordinator.protocol.codec import register
 from nvshare.coordinator.protocol.fields import (
     BOOL,
     BYTES,
@@ -368,7 +367,3 @@ class Rejected(Message):
     final: bool
     text: str
     ordinal: int = 0
-
-
-for _table in (TO_COORDINATOR, TO_CLIENT):
-    register(_table)
