@@ -15,11 +15,12 @@ Non-goals: what policies make of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, REVOKING, Counts, Seat
+from nvshare.coordinator.model.seat import HOLDING, REVOKING, Seat
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol.messages import Progress
 from nvshare.scheduler_policies.api import Measured
@@ -95,7 +96,5 @@ def over_time(seat: Seat, now_ns: int) -> float:
 
 def _keep(seat: Seat, message: Progress, at_ns: int, now_ns: int) -> None:
     seat.progress.recent.mark(now_ns, message.work)
-    seat.progress.last = Counts(
-        message.lease_id, at_ns, message.work, message.busy_ns, message.watched_ns, message.steps
-    )
+    seat.progress.last = replace(message, at_ns=at_ns)
     seat.place.view = None

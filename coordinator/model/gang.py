@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.gpu import Gpu
-    from nvshare.coordinator.model.seat import Counts, Seat
+    from nvshare.coordinator.model.seat import Seat
+    from nvshare.coordinator.protocol.messages import Progress
 
 
 @dataclass(slots=True)
@@ -17,7 +18,7 @@ class Trial:
     seats: frozenset[Seat] = frozenset()
     """The members and their rivals; empty: they are not measured."""
     since_ns: int = 0
-    marks: dict[Seat, Counts] = field(default_factory=dict)
+    marks: dict[Seat, Progress] = field(default_factory=dict)
     """The beginning of a measurement; empty: none has begun."""
     side_by_side: dict[Seat, float] = field(default_factory=dict)
     """Work a second."""

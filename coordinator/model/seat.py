@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from nvshare.coordinator.model.client import ParkState
 from nvshare.coordinator.model.memory import SeatMemory, SeatMoves, SeatRoom
 from nvshare.coordinator.model.statistics import RecentSum, SeatStatistics
-from nvshare.coordinator.protocol.messages import GpuSettings
+from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies.api import Allotment, JobView, Memory, Progress, State, Turn
 
 if TYPE_CHECKING:
@@ -113,24 +113,15 @@ class Lease:
     """The holder and the next client know that the turn ends; see engine/leases.py."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Sums that a client reported under one lease."""
-
-    lease_id: int = 0
-    """0: none yet."""
-    at_ns: int = 0
-    work: int = 0
-    busy_ns: int = 0
-    watched_ns: int = 0
-    steps: int = 0
+_NO_REPORT: Final = messages.Progress(0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(slots=True)
 class SeatProgress:
     """One client on one GPU.  Changed by engine/progress.py."""
 
-    last: Counts = Counts()
+    last: messages.Progress = _NO_REPORT
+    """The newest report, at the latest as of when it came."""
     rate: float = 0.0
     """Work a second between the last two reports, if the running set was the same."""
     step_rate: float = 0.0
@@ -163,7 +154,7 @@ class SentSettings:
     """Settings of the GPU that the client was sent.  Changed by memory/client_settings.py."""
 
     epoch: int = -1
-    settings: GpuSettings | None = None
+    settings: messages.GpuSettings | None = None
     allotment: Allotment | None = None
     """The newest one, which `settings` tells."""
     prepare_bytes: int = 0
