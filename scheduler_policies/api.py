@@ -191,11 +191,13 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A job's progress was reported: `job.progress` is new.  `running`: the clients that ran meanwhile."""
+    """A job's progress was reported: `job.progress` is new.  `running`: the clients that ran meanwhile.  `span_ns`: the
+    time for which its rate holds."""
 
     job: JobView
     running: tuple[int, ...]
     now_ns: int
+    span_ns: int
 
 
 @dataclass(frozen=True, slots=True)

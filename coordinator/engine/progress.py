@@ -78,7 +78,7 @@ def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu,
     if not gpu.policy_guard.reads_progress:
         return ()
     running = tuple(client for client, other in gpu.leases.by_client.items() if other.phase in AT_WORK)
-    gpu.policy_guard.observe(lambda: Measured(seat.view(), running, now_ns), node.out)
+    gpu.policy_guard.observe(lambda: Measured(seat.view(), running, now_ns, for_ns), node.out)
     if not gpu.schedule.reports:
         return ()
     gpu.schedule.stale = True

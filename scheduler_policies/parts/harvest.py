@@ -92,7 +92,6 @@ class Harvest:
 
     def __init__(self) -> None:
         self._harvesting: set[int] = set()
-        self._reported_ns: dict[int, int] = {}
         self._base: dict[tuple[int, frozenset[int]], _Mean] = {}
         self._beside: dict[int, tuple[_Mean, _Mean]] = {}
         """At the present rate: without harvesting jobs, and beside them."""
@@ -110,21 +109,18 @@ class Harvest:
         if isinstance(happened, JobLeft):
             self._harvesting.discard(happened.client)
             self._beside.pop(happened.client, None)
-            self._reported_ns.pop(happened.client, None)
             for key in [key for key in self._base if happened.client in key[1]]:
                 del self._base[key]
         elif isinstance(happened, Measured):
             job = happened.job
             if harvests(job):
                 self._harvesting.add(job.client)
-            elif job.progress.rate > 0.0 and job.progress.measured_for_ns > 0:
+            elif job.progress.rate > 0.0:
                 self._harvesting.discard(job.client)
-                self._production(job, frozenset(happened.running), happened.now_ns)
+                self._production(job, frozenset(happened.running), happened.span_ns, happened.now_ns)
 
-    def _production(self, job: JobView, running: frozenset[int], now_ns: int) -> None:
+    def _production(self, job: JobView, running: frozenset[int], span_ns: int, now_ns: int) -> None:
         key, progress = (job.client, running - self._harvesting), job.progress
-        span_ns = min(progress.measured_for_ns, progress.measured_at_ns - self._reported_ns.get(job.client, 0))
-        self._reported_ns[job.client] = progress.measured_at_ns
         base = self._base.get(key)
         if not running & self._harvesting:
             base = self._base.setdefault(key, _Mean())

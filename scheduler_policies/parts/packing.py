@@ -71,24 +71,20 @@ class Packing:
     def __init__(self) -> None:
         self._rates = Rates()
         self.probes = SoloProbes()
-        self._reported_ns: dict[int, int] = {}
 
     def observe(self, happened: Happened) -> None:
         """Notes a report, or forgets a client."""
         if isinstance(happened, JobLeft):
-            self._reported_ns.pop(happened.client, None)
             self._rates.forget(happened.client)
             self.probes.left(happened.client)
         elif isinstance(happened, Measured):
-            self._measured(happened.job, frozenset(happened.running), happened.now_ns)
+            self._measured(happened.job, frozenset(happened.running), happened.span_ns, happened.now_ns)
 
-    def _measured(self, job: JobView, running: frozenset[int], now_ns: int) -> None:
+    def _measured(self, job: JobView, running: frozenset[int], span_ns: int, now_ns: int) -> None:
         client, progress = job.client, job.progress
-        span_ns = min(progress.measured_for_ns, progress.measured_at_ns - self._reported_ns.get(client, 0))
-        self._reported_ns[client] = progress.measured_at_ns
         if self.probes.report(job, running, span_ns, now_ns):
             self._rates.begin_anew(running)
-        if progress.rate > 0.0 and span_ns > 0:
+        if progress.rate > 0.0:
             changed = self._rates.add(running, client, progress.rate, span_ns, now_ns)
             if changed and self.probes.new_phase(client, now_ns):
                 self._rates.forget(client)

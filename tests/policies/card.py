@@ -113,16 +113,16 @@ class Card(VirtualGpu):
         rate = (self.work[job.client] - work) / ((self.now_ns - at_ns) / 1e9)
         rate *= max(0.0, self._chance.gauss(1.0, self.noise.get(job.client, 0.0)))
         self._reported[job.client] = (self.now_ns, self.work[job.client])
-        old, span_ns = job.view.progress, self.now_ns - self._set_ns
-        new = replace(old, rate=rate, measured_at_ns=self.now_ns, measured_for_ns=span_ns)
-        if len(self._setting) == 1 and span_ns >= 90 * MS:
+        old, for_ns = job.view.progress, self.now_ns - self._set_ns
+        new = replace(old, rate=rate, measured_at_ns=self.now_ns, measured_for_ns=for_ns)
+        if len(self._setting) == 1 and for_ns >= 90 * MS:
             watched = any(one.watch for one in self.plan.running)
             busy = min(self.busy[job.client], job.rate)
             alone = busy * (self.hasty.get(job.client, 1.0) if self.now_ns < 3 * SECOND else 1.0)
             seen = busy if watched else old.busy_alone
             new = replace(new, alone_rate=alone, alone_at_ns=self.now_ns, busy_alone=seen)
         self.has(job=job, progress=new)
-        self.tell(Measured(job.view, tuple(self._setting), self.now_ns))
+        self.tell(Measured(job.view, tuple(self._setting), self.now_ns, self.now_ns - at_ns))
 
     def _release(self, job: Job) -> None:
         if job.client in self._reported and job.client not in self.silent:
