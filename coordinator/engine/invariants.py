@@ -17,7 +17,7 @@ from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE
 from nvshare.coordinator.model.settings import MILLISECOND_NS
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.protocol.messages import Sharing
 
 LATE_NS: Final = 100_000
 """A timer may be this late at the end of each of the turns of a bound."""
@@ -136,9 +136,7 @@ class Thorough:
         assert whole.unschedulable == sum(seat.room.unschedulable for seat in seats), (
             "invariant 6: a gone client is unschedulable"
         )
-        swapping = [seat for seat in seats if seat.client.memory_mode is MemoryMode.SWAP]
-        assert list(whole.swapping.values()) == swapping, "a seat in mode swap is not checked for room"
-        for seat in swapping:
+        for seat in room.swapping(gpu):
             lacking = room.lacking_bytes(seat)
             assert seat.room.lacking_bytes == lacking, f"{seat.client.client_id} lacks {lacking} bytes of room"
             why = lacking or seat.room.refused

@@ -150,7 +150,6 @@ def _add_seat(
         listed, process = gpu.memory.listed, str(client.identity.process_id)
         listed[process] = max(earlier.bytes, listed.get(process, 0))
     slots.add_member(node, seat)
-    room.add_seat(seat)
     host = 0 if client.memory_mode is MemoryMode.DEVICE else max(0, message.allocated_bytes - message.resident_bytes)
     claims.set_usage(seat, message.allocated_bytes, message.resident_bytes, message.pinned_bytes, host)
     seat.memory.reserved_bytes = seat.memory.allocated_bytes

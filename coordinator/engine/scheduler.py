@@ -381,7 +381,7 @@ def _state(node: Node, seat: Seat, message: State, now_ns: int) -> None:
     asked, pins_asked = seat.moves.asked
     seat.moves.asked = message.asks, message.asks_pins
     if message.asks_pins != pins_asked:
-        pinning.ask(node, seat, message, now_ns)
+        pinning.ask(node, seat, message.pins_bytes, now_ns)
     if message.asks != asked:
         admission.ask(node, seat, message, now_ns)
     elif asked and message.total_bytes < seat.memory.reserved_bytes and seat.memory.growth is None:

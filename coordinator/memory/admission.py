@@ -81,7 +81,7 @@ def ask(node: Node, seat: Seat, state: State, now_ns: int) -> None:
     moves_itself = seat.client.memory_mode is MemoryMode.MANAGED
     if not (moves_itself or gives_back) and refusal(node, seat, total_bytes) is None:
         until_ns = now_ns + (HOST_WAIT_NS if gpu.memory.integrated else node.settings.move_deadline_ns)
-        seat.memory.growth = Growth(state.asks, total_bytes, now_ns, until_ns, state.lacking_bytes)
+        seat.memory.growth = Growth(total_bytes, now_ns, until_ns, state.lacking_bytes)
         gpu.memory.growing[seat.client.client_id] = seat
         room.update(seat)
         if gpu.memory.integrated:
@@ -90,9 +90,9 @@ def ask(node: Node, seat: Seat, state: State, now_ns: int) -> None:
     seat.memory.growth = None
     why = refusal(node, seat, total_bytes)
     if why is not None:
-        _refuse(node, seat, state.asks, total_bytes, why)
+        _refuse(node, seat, total_bytes, why)
     else:
-        _grant(node, seat, state.asks, total_bytes)
+        _grant(node, seat, total_bytes)
     room.update(seat)
 
 
@@ -103,18 +103,19 @@ def give_back(seat: Seat, total_bytes: int) -> None:
     room.update(seat)
 
 
-def _grant(node: Node, seat: Seat, number: int, total_bytes: int) -> None:
+def _grant(node: Node, seat: Seat, total_bytes: int) -> None:
     seat.memory.reserved_bytes = total_bytes
     claims.claim(seat)
-    moves.answer(node, seat, answers=number, total_bytes=total_bytes, by_limit=False)
+    moves.answer(node, seat, answers=seat.moves.asked[0], total_bytes=total_bytes, by_limit=False)
 
 
-def _refuse(node: Node, seat: Seat, number: int, total_bytes: int, why: str) -> None:
+def _refuse(node: Node, seat: Seat, total_bytes: int, why: str) -> None:
     """Refuses; the reservation stays what it is.  A client in `swap` mode that has a lease may lack what it needs."""
     if seat.client.memory_mode is MemoryMode.SWAP and seat.phase in WITH_LEASE:
         seat.room.refused = True
     notify_refusal(node, seat, total_bytes, why)
-    moves.answer(node, seat, answers=number, total_bytes=seat.memory.reserved_bytes, by_limit=why == "limit")
+    may = seat.memory.reserved_bytes
+    moves.answer(node, seat, answers=seat.moves.asked[0], total_bytes=may, by_limit=why == "limit")
 
 
 def notify_refusal(node: Node, seat: Seat, size: int, why: str) -> None:
@@ -182,9 +183,9 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
     memory.growth = None
     if why:
         claims.claim(seat)
-        _refuse(node, seat, growth.number, growth.total_bytes, why)
+        _refuse(node, seat, growth.total_bytes, why)
     else:
-        _grant(node, seat, growth.number, growth.total_bytes)
+        _grant(node, seat, growth.total_bytes)
 
 
 def _has_room(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> bool:

@@ -28,7 +28,7 @@ from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import IDLE, WAITING, Seat
 from nvshare.coordinator.model.settings import SECOND_NS
-from nvshare.coordinator.protocol.messages import Release, ReleaseReason, State
+from nvshare.coordinator.protocol.messages import Release, ReleaseReason
 from nvshare.coordinator.units import format_size
 
 RETRY_NS: Final = 5 * SECOND_NS
@@ -38,60 +38,56 @@ NAMED: Final = 3
 """One log line names this many clients with immovable memory."""
 
 
-def ask(node: Node, seat: Seat, state: State, now_ns: int) -> None:
+def ask(node: Node, seat: Seat, pins_bytes: int, now_ns: int) -> None:
     """Answers whether the client may make this much memory immovable.
 
     After a restart the answer waits until clients have connected again, because they need room too.
     """
     if seat.gpu.reconnecting(now_ns):
-        seat.gpu.memory.immovable.questions[seat.client.client_id] = state
+        seat.gpu.memory.immovable.questions[seat.client.client_id] = pins_bytes
     else:
-        _answer(node, seat, state)
+        _answer(node, seat, pins_bytes)
 
 
-def _answer(node: Node, seat: Seat, state: State) -> None:
-    total = min(state.pins_bytes, seat.gpu.memory.capacity_bytes + 1)
+def _answer(node: Node, seat: Seat, pins_bytes: int) -> None:
+    total = min(pins_bytes, seat.gpu.memory.capacity_bytes + 1)
     why = admission.immovable_refusal(seat, total) if total > seat.room.immovable_bytes else None
     if why is None:
         seat.room.promised_bytes = total
         room.update(seat)
     else:
         admission.notify_refusal(node, seat, total, why)
-    moves.answer(node, seat, answers_pins=state.asks_pins, pins_bytes=seat.room.immovable_bytes)
+    moves.answer(node, seat, answers_pins=seat.moves.asked[1], pins_bytes=seat.room.immovable_bytes)
 
 
-def update(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
-    """Computes the room of seats again where it may have changed.  Returns those that are better off."""
+def update(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Computes the room of seats again where it may have changed."""
     whole = gpu.memory.immovable
-    better: list[Seat] = []
     if whole.questions and not gpu.reconnecting(now_ns):
-        for client, question in whole.questions.items():
-            _answer(node, gpu.seats[client], question)
+        for client, pins_bytes in whole.questions.items():
+            _answer(node, gpu.seats[client], pins_bytes)
         whole.questions.clear()
     changed, whole.stale = whole.stale, False
     if changed and (whole.bytes or whole.limits_sent):
         whole.limits_sent = whole.bytes > 0
         gpu.settings_changed()
-        for seat in whole.swapping.values():
-            if _update_lacking(node, gpu, seat, now_ns):
-                better.append(seat)
+        for seat in room.swapping(gpu):
+            _update_lacking(node, gpu, seat, now_ns)
             if seat.room.lacking_bytes and seat.phase in (IDLE, WAITING):
                 _make_unschedulable(node, seat)
             send_settings(node, seat)
-    for seat in list(whole.swapping.values()) if whole.unschedulable else ():
+    for seat in room.swapping(gpu) if whole.unschedulable else ():
         again = changed or now_ns >= seat.room.retry_at_ns
         if seat.room.unschedulable and again and not seat.room.lacking_bytes:
             _make_schedulable(gpu, seat)
-            better.append(seat)
-    return better
 
 
-def _update_lacking(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
-    """Whether the seat fits now and did not before."""
+def _update_lacking(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
+    """Tells when the seat ceases to fit, or fits again."""
     before, seat.room.lacking_bytes = seat.room.lacking_bytes, room.lacking_bytes(seat)
     lacking = seat.room.lacking_bytes
     if bool(before) is bool(lacking):
-        return False
+        return
     node.notify(
         "lacks_room" if lacking else "has_room",
         uuid=gpu.uuid,
@@ -104,7 +100,6 @@ def _update_lacking(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
         seat.room.logged_at_ns = now_ns
         text = f"{gpu.uuid}: {_reason(seat)}; it waits for room"
         node.out.append(Log(logging.WARNING, text))
-    return not lacking
 
 
 def _reason(seat: Seat) -> str:
@@ -160,6 +155,6 @@ def deadline_ns(gpu: Gpu) -> int | None:
     whole = gpu.memory.immovable
     due = [gpu.recovery.reconnected_at_ns] if whole.questions else []
     if whole.unschedulable:
-        rooms = [seat.room for seat in whole.swapping.values() if seat.room.unschedulable]
+        rooms = [seat.room for seat in gpu.seats.values() if seat.room.unschedulable]
         due += [each.retry_at_ns for each in rooms if not each.lacking_bytes]
     return min(due) if due else None

@@ -13,12 +13,14 @@ Non-goals: answers, messages, turns (memory/pinning.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from nvshare.coordinator.model.memory import SeatRoom
 from nvshare.coordinator.protocol.messages import MemoryMode
 
 if TYPE_CHECKING:
+    from nvshare.coordinator.model.gpu import Gpu
     from nvshare.coordinator.model.seat import Seat
 
 STEPS: Final = 256
@@ -47,16 +49,14 @@ def update(seat: Seat, *, needs: bool = False) -> None:
         whole.stale = True
 
 
-def add_seat(seat: Seat) -> None:
-    """A client has come to the GPU."""
-    if seat.client.memory_mode is MemoryMode.SWAP:
-        seat.gpu.memory.immovable.swapping[seat.client.client_id] = seat
+def swapping(gpu: Gpu) -> Iterable[Seat]:
+    """The seats in mode `swap`."""
+    return (seat for seat in gpu.seats.values() if seat.client.memory_mode is MemoryMode.SWAP)
 
 
 def remove_seat(seat: Seat) -> None:
     """The client has gone, its memory with it."""
     whole = seat.gpu.memory.immovable
-    whole.swapping.pop(seat.client.client_id, None)
     whole.questions.pop(seat.client.client_id, None)
     whole.unschedulable -= seat.room.unschedulable
     seat.room.unschedulable = False
@@ -119,7 +119,7 @@ def starved_by(seat: Seat, immovable_bytes: int) -> Seat | None:
     more = immovable_bytes - seat.room.immovable_bytes
     if more <= 0:
         return None
-    for other in seat.gpu.memory.immovable.swapping.values():
+    for other in swapping(seat.gpu):
         if other is not seat and _claims_bytes(other) > room_bytes(other, more_bytes=more):
             return other
     return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvshare.coordinator.model.statistics import MoveStatistics, RecentSum, SeatMoveStatistics
-from nvshare.coordinator.protocol.messages import MOST_BYTES, State, Target
+from nvshare.coordinator.protocol.messages import MOST_BYTES, Target
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.seat import Seat
@@ -54,7 +54,6 @@ class SeatMemory:
 class Growth:
     """A client's question for room that is not answered yet.  Changed by memory/admission.py."""
 
-    number: int
     total_bytes: int
     asked_ns: int
     deadline_ns: int
@@ -167,10 +166,8 @@ class Immovable:
     """Memory of one GPU that cannot move.  Changed by memory/room.py, memory/pinning.py and memory/claims.py."""
 
     bytes: int = 0
-    swapping: dict[int, Seat] = field(default_factory=dict)
-    """By client: the seats in mode `swap`."""
-    questions: dict[int, State] = field(default_factory=dict)
-    """By client: questions for pins that are not answered yet."""
+    questions: dict[int, int] = field(default_factory=dict)
+    """By client: the bytes of questions for pins that are not answered yet."""
     ending: dict[int, Ending] = field(default_factory=dict)
     """By process id: memory that leaves the GPU with its process."""
     stale: bool = False
