@@ -11,7 +11,7 @@ changes a policy's state.  Time is an argument: policies use no clock and no ran
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -117,7 +117,6 @@ class JobView:
     gang: str = ""
     spatial: bool = False
     """It runs under MPS."""
-    attributes: Mapping[str, str] = field(default_factory=dict)
 
     def used_ns(self, now_ns: int) -> int:
         """Time in leases, the present one included."""
@@ -231,7 +230,6 @@ class Policy(Protocol):
 class PolicyBase:
     """Defaults of the optional operations.  An operation that is not overridden is never called."""
 
-    name = ""
     reads_progress = False
     """Reports of progress are observed (`Measured`), and lead to a `decide` unless the plan says otherwise."""
 

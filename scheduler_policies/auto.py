@@ -61,7 +61,6 @@ _BEST_EFFORT: Final = JobClass.BEST_EFFORT
 class Auto(PolicyBase):
     """Keeps measurements and turns."""
 
-    name = "auto"
     reads_progress = True
 
     def __init__(self) -> None:

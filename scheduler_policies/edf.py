@@ -24,8 +24,6 @@ _NEVER: Final = 1 << 62
 class Edf(LevelPolicy):
     """The levels are deadlines."""
 
-    name = "edf"
-
     def __init__(self) -> None:
         super().__init__()
         self._service = OwnerService(HALF_NS)

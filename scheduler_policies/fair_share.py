@@ -44,8 +44,6 @@ class _Requests(Buckets):
 class FairShare(PolicyBase):
     """Keeps what each job has had."""
 
-    name = "fair_share"
-
     def __init__(self) -> None:
         self._queue = FairQueue()
         self._limits = _Limits()

@@ -24,8 +24,6 @@ HALF_NS: Final = 600_000_000_000
 class LeastAttained(LevelPolicy):
     """The levels are queues."""
 
-    name = "least_attained"
-
     def __init__(self) -> None:
         super().__init__()
         self._service = OwnerService(HALF_NS)

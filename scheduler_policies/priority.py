@@ -16,8 +16,6 @@ from nvshare.scheduler_policies.parts.levels import LevelPolicy
 class Priority(LevelPolicy):
     """The levels are priorities."""
 
-    name = "priority"
-
     def keys(self, jobs: Sequence[JobView], now_ns: int) -> list[int]:
         """The highest priority is first."""
         return [-job.rank.priority for job in jobs]

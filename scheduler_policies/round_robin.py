@@ -17,8 +17,6 @@ from nvshare.scheduler_policies.parts.turns import TurnPolicy, going_on, one_tur
 class RoundRobin(TurnPolicy):
     """Turns of owners."""
 
-    name = "round_robin"
-
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """The job whose turn goes on, else the next one of those that wait, else the one that runs."""
         active, waiting = split(jobs)

@@ -17,8 +17,6 @@ THIRD_PARTY = """
 from nvshare.scheduler_policies.api import Allotment, Plan, PolicyBase
 
 class LastFirst(PolicyBase):
-    name = "last_first"
-
     def decide(self, gpu, jobs, now_ns):
         return Plan((Allotment(jobs[-1].client, 7_000_000),))
 """
