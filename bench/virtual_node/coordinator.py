@@ -20,7 +20,7 @@ from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.journal import Journal
 
@@ -145,9 +145,6 @@ class Network:
             table.pop(number, None)
 
 
-RECOVERY_NS = 2 * SECOND_NS
-
-
 class KilledError(BaseException):
     """SIGKILL of the coordinator within a turn: the dispatcher must not catch it."""
 
@@ -204,9 +201,9 @@ class Shell:
         for uuid in world.uuids:
             holder = self._journal.holder(uuid)
             capacity = world.plan.capacity_bytes
-            number, deadline_ns = self._journal.next_lease_id(uuid), world.now_ns + RECOVERY_NS
             total = 2 * capacity  # contexts and late figures lack no room
-            self.give(events.GpuAdded(uuid, "Model", total, capacity, number, holder, deadline_ns))
+            number = self._journal.next_lease_id(uuid)
+            self.give(events.GpuAdded(uuid, "Model", total, capacity, number, holder))
             self.give(events.MemoryChecked(uuid, *world.figures(uuid)))
         if self.dispatcher.slots is not None:
             for slot in world.slots.present():

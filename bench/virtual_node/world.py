@@ -44,7 +44,7 @@ UNKNOWN_NS = 2 * SECOND_NS
 def core_settings(**values: Any) -> Settings:
     """Settings; by default turns of 100 ms, and invariants are checked."""
     usual = {"check_invariants": True, "policy": "round_robin", "sharing": messages.Sharing.EXCLUSIVE}
-    return Settings(**{"quantum_ns": 100 * MILLISECOND_NS, **usual, **values})
+    return Settings(**{"quantum_ns": 100 * MILLISECOND_NS, "recovery_ns": 2 * SECOND_NS, **usual, **values})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

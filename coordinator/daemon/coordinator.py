@@ -258,7 +258,6 @@ class Coordinator:
                 integrated=device.integrated,
                 next_lease_id=self._journal.next_lease_id(device.uuid),
                 expected_holder=holder,
-                recovery_deadline_ns=now_ns + self.settings.recovery_ns if holder else 0,
             ),
             now_ns,
         )

@@ -243,7 +243,7 @@ class Scheduler:
             rules=GpuRules(),
             recovery=Recovery(
                 expected_holder=event.expected_holder,
-                deadline_ns=event.recovery_deadline_ns,
+                deadline_ns=now_ns + settings.recovery_ns,
                 reconnected_at_ns=now_ns + RECONNECT_NS if event.next_lease_id > 1 else 0,
                 survivors=event.expected_holder is not None,
                 recorded=(next_lease_id - 1, event.expected_holder or 0),

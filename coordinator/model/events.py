@@ -19,8 +19,8 @@ class GpuAdded:
 
     `next_lease_id` continues the numbering of an earlier coordinator.  `expected_holder` is the process that held the
     lease then and still lives.  No lease is granted until it claims its lease, has ended (`ProcessEnded`), or
-    `recovery_deadline_ns` has passed.  `commands.MANY_HOLDERS`: several processes may have held one, so nothing
-    exclusive is granted until the deadline.
+    `Settings.recovery_ns` has passed.  `commands.MANY_HOLDERS`: several processes may have held one, so nothing
+    exclusive is granted until then.
     """
 
     uuid: str
@@ -29,7 +29,6 @@ class GpuAdded:
     capacity_bytes: int
     next_lease_id: int = 1
     expected_holder: int | None = None
-    recovery_deadline_ns: int = 0
     integrated: bool = False
 
 

@@ -44,6 +44,7 @@ def settings_of(chance: random.Random) -> Settings:
         sharing=chance.choice(list(Sharing)),
         quantum_ns=chance.choice([None, 20 * MILLISECOND_NS]),
         drain_deadline_ns=chance.choice([50 * MILLISECOND_NS, SECOND_NS]),
+        recovery_ns=SECOND_NS,
         overdue_action=chance.choice([OverdueAction.NOTHING, OverdueAction.DEMOTE]),
         host_budget_bytes=chance.choice([None, 4 * CAPACITY]),
         park_after_ns=chance.choice([0, 0, SECOND_NS]),
@@ -280,8 +281,7 @@ class Node:
         )
         for uuid in UUIDS:
             next_id, holder = self.journal.next_lease_id(uuid), self.journal.holder(uuid)
-            added = events.GpuAdded(uuid, "Model", TOTAL, CAPACITY, next_id, holder, self.now_ns + SECOND_NS)
-            self.give(added)
+            self.give(events.GpuAdded(uuid, "Model", TOTAL, CAPACITY, next_id, holder))
 
     def _restart(self) -> None:
         """The driver goes on with what it was asked for, and nobody hears of it."""

@@ -25,7 +25,7 @@ def serving(next_lease_id: int = 1, **settings: object) -> Harness:
 def recovering(holder: int = HOLDER, **settings: object) -> Harness:
     """A coordinator whose journal says that `holder` has lease 6."""
     harness = Harness(create, drain_deadline_ns=SECOND_NS, recovery_ns=2 * SECOND_NS, **settings)
-    harness.gpu(next_lease_id=7, expected_holder=holder, recovery_deadline_ns=harness.clock.now_ns + 2 * SECOND_NS)
+    harness.gpu(next_lease_id=7, expected_holder=holder)
     return harness
 
 

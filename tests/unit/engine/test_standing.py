@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from tests.harness import ScriptedClient, contended, one_gpu
 
@@ -61,7 +61,7 @@ def test_memory_that_moves_is_the_reason() -> None:
 def test_a_recovery_is_the_reason() -> None:
     """Broken: after a restart a program waits for an earlier one, which nobody names."""
     harness = one_gpu(**SETTINGS)
-    harness.gpu("GPU-1", next_lease_id=7, expected_holder=77, recovery_deadline_ns=2 * SECOND_NS)
+    harness.gpu("GPU-1", next_lease_id=7, expected_holder=77)
     waiter = harness.client(attach=False)
     waiter.attach("GPU-1", wanted=True)
     assert stands(waiter) == ("waiting", "recovering", 0)

@@ -6,7 +6,7 @@ from functools import partial
 
 from nvshare.coordinator.memory.residency import PIECE_BYTES
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.registry import create
@@ -216,7 +216,7 @@ def test_hidden_and_exposed_time_are_told_apart() -> None:
 def restarted() -> Harness:
     """A coordinator whose predecessor gave a lease; its holder has died meanwhile."""
     harness = Harness(create, quantum_ns=100 * MILLISECOND_NS)
-    harness.gpu(capacity=100, next_lease_id=9, expected_holder=4242, recovery_deadline_ns=9 * SECOND_NS)
+    harness.gpu(capacity=100, next_lease_id=9, expected_holder=4242)
     harness.handle(events.ProcessEnded(4242))
     return harness
 
