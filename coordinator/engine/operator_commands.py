@@ -8,7 +8,7 @@ Non-goals: what the operator typed, and which values are allowed (model/settings
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, Final
 
@@ -29,18 +29,19 @@ from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import JobClass, Policy, Rank
 
 
-def set_value(node: Node, event: events.Set, now_ns: int) -> Iterable[Gpu]:
-    """Applies a value; returns the GPUs that it concerns."""
+def set_value(node: Node, event: events.Set, now_ns: int) -> None:
+    """Applies a value."""
     setting = SETTINGS[event.setting]
     value = setting.kind.typed(event.value)
     if setting.of_client:
         client = node.clients.get(event.client or 0)
         if client is None:
             node.out.append(Log(logging.WARNING, f"no client c{event.client}"))
-            return ()
-        if setting.name in _ACTS:
-            return _ACTS[setting.name](node, client, value, event.gpu, now_ns)
-        return settle(node, client, client.facts.having(**_fields_of(client.facts, event, value)), now_ns)
+        elif setting.name in _ACTS:
+            _ACTS[setting.name](node, client, value, now_ns)
+        else:
+            settle(node, client, client.facts.having(**_fields_of(client.facts, event, value)), now_ns)
+        return
     gpus = list(node.gpus.values()) if event.gpu is None else [node.gpus[event.gpu]] if event.gpu in node.gpus else []
     if event.gpu is None:
         node.settings = replace(node.settings, **{setting.field: value})
@@ -49,11 +50,11 @@ def set_value(node: Node, event: events.Set, now_ns: int) -> Iterable[Gpu]:
     follow = _OF_GPU.get(setting.name)
     for gpu in gpus:
         gpu.settings = replace(gpu.settings, **{setting.field: value})
+        node.concern(gpu)
         if follow is not None:
             follow(node, gpu, now_ns)
     if follow is None:
         node.notify(setting.name, uuid=event.gpu, **{setting.field: event.value})
-    return gpus
 
 
 def _fields_of(facts: Facts, event: events.Set, value: Any) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _sharing(node: Node, gpu: Gpu, now_ns: int) -> None:
 # --- of clients -------------------------------------------------------------------------------------------------------
 
 
-def settle(node: Node, client: Client, facts: Facts, now_ns: int) -> Iterable[Gpu]:
+def settle(node: Node, client: Client, facts: Facts, now_ns: int) -> None:
     """These facts hold for the client.  A share request above the limit counts as the limit."""
     rank = facts.rank
     gang = facts.gang or (f"user:{client.identity.user_id}/{client.identity}" if client.linked else "")
@@ -133,12 +134,12 @@ def settle(node: Node, client: Client, facts: Facts, now_ns: int) -> Iterable[Gp
     else:
         node.own_park_times.discard(client.client_id)
     if replace(facts, limit_bytes=had.limit_bytes, limits_of_gpus=had.limits_of_gpus) == had:
-        return []
+        return
     for seat in client.seats.values():
         seat.gpu.wait_queue.changed(seat)
         seat.gpu.rules.rank_epoch += 1
         seat.gpu.schedule.stale = True
-    return [seat.gpu for seat in client.seats.values()]
+        node.concern(seat.gpu)
 
 
 def _plain(value: Any) -> int | float | str | None:
@@ -182,7 +183,7 @@ _OF_GPU: Final[dict[str, Callable[[Node, Gpu, int], None]]] = {
     "policy": _policy,
     "sharing": _sharing,
 }
-_ACTS: Final[dict[str, Callable[[Node, Client, Any, str | None, int], Iterable[Gpu]]]] = {
+_ACTS: Final[dict[str, Callable[[Node, Client, Any, int], None]]] = {
     "parked": parking.set_parked,
     "moved_to": migration.set_target,
 }

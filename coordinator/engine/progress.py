@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, REVOKING, Seat
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
@@ -40,8 +39,8 @@ WEIGHT: Final = 0.3
 """Weight of the newest sample of a rate alone, otherwise."""
 
 
-def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu, ...]:
-    """Takes a client's count.  Returns the GPU if its plan may change by it."""
+def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> None:
+    """Takes a client's count.  It concerns the GPU if its plan may change by it."""
     gpu, mine, last = seat.gpu, seat.progress, seat.progress.last
     at_ns = min(message.at_ns, now_ns)
     changed_ns = gpu.leases.changed_at_ns
@@ -52,11 +51,11 @@ def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu,
     work, for_ns = message.work - last.work, at_ns - since_ns
     if not counted or not same_set or work < 0:
         _keep(seat, message, at_ns, now_ns)
-        return ()
+        return
     if for_ns < SHORTEST_NS:
         if last.at_ns == 0:
             _keep(seat, message, at_ns, now_ns)
-        return ()
+        return
     mine.rate = work * SECOND_NS / for_ns
     mine.step_rate = max(0, message.steps - last.steps) * SECOND_NS / for_ns
     mine.measured_for_ns = at_ns - gpu.leases.changed_at_ns
@@ -76,13 +75,12 @@ def report(node: Node, seat: Seat, message: Progress, now_ns: int) -> tuple[Gpu,
         mine.busy_alone = min(1.0, max(0.0, (message.busy_ns - last.busy_ns) / watched_ns))
     _keep(seat, message, at_ns, now_ns)
     if not gpu.policy_guard.reads_progress:
-        return ()
+        return
     running = tuple(client for client, other in gpu.leases.by_client.items() if other.phase in AT_WORK)
     gpu.policy_guard.observe(lambda: Measured(seat.view(), running, now_ns, for_ns), node.out)
-    if not gpu.schedule.reports:
-        return ()
-    gpu.schedule.stale = True
-    return (gpu,)
+    if gpu.schedule.reports:
+        gpu.schedule.stale = True
+        node.concern(gpu)
 
 
 def over_time(seat: Seat, now_ns: int) -> float:

@@ -19,7 +19,6 @@ Non-goals: ordinary grants (leases.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -51,7 +50,7 @@ ids.
 """
 
 
-def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Sequence[Gpu]:
+def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> None:
     """The client uses this GPU from now on."""
     gpu = node.gpus.get(message.uuid)
     known = client.seats.get(message.gpu)
@@ -65,12 +64,13 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
         send_settings(node, known, even_if_unchanged=True)
         if message.wanted:
             leases.request(node, known, now_ns)
-        return (known.gpu,)
+        node.concern(known.gpu)
+        return
     if gpu is None:
         known_gpus = ", ".join(node.gpus) or "none"
         text = f"no GPU {message.uuid} here; this coordinator serves: {known_gpus}"
         node.out.append(Send(client.client_id, Rejected(int(Rejection.UNKNOWN_GPU), False, text[:250], message.gpu)))
-        return ()
+        return
     if client.client_id in gpu.seats:
         raise RemoteProtocolError(f"{message.uuid} is attached under another ordinal already")
     if message.lease_id and (message.parked or client.parking.closed):
@@ -84,7 +84,7 @@ def attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Seque
         leases.revoke(node, gpu, seat, "paused" if client.facts.paused else "parked", now_ns)  # since its hello
     if message.wanted:
         leases.request(node, seat, now_ns)
-    return (gpu,)
+    node.concern(gpu)
 
 
 def move_seats(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:

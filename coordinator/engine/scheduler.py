@@ -17,7 +17,7 @@ Non-goals: plans (planning.py), leases (leases.py, reconcile.py), memory (memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from nvshare.coordinator.engine import invariants, leases, operator_commands, progress, reconcile, recovery, stopped
@@ -87,7 +87,7 @@ class Scheduler:
         self._deadlines: dict[str, int | None] = {}
         self._timer_ns: int | None = None
         self._begin_log_part()
-        self._handlers: dict[type, Callable[[Any, int], Iterable[Gpu]]] = {
+        self._handlers: dict[type, Callable[[Any, int], None]] = {
             events.GpuAdded: self._gpu_added,
             events.ClientRegistered: self._registered,
             events.Received: self._received,
@@ -98,11 +98,7 @@ class Scheduler:
             events.Settled: self._settled,
             events.Saved: lambda event, now: parking.saved(self._node, event, now),
             events.Restored: lambda event, now: migration.restored(self._node, event, now),
-            events.Look: lambda event, now: [
-                *stopped.look(self._node, event.stopped, now),
-                *parking.look(self._node, now),
-                *migration.look(self._node, now),
-            ],
+            events.Look: self._look,
             events.Set: lambda event, now: operator_commands.set_value(self._node, event, now),
         }
 
@@ -174,15 +170,10 @@ class Scheduler:
         out: list[Command] = []
         node.out = out
         try:
-            gpus = {gpu.uuid: gpu for gpu in self._handlers[type(event)](event, now_ns)}
+            self._handlers[type(event)](event, now_ns)
             if node.parking:
                 parking.advance(node, now_ns)
-            if node.gangs:  # first of all, or a plan would still follow a slot that has ended
-                slots.advance(node, now_ns)
-            for gpu in gpus.values():
-                self._advance(gpu, now_ns)
-            if node.gangs or node.changed_gpus:
-                gpus.update(self._advance_slots(now_ns))
+            gpus = self._advance_all(now_ns)
             for gpu in gpus.values():
                 gpu.leases.free_since_ns = None  # no lease followed at once: no hand-over to measure
                 leases.record(node, gpu)
@@ -200,11 +191,12 @@ class Scheduler:
             raise InvariantError(f"{type(error).__name__}: {error}", self._event_log) from error
         return out
 
-    def _advance_slots(self, now_ns: int) -> dict[str, Gpu]:
-        """Gangs' slots concern several GPUs.  Returns those where something has changed."""
+    def _advance_all(self, now_ns: int) -> dict[str, Gpu]:
+        """Acts on the GPUs that the event concerns, until it concerns no more.  Returns them."""
         node, seen = self._node, dict[str, Gpu]()
         for _ in range(MOST_ROUNDS):
-            slots.advance(node, now_ns)
+            if node.gangs:  # first of all, or a plan would still follow a slot that has ended
+                slots.advance(node, now_ns)
             changed, node.changed_gpus = node.changed_gpus, {}
             if not changed:
                 return seen
@@ -229,7 +221,7 @@ class Scheduler:
 
     # --- the shell's own events ---------------------------------------------------------------------------------------
 
-    def _gpu_added(self, event: events.GpuAdded, now_ns: int) -> Iterable[Gpu]:
+    def _gpu_added(self, event: events.GpuAdded, now_ns: int) -> None:
         settings = self._node.settings
         assert event.uuid not in self._node.gpus, f"{event.uuid} was added already"
         next_lease_id = max(1, event.next_lease_id)
@@ -263,22 +255,28 @@ class Scheduler:
             automatic=settings.quantum_ns is None,
             policy=gpu.policy_guard.name,
         )
-        return (gpu,)
+        self._node.concern(gpu)
 
-    def _timer_fired(self, event: events.TimerFired, now_ns: int) -> Iterable[Gpu]:
-        due = [uuid for uuid, deadline in self._deadlines.items() if deadline is not None and deadline <= now_ns]
-        return [self._node.gpus[uuid] for uuid in due]
+    def _timer_fired(self, event: events.TimerFired, now_ns: int) -> None:
+        for uuid, deadline in self._deadlines.items():
+            if deadline is not None and deadline <= now_ns:
+                self._node.concern(self._node.gpus[uuid])
+
+    def _look(self, event: events.Look, now_ns: int) -> None:
+        stopped.look(self._node, event.stopped, now_ns)
+        parking.look(self._node, now_ns)
+        migration.look(self._node, now_ns)
 
     # --- clients' events ----------------------------------------------------------------------------------------------
 
-    def _registered(self, event: events.ClientRegistered, now_ns: int) -> Iterable[Gpu]:
+    def _registered(self, event: events.ClientRegistered, now_ns: int) -> None:
         node = self._node
         if event.client in node.clients:
             raise RemoteProtocolError("a second hello on one connection")
         if len(node.clients) >= node.settings.max_clients:
             text = f"{len(node.clients)} clients are connected, and no more are allowed (max_clients)"
             node.out.append(Send(event.client, Rejected(int(Rejection.TOO_MANY_CLIENTS), True, text)))
-            return ()
+            return
         hello = event.hello
         client = node.clients[event.client] = Client(
             client_id=event.client,
@@ -302,26 +300,26 @@ class Scheduler:
             process=event.process_id,
             user=event.user_id,
         )
-        return ()
 
-    def _received(self, event: events.Received, now_ns: int) -> Iterable[Gpu]:
+    def _received(self, event: events.Received, now_ns: int) -> None:
         client, message = self._client(event.client), event.message
         if type(message) is State and message.gpu == HOST:
-            return host_budget.ask(self._node, client, message, now_ns)
-        handle = _OF_SEAT.get(type(message))
-        if handle is None:
-            return _OF_CLIENT[type(message)](self._node, client, message, now_ns)
-        seat = self._seat(client, message.gpu)  # type: ignore[attr-defined]
-        concerned = handle(self._node, seat, message, now_ns)
-        return (seat.gpu,) if concerned is None else concerned
+            host_budget.ask(self._node, client, message, now_ns)
+        elif (handle := _OF_SEAT.get(type(message))) is not None:
+            seat = self._seat(client, message.gpu)  # type: ignore[attr-defined]
+            handle(self._node, seat, message, now_ns)
+            if type(message) is not Progress:
+                self._node.concern(seat.gpu)
+        else:
+            _OF_CLIENT[type(message)](self._node, client, message, now_ns)
 
-    def _settled(self, event: events.Settled, now_ns: int) -> Iterable[Gpu]:
-        return operator_commands.settle(self._node, self._client(event.client), event.facts, now_ns)
+    def _settled(self, event: events.Settled, now_ns: int) -> None:
+        operator_commands.settle(self._node, self._client(event.client), event.facts, now_ns)
 
-    def _gone(self, event: events.ClientGone, now_ns: int) -> Iterable[Gpu]:
+    def _gone(self, event: events.ClientGone, now_ns: int) -> None:
         client = self._node.clients.pop(event.client, None)
         if client is None:  # never registered, or refused
-            return ()
+            return
         for seat in client.seats.values():
             size = seat.memory.claimed_bytes if event.process_lives else 0
             exported = seat.memory.pinned_bytes if client.memory_mode is MemoryMode.SWAP else 0
@@ -333,18 +331,18 @@ class Scheduler:
         self._node.stopped.pop(event.client, None)
         self._node.own_park_times.discard(event.client)
         self._node.notify("gone", client=event.client, name=client.identity.name)
-        gpus = [seat.gpu for seat in client.seats.values()]
-        for gpu in gpus:
+        for gpu in [seat.gpu for seat in client.seats.values()]:
+            self._node.concern(gpu)
             if not gpu.seats:
                 self._node.notify("free", uuid=gpu.uuid)
-        return gpus
 
-    def _process_ended(self, event: events.ProcessEnded, now_ns: int) -> Iterable[Gpu]:
-        gpus = self._node.gpus.values()
-        expecting = [gpu for gpu in gpus if gpu.recovery.expected_holder == event.process_id]
-        for gpu in expecting:
-            gpu.recovery.expected_holder = None
-        return [*expecting, *(gpu for gpu in gpus if checks.process_ended(self._node, gpu, event.process_id))]
+    def _process_ended(self, event: events.ProcessEnded, now_ns: int) -> None:
+        for gpu in self._node.gpus.values():
+            expected = gpu.recovery.expected_holder == event.process_id
+            if expected:
+                gpu.recovery.expected_holder = None
+            if checks.process_ended(self._node, gpu, event.process_id) or expected:
+                self._node.concern(gpu)
 
     def _client(self, client: int) -> Client:
         record = self._node.clients.get(client)
@@ -359,11 +357,10 @@ class Scheduler:
         return seat
 
 
-def _attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> Iterable[Gpu]:
-    concerned = recovery.attach(node, client, message, now_ns)
+def _attach(node: Node, client: Client, message: AttachGpu, now_ns: int) -> None:
+    recovery.attach(node, client, message, now_ns)
     if message.wanted:
         parking.requested(node, client)
-    return concerned
 
 
 def _request(node: Node, seat: Seat, now_ns: int) -> None:
@@ -388,14 +385,14 @@ def _state(node: Node, seat: Seat, message: State, now_ns: int) -> None:
         admission.give_back(seat, message.total_bytes)
 
 
-_OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], Iterable[Gpu] | None]]] = {
+_OF_SEAT: Final[dict[type[Message], Callable[[Node, Seat, Any, int], None]]] = {
     Request: lambda node, seat, _, now_ns: _request(node, seat, now_ns),
     Release: leases.release,
     Progress: progress.report,
     State: _state,
 }
-"""Messages about a GPU that the client has attached.  A handler names the GPUs concerned; None: the client's."""
-_OF_CLIENT: Final[dict[type[Message], Callable[[Node, Client, Any, int], Iterable[Gpu]]]] = {
+"""Messages about a GPU that the client has attached, and that they concern.  A report of progress may not."""
+_OF_CLIENT: Final[dict[type[Message], Callable[[Node, Client, Any, int], None]]] = {
     AttachGpu: _attach,
     ParkAnswer: parking.answered,
 }

@@ -13,13 +13,12 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final
 
 from nvshare.coordinator.engine import reconcile
 from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Log
-from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, REVOKING
 from nvshare.coordinator.model.settings import OverdueAction
@@ -49,9 +48,8 @@ def _clients(node: Node) -> list[Client]:
     return list(found.values())
 
 
-def look(node: Node, stopped: Collection[int], now_ns: int) -> Iterable[Gpu]:
+def look(node: Node, stopped: Collection[int], now_ns: int) -> None:
     """These processes of `watched` are stopped, the others are not."""
-    concerned: dict[str, Gpu] = {}
     for gpu in node.gpus.values():
         recovery, holder = gpu.recovery, gpu.recovery.expected_holder
         had, recovery.holder_stopped = recovery.holder_stopped, holder in stopped
@@ -59,15 +57,16 @@ def look(node: Node, stopped: Collection[int], now_ns: int) -> Iterable[Gpu]:
             text = f"{gpu.uuid}: process {holder}, which holds its lease, is stopped; nothing is granted until it goes"
             node.out.append(Log(logging.WARNING, f"{text} on (kill -CONT) or ends"))
         if holder is not None and (had or recovery.holder_stopped):
-            recovery.deadline_ns, concerned[gpu.uuid] = now_ns + node.settings.recovery_ns, gpu
+            recovery.deadline_ns = now_ns + node.settings.recovery_ns
+            node.concern(gpu)
     for client in _clients(node):
         was, client.stopped = client.stopped, client.identity.process_id in stopped
         node.stopped.pop(client.client_id, None)
         if client.stopped:
             node.stopped[client.client_id] = client
         for seat in client.seats.values() if was or client.stopped else ():
-            concerned[seat.gpu.uuid], move = seat.gpu, seat.moves.move
-            seat.gpu.schedule.stale = True
+            node.concern(seat.gpu)
+            seat.gpu.schedule.stale, move = True, seat.moves.move
             if not client.stopped:
                 reconcile.readmit(seat, now_ns)
                 if move is not None:
@@ -76,4 +75,3 @@ def look(node: Node, stopped: Collection[int], now_ns: int) -> Iterable[Gpu]:
                 reconcile.withdraw(node, seat, "stopped", now_ns)
                 if was and seat.phase is REVOKING and node.settings.overdue_action is OverdueAction.NOTHING:
                     seat.lease.drain_deadline_ns = now_ns
-    return concerned.values()

@@ -24,7 +24,6 @@ Non-goals: reservations, for which there is room when they are granted (memory/a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -70,7 +69,7 @@ def process_ended(node: Node, gpu: Gpu, process_id: int) -> bool:
     return ending is not None
 
 
-def checked(node: Node, event: MemoryChecked, now_ns: int) -> Iterable[Gpu]:
+def checked(node: Node, event: MemoryChecked, now_ns: int) -> None:
     """The driver's figures have come."""
     gpu = node.gpus[event.uuid]
     memory, ending = gpu.memory, gpu.memory.immovable.ending
@@ -88,7 +87,7 @@ def checked(node: Node, event: MemoryChecked, now_ns: int) -> Iterable[Gpu]:
     if memory.look_again:
         memory.look_again = False
         ask(node, gpu)
-    return (gpu,)
+    node.concern(gpu)
 
 
 def _count(node: Node, seat: Seat, said_bytes: int) -> None:

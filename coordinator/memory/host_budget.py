@@ -22,12 +22,10 @@ Non-goals: what a client uses its share for (memory/residency.py, memory/admissi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Send
-from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import HostOwner, Node
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import HOST, MOST_BYTES, Rejected, Rejection, State, Target
@@ -66,7 +64,7 @@ def room_bytes(node: Node, client: Client) -> int:
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 
-def ask(node: Node, client: Client, state: State, now_ns: int) -> Iterable[Gpu]:
+def ask(node: Node, client: Client, state: State, now_ns: int) -> None:
     """Answers a question for a share of this size in all."""
     if not client.host.asked:
         client.host.asked = True
@@ -83,8 +81,8 @@ def ask(node: Node, client: Client, state: State, now_ns: int) -> Iterable[Gpu]:
         node.host.refused += 1
         _explain_refusal(node, client, owner, state.total_bytes)
     node.out.append(Send(client.client_id, Target(HOST, 0, 0, answers=state.asks, total_bytes=client.host.share_bytes)))
-    # The room on the host has changed, and with it what can be evicted.
-    return [seat.gpu for seat in client.seats.values()]
+    for seat in client.seats.values():  # the room on the host has changed, and with it what can be evicted
+        node.concern(seat.gpu)
 
 
 def _set_share(node: Node, client: Client, size: int) -> None:

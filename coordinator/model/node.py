@@ -50,7 +50,7 @@ class Node:
     queue: dict[str, Gang] = field(default_factory=dict)
     """Gangs that wait for their slots, in order."""
     changed_gpus: dict[str, Gpu] = field(default_factory=dict)
-    """Further GPUs that the present event concerns; see gangs/slots.py."""
+    """Those that the present event concerns: `concern` adds them, and the scheduler acts on them."""
     parking: dict[int, Client] = field(default_factory=dict)
     """Clients that are to be parked and still need something; see engine/parking/parking.py."""
     cannot_park: str = ""
@@ -61,6 +61,10 @@ class Node:
     """Clients whose process is stopped; see engine/stopped.py."""
     gang_turns: int = 0
     gang_gathered_ns: int = 0
+
+    def concern(self, gpu: Gpu) -> None:
+        """Something has changed that the mechanisms must act on."""
+        self.changed_gpus[gpu.uuid] = gpu
 
     def notify(self, kind: str, **values: int | str | bool | float | None) -> None:
         """Publishes a trace event."""

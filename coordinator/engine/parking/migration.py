@@ -18,7 +18,6 @@ GPU afterwards (client_hook/src/contexts/gpu.c).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Final
 
 from nvshare.coordinator.engine import recovery
@@ -76,7 +75,7 @@ def _model(gpu: Gpu) -> str:
     return f"{gpu.name} with {format_size(gpu.memory.total_bytes)}"
 
 
-def set_target(node: Node, client: Client, target: str, uuid: str | None, now_ns: int) -> Iterable[Gpu]:
+def set_target(node: Node, client: Client, target: str, now_ns: int) -> None:
     """The operator moves a client to the GPU `target`."""
     gpu = node.gpus.get(target)
     why = obstacle(node, client, gpu) if gpu is not None else f"no GPU {target} here"
@@ -84,7 +83,6 @@ def set_target(node: Node, client: Client, target: str, uuid: str | None, now_ns
         parking.refuse(node, client, why)
     else:
         _begin(node, client, gpu, "by the operator", now_ns)
-    return ()
 
 
 def _begin(node: Node, client: Client, gpu: Gpu, why: str, now_ns: int) -> None:
@@ -102,26 +100,26 @@ def _begin(node: Node, client: Client, gpu: Gpu, why: str, now_ns: int) -> None:
         parking.begin(node, client, now_ns)
 
 
-def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
+def restored(node: Node, event: events.Restored, now_ns: int) -> None:
     """The process runs, here or there, or is still off the GPUs."""
     client = node.clients.get(event.client)
     if client is None or client.parking.state is not ParkState.WAKING:
-        return ()
+        return
     move = client.parking.move
     if event.error and move.target and not event.lost:
         why = f"it cannot be moved to {move.target}: {event.error}"
         node.out.append(Log(logging.WARNING, f"{client.identity}: {why}; it comes back on its GPU"))
         move.target = ""
         parking.wake(node, client, why)
-        return ()
+        return
     gpu = node.gpus.get(event.gpu)
-    concerned: list[Gpu] = []
     if not event.error and gpu is not None and len(client.used_seats) == 1:
         (seat,) = client.used_seats
         if seat.gpu is not gpu:
-            concerned = [seat.gpu, gpu]
+            node.concern(seat.gpu)
+            node.concern(gpu)
             _arrived(node, seat, gpu, now_ns)
-    return (*concerned, *parking.restored(node, event, now_ns))
+    parking.restored(node, event, now_ns)
 
 
 def _arrived(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
@@ -142,11 +140,11 @@ def _arrived(node: Node, seat: Seat, gpu: Gpu, now_ns: int) -> None:
 # --- rebalance ------------------------------------------------------------------------------------------------------
 
 
-def look(node: Node, now_ns: int) -> Iterable[Gpu]:
+def look(node: Node, now_ns: int) -> None:
     """Moves the client that gains most, if any does.  O(clients), once a second."""
     moves = [client.parking.move for client in node.clients.values() if client.parking.move.target]
     if not node.settings.rebalance or any(now_ns - (move.tried_at_ns or 0) < PATIENCE_NS for move in moves):
-        return ()
+        return
     idle = [gpu for gpu in node.gpus.values() if _is_idle(gpu)]
     busy = [gpu for gpu in node.gpus.values() if node.gangs and gpu not in idle and _has_room_for_one(gpu)]
     best: tuple[int, Seat, Gpu] | None = None
@@ -172,7 +170,6 @@ def look(node: Node, now_ns: int) -> Iterable[Gpu]:
         else:
             why = f"other GPUs of the gang beside it would be idle for {gain} of the next minute"
         _begin(node, seat.client, target, f"{why}, and the move takes about {cost}", now_ns)
-    return ()
 
 
 def _is_idle(gpu: Gpu) -> bool:

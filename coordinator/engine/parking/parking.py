@@ -33,7 +33,6 @@ Non-goals: who calls the driver (system/checkpoints.py), which calls the hook st
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Final
 
 from nvshare.coordinator.engine import reconcile
@@ -75,13 +74,13 @@ def client_obstacle(client: Client) -> str:
     return ""
 
 
-def set_parked(node: Node, client: Client, parked: bool, uuid: str | None, now_ns: int) -> Iterable[Gpu]:
+def set_parked(node: Node, client: Client, parked: bool, now_ns: int) -> None:
     """The operator parks or wakes a client."""
     if parked:
         client.parking.refused_at = -1
         integrated = any(seat.gpu.memory.integrated for seat in client.seats.values())
         begin(node, client, now_ns, NO_ROOM if integrated else "")
-        return ()
+        return
     client.parking.move.target = ""
     if client.parking.state is PARKED:
         wake(node, client)
@@ -89,7 +88,6 @@ def set_parked(node: Node, client: Client, parked: bool, uuid: str | None, now_n
         _stay(node, client, "")
     else:
         client.parking.unwanted = client.parking.state is SAVING
-    return ()
 
 
 def after(node: Node, client: Client) -> int:
@@ -98,7 +96,7 @@ def after(node: Node, client: Client) -> int:
     return node.settings.park_after_of_ns(client.facts.rank.job_class) if own_ns is None else own_ns
 
 
-def look(node: Node, now_ns: int) -> Iterable[Gpu]:
+def look(node: Node, now_ns: int) -> None:
     """Parks clients that have been idle for their time, and tries failed returns again.  O(clients), once a second."""
     for client in node.clients.values():
         parking, after_ns = client.parking, after(node, client)
@@ -109,7 +107,6 @@ def look(node: Node, now_ns: int) -> Iterable[Gpu]:
     for gpu in node.gpus.values():
         if gpu.memory.short or _is_tight(gpu):
             _make_room(node, gpu, now_ns)
-    return ()
 
 
 def _used_ns(seat: Seat) -> int:
@@ -182,7 +179,7 @@ def _make_room(node: Node, gpu: Gpu, now_ns: int) -> None:
     for growth in growing:
         if growth.waits and not growth.evicts:
             growth.deadline_ns = now_ns
-    node.changed_gpus[gpu.uuid] = gpu
+    node.concern(gpu)
 
 
 def _leases(client: Client) -> int:
@@ -203,7 +200,7 @@ def _enter(node: Node, client: Client, state: ParkState) -> None:
         node.out.append(ParkingOver(client.client_id))
     for seat in client.seats.values():
         seat.gpu.schedule.stale = True
-        node.changed_gpus[seat.gpu.uuid] = seat.gpu
+        node.concern(seat.gpu)
     _notify(node, client)
 
 
@@ -319,24 +316,23 @@ def _stay(node: Node, client: Client, why: str, *, lost: bool = False) -> None:
             seat.gpu.wait_queue.join(seat)
 
 
-def answered(node: Node, client: Client, message: ParkAnswer, now_ns: int) -> Iterable[Gpu]:
+def answered(node: Node, client: Client, message: ParkAnswer, now_ns: int) -> None:
     """The hook has closed its ways to the driver, or cannot."""
     if client.parking.state is not CLOSING:
-        return ()  # it crosses the end of the attempt
+        return  # it crosses the end of the attempt
     if not message.ready:
         _stay(node, client, message.reason or "its hook refuses")
-        return ()
+        return
     _enter(node, client, SAVING)
     identity = client.identity
     node.out.append(Checkpoint(client.client_id, identity.process_id, identity.user_id))
-    return ()
 
 
-def saved(node: Node, event: events.Saved, now_ns: int) -> Iterable[Gpu]:
+def saved(node: Node, event: events.Saved, now_ns: int) -> None:
     """The checkpoint is made, or has failed and the process runs."""
     client = node.clients.get(event.client)
     if client is None or client.parking.state is not SAVING:
-        return ()
+        return
     if event.error:
         node.out.append(Log(logging.WARNING, f"{client.identity} cannot be parked: {event.error}"))
         if event.unsure:
@@ -344,7 +340,7 @@ def saved(node: Node, event: events.Saved, now_ns: int) -> Iterable[Gpu]:
             wake(node, client, event.error)
         else:
             _stay(node, client, event.error, lost=event.lost)
-        return ()
+        return
     _enter(node, client, PARKED)
     for seat in client.seats.values():
         checks.ask(node, seat.gpu)
@@ -353,7 +349,6 @@ def saved(node: Node, event: events.Saved, now_ns: int) -> Iterable[Gpu]:
     parking = client.parking
     if parking.unwanted or parking.move.target or any(seat.phase is WAITING for seat in client.seats.values()):
         wake(node, client)
-    return ()
 
 
 def requested(node: Node, client: Client) -> None:
@@ -371,15 +366,15 @@ def wake(node: Node, client: Client, why: str = "") -> None:
     node.out.append(Restore(client.client_id, client.identity.process_id, client.identity.user_id, *move))
 
 
-def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
+def restored(node: Node, event: events.Restored, now_ns: int) -> None:
     """The process runs again, or there is no room for its contexts yet."""
     client = node.clients.get(event.client)
     if client is None or client.parking.state is not WAKING:
-        return ()
+        return
     if event.lost:  # its calls tell it
         node.out.append(Log(logging.ERROR, f"{client.identity} cannot be woken: {event.error}; end it"))
         _stay(node, client, event.error, lost=True)
-        return ()
+        return
     if event.error:
         client.parking.why = event.error
         client.parking.retry_at_ns = now_ns + RETRY_NS
@@ -387,8 +382,7 @@ def restored(node: Node, event: events.Restored, now_ns: int) -> Iterable[Gpu]:
             seat.gpu.memory.short = True
         node.out.append(Log(logging.WARNING, f"{client.identity} cannot be woken: {event.error}; it is tried again"))
         _enter(node, client, PARKED)
-        return ()
+        return
     _stay(node, client, client.parking.why)
     for seat in client.seats.values():
         checks.ask(node, seat.gpu)  # what the checkpoint took counts again
-    return ()
