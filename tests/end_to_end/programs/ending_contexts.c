@@ -2,8 +2,7 @@
  *
  * The threads share nothing, but the driver gives each of them the handles that another one has just given back.
  */
-#define _GNU_SOURCE /* RTLD_DEFAULT in semantics.h */
-#include "semantics.h"
+#include "cuda_program.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

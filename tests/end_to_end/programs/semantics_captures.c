@@ -1,10 +1,10 @@
-/* Work that runs beside an open capture while the GPU is shared, on streams that nobody can ask about then.  See semantics.h.
+/* Work that runs beside an open capture while the GPU is shared, on streams that nobody can ask about then.
  *
  * Each case queues a long kernel and a fill behind it.  Where the variable WINDOWS names a file, the case appends when the kernel was seen to run:
  * first and last look, in ns.  The case "watcher" prints its own short kernels in the same way, until its input ends.
  */
 #define SPINS
-#include "semantics.h"
+#include "cuda_program.h"
 
 #include <poll.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
-/* Contexts, captures, graphs, kinds of launches, while the GPU is shared.  See semantics.h. */
-#include "semantics.h"
+/* Contexts, captures, graphs, kinds of launches, while the GPU is shared. */
+#include "cuda_program.h"
 
 #include <pthread.h>
 

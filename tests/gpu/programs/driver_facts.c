@@ -5,8 +5,7 @@
  * No case has more than 128 MiB of the card, but `full_card`.
  */
 #define SPINS
-#define _GNU_SOURCE /* pidfd_open, RTLD */
-#include "../../end_to_end/programs/semantics.h"
+#include "cuda_program.h"
 
 #include <poll.h>
 #include <pthread.h>
