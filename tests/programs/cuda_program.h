@@ -65,11 +65,44 @@ static const char image[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
                             ".visible .entry nvs_call(.param .u64 function, .param .u64 data) { ret; }\n"
                             ".visible .entry nvs_busy(.param .u64 ns)" BODY;
 
-static inline CUstream new_stream(void)
+static inline uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline CUstream stream_of(unsigned flags)
 {
     CUstream stream = NULL;
-    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuStreamCreate(&stream, flags));
     return stream;
+}
+
+static inline CUstream new_stream(void)
+{
+    return stream_of(CU_STREAM_NON_BLOCKING);
+}
+
+static inline CUstream capturing(unsigned flags)
+{
+    const CUstream stream = stream_of(flags);
+    OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    return stream;
+}
+
+static inline CUgreenCtx new_green(unsigned processors, CUcontext *context)
+{
+    CUdevResource all, part;
+    CUdevResourceDesc description;
+    CUgreenCtx green = NULL;
+    unsigned groups = 1;
+    OK(cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM));
+    OK(cuDevSmResourceSplitByCount(&part, &groups, &all, NULL, 0, processors));
+    OK(cuDevResourceGenerateDesc(&description, &part, 1));
+    OK(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM));
+    OK(cuCtxFromGreenCtx(context, green));
+    return green;
 }
 
 static inline void load(void)

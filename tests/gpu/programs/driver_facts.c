@@ -30,14 +30,6 @@ static void relaxed(void)
     OK(cuThreadExchangeStreamCaptureMode(&mode));
 }
 
-static CUstream capturing(unsigned flags)
-{
-    CUstream stream = NULL;
-    OK(cuStreamCreate(&stream, flags));
-    OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-    return stream;
-}
-
 static bool still_captures(CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

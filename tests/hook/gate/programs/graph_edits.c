@@ -189,13 +189,6 @@ static const struct kind {
 
 enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 100000 };
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static int by_size(const void *a, const void *b)
 {
     const uint64_t *left = a, *right = b;
