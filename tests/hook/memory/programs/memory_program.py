@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from between_gpus import (  # type: ignore[import-not-found]  # beside this program
+    Driver,
     copy_between,
     launch_spread,
     spread,
@@ -26,7 +27,7 @@ from legacy_ipc import COMMANDS as LEGACY_IPC  # type: ignore[import-not-found] 
 from peer_access import COMMANDS as PEER_ACCESS  # type: ignore[import-not-found]  # as above
 
 u64, size_t = ctypes.c_uint64, ctypes.c_size_t
-cuda = ctypes.CDLL("libcuda.so.1")
+cuda = Driver()
 context, another = ctypes.c_void_p(), ctypes.c_void_p()
 stream = ctypes.c_void_p()
 
@@ -393,11 +394,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 def main() -> None:
     """Until the input ends."""
+    print("ready", flush=True)
     for line in sys.stdin:
-        name, *arguments = line.split()
-        print(json.dumps(COMMANDS[name](*map(int, arguments))), flush=True)
+        name, *words = line.split()
+        print(json.dumps(COMMANDS[name](*(int(word) if word.isdecimal() else word for word in words))), flush=True)
 
 
 if __name__ == "__main__":
-    print("ready", flush=True)
     main()
