@@ -167,14 +167,3 @@ def overlaps(trace: Sequence[Busy]) -> list[Overlap]:
             live.append(busy)
         running[busy.gpu] = live
     return found
-
-
-def busy_ns_by_process(trace: Iterable[Busy]) -> dict[tuple[int, int], int]:
-    """(GPU, process id) -> nanoseconds with running work, without the time slices of other programs.
-
-    Overlapping streams count once, unless other programs ran: then the work is added, up to the elapsed time.
-    """
-    totals: dict[tuple[int, int], int] = defaultdict(int)
-    for busy in merged(trace):
-        totals[busy.gpu, busy.process_id] += min(busy.end_ns - busy.start_ns, busy.work_ns)
-    return dict(totals)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.daemon.processes import TURNS, environment
+from tests.daemon.processes import TURNS, environment, serving
 from tests.waiting import BOUND_S
 
 _NAMESPACE: Final = """
@@ -179,18 +179,10 @@ def edits_for(specification: Mapping[str, Any], device: str) -> list[dict[str, A
 @contextlib.contextmanager
 def simulated_coordinator(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A machine's coordinator of two simulated GPUs, for all users, with exclusive turns of 100 ms."""
-    ready, report = os.pipe()
-    command = [sys.executable, str(_LAUNCHER), str(directory), "--simulate=2x8GiB", "--ready-fd", str(report)]
-    log = directory.with_suffix(".log")
+    command = [sys.executable, str(_LAUNCHER), str(directory), "--simulate=2x8GiB"]
     built = {name: os.environ[name] for name in ("NVSHARE_SIM_LIBRARY_DIR", "NVSHARE_HOOK_LIBRARY")}  # this checkout's
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment(**TURNS, **built), pass_fds=(report,), stdout=output, stderr=output
-        )
-    os.close(report)
+    process = serving(command, environment(**TURNS, **built), directory.with_suffix(".log"))
     try:
-        with os.fdopen(ready, "rb") as answer:
-            assert answer.read(1), log.read_text()
         yield process
     finally:
         process.terminate()

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -45,6 +46,23 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
+def serving(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """A coordinator that is ready; what it says is appended to the log."""
+    ready, report = os.pipe()
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [*command, "--ready-fd", str(report)], env=environment, pass_fds=(report,), stdin=subprocess.DEVNULL,
+            stdout=output, stderr=output,
+        )  # fmt: skip
+    os.close(report)
+    with os.fdopen(ready, "rb") as told:
+        if not select.select([told], [], [], BOUND_S)[0] or not told.read(1):
+            process.kill()
+            process.wait()
+            raise AssertionError(f"it did not start:\n{log.read_text()}")
+    return process
+
+
 _parser = functools.cache(typer.main.get_command)
 """Of `nvshare-ctl`: typer makes it for each call, which takes longer than the call."""
 
@@ -69,7 +87,7 @@ def ctl(directory: Path, *words: str, before: tuple[str, ...] = ()) -> subproces
 class Running:
     """One coordinator process."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     directory: RuntimeDir
     log: Path
 
@@ -105,22 +123,10 @@ class Coordinators:
         """A coordinator that is ready: with turns of 100 ms, without a configuration file."""
         where = directory or self.base / "run"
         log = self.base / f"coordinator-{len(self.started)}.log"
-        ready, report = os.pipe()
         defaults = {} if "--config" in words else TURNS
-        command = [*self.command(*words, gpus=gpus, directory=where), "--ready-fd", str(report)]
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command, pass_fds=(report,), stdout=output, stderr=output, text=True, env=environment(**defaults | env)
-            )
-        os.close(report)
+        process = serving(self.command(*words, gpus=gpus, directory=where), environment(**defaults | env), log)
         running = Running(process, RuntimeDir(where), log)
         self.started.append(running)
-        try:
-            readable, _, _ = select.select([ready], [], [], BOUND_S)
-            came_up = bool(readable) and os.read(ready, 1) != b""
-            assert came_up, f"it did not start:\n{log.read_text()}"
-        finally:
-            os.close(ready)
         return running
 
     def refused(self, *words: str, directory: Path | None = None, **env: str) -> tuple[int, str]:

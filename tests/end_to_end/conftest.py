@@ -28,7 +28,7 @@ from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment
 from nvshare.simulated_gpu.trace import Busy, read_trace, trace_length
 from tests.conftest import ROOT, Built
-from tests.daemon.processes import TURNS, ctl
+from tests.daemon.processes import TURNS, ctl, serving
 from tests.hook.scripted import JsonClient
 from tests.waiting import eventually
 
@@ -36,6 +36,17 @@ SETTINGS = TURNS | {"NVSHARE_DRAIN_DEADLINE": "10min", "NVSHARE_RECOVERY": "10mi
 """Exclusive turns, unless a test says otherwise; a busy machine's pauses are no hang."""
 TOLD = [sys.executable, "-S", str(ROOT / "tests" / "hook" / "memory" / "programs" / "memory_program.py")]
 """A program that does what it is told, a line at a time."""
+METER = [
+    sys.executable,
+    "-c",
+    """
+import sys, pynvml
+pynvml.nvmlInit()
+for card in sys.stdin:
+    print(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(int(card))).used, flush=True)
+""",
+]
+"""Says how much memory of a card is used, whenever it is asked."""
 CLIENT_VARIABLES = ("LD_PRELOAD", "NVSHARE_ENABLE", "NVSHARE_SOCKET", "NVSHARE_MEMORY", "NVSHARE_SIM_STATE")
 
 
@@ -65,6 +76,7 @@ class Node:
     coordinator: subprocess.Popen[bytes] | None = None
     started: list[subprocess.Popen[str]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    meter: subprocess.Popen[str] | None = None
 
     @property
     def state(self) -> Path:
@@ -81,16 +93,9 @@ class Node:
 
     def start_coordinator(self, *options: str, variables: dict[str, str] | None = None) -> None:
         """Returns when it serves, in exclusive turns by default.  `variables` are for settings without an option."""
-        ready, report = os.pipe()
-        command = [sys.executable, "-m", "nvshare.coordinator.daemon.main", f"--simulate={self.simulate}"]
-        with (self.directory / "coordinator.log").open("ab") as log:
-            self.coordinator = subprocess.Popen(
-                [*command, "--ready-fd", str(report), *options], env=self.environment() | SETTINGS | (variables or {}),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,),
-            )  # fmt: skip
-        os.close(report)
-        with os.fdopen(ready, "rb") as told:
-            assert told.read(1), self.log()
+        command = [sys.executable, "-m", "nvshare.coordinator.daemon.main", f"--simulate={self.simulate}", *options]
+        environment = self.environment() | SETTINGS | (variables or {})
+        self.coordinator = serving(command, environment, self.directory / "coordinator.log")
 
     def kill_coordinator(self) -> None:
         """SIGKILL: it has no chance to say goodbye."""
@@ -147,6 +152,16 @@ class Node:
 
         threading.Thread(target=gather, daemon=True).start()
 
+    def charged_bytes(self, card: int = 0) -> int:
+        """Used memory of a card, by its NVML."""
+        if self.meter is None:
+            self.meter = self.run_plain(METER)
+        assert self.meter.stdin is not None
+        assert self.meter.stdout is not None
+        self.meter.stdin.write(f"{card}\n")
+        self.meter.stdin.flush()
+        return int(self.meter.stdout.readline())
+
     def trace(self) -> list[Busy]:
         """Work that ran on the GPUs so far."""
         return list(read_trace(self.state)) if self.state.exists() else []
@@ -179,6 +194,7 @@ class Node:
                 if stream is not None:
                     stream.close()
         self.started.clear()
+        self.meter = None
 
     def close(self) -> None:
         """Ends everything."""

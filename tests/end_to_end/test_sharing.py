@@ -29,17 +29,6 @@ def test_two_programs_take_turns(node: Node, saturate: Path) -> None:
     assert overlaps(trace) == []
 
 
-def test_managed_memory_keeps_its_data_beyond_capacity(node: Node) -> None:
-    """Two programs that each fill most of the card take turns, and what they copied comes back as it went."""
-    node.simulate = "1x128MiB"
-    node.start_coordinator("--quantum=20ms")
-    heavy = [*BUSY, "--seconds=1", f"--copy-kib={80 * 1024}", "--burst=2"]
-    both = [node.run([*heavy, f"--seed={seed}"], "--memory=managed") for seed in (1, 2)]
-    results = [finish(process) for process in both]
-    assert all(result["mismatches"] == 0 and result["copies"] > 0 for result in results), results
-    assert overlaps(node.trace()) == []
-
-
 def test_idle_holder_gives_the_lease_back_early(node: Node, saturate: Path) -> None:
     """A program that computes a little and then thinks must not keep the others out until its quantum ends."""
     node.start_coordinator("--quantum=60s")

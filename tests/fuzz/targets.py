@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.hook.compiled import SOURCE, cuda_include
+from tests.hook.compiled import INCLUDES, cuda_include
 from tests.unit.protocol import codec
 
 HERE = Path(__file__).resolve().parent
@@ -50,7 +50,7 @@ def _compile(compiler: str, target: str, out: Path, *flags: str, more: tuple[Pat
         shim = out.with_suffix(".shim.c")
         shim.write_text(codec.shim())
         sources.append(shim)
-    include = ["-I", str(HERE), "-I", str(SOURCE), "-isystem", cuda_include()]
+    include = ["-I", str(HERE), *INCLUDES, "-isystem", cuda_include()]
     command = [compiler, "-std=gnu11", "-O1", "-g", *flags, *include, *map(str, sources), "-o", str(out), "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr[-4000:] if done.returncode != 0 else ""

@@ -21,7 +21,7 @@ from tests.gpu.conftest import Run
 from tests.gpu.detector import reports
 from tests.gpu.detector.reports import Report, find_cupti
 from tests.hook.compiled import compile_c
-from tests.hook.interception.test_nvml import PROGRAMS
+from tests.hook.memory.test_memory_process import PROGRAMS
 
 pytestmark = pytest.mark.gpu
 
@@ -105,12 +105,12 @@ def test_nvidia_smi_shows_the_virtual_card(hooked: Run) -> None:
 
 def test_figures_agree_on_the_card(hooked: Run) -> None:
     """NVML counts what the driver keeps, CUDA does not: under a quota both must say the same."""
-    asked = "start 0\nalloc 67108864\ninfo\nnvml 0\npid\nprocesses 0 3\n"
+    asked = "start\nalloc 67108864\ninfo\nnvml 0\npid\nprocesses 0 3\n"
     limit = ("--memory=device", f"--gpu-memory-limit={4 * GIB}")
     done = hooked(*limit, "--", sys.executable, str(PROGRAMS / "nvml_program.py"), data=asked)
     _, started, allocated, figures, nvml, process, listed = done.stdout.splitlines()
-    assert (started, allocated) == ("0", "0")
-    free, total, of_device = json.loads(figures)
+    assert (started, json.loads(allocated)[0]) == ("0", 0)
+    _, free, total, of_device = json.loads(figures)
     assert (total, of_device, free) == (4 * GIB, 4 * GIB, 4 * GIB - 67108864)
     assert json.loads(nvml)[:3] == [total, free, 67108864]
     own = [used for process_id, used in json.loads(listed) if process_id == int(process)]

@@ -18,8 +18,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "client_hook" / "src"
+SHARED = ROOT / "tests" / "programs"
+"""Headers of the programs."""
 GATE = tuple(SOURCE / f"{name}.c" for name in ("base/hot", "gate/gate"))
 KEPT = ROOT / "build" / "test-programs"
+INCLUDES = ("-I", str(SOURCE), "-I", str(SHARED))
 UNUSED = ("-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections")
 """A program need not define what only functions that it does not call would use."""
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wno-unused-parameter", "-Werror")
@@ -42,7 +45,7 @@ def run_compiler(command: list[str]) -> str:
 
 def compile_c(out: Path, *sources: Path, flags: tuple[str, ...] = ()) -> Path:
     """Compiles C sources, and links libraries that are among them, with the hook's own warnings as errors."""
-    options = ["-std=gnu11", "-O1", "-g", *WARNINGS, *UNUSED, "-I", str(SOURCE), "-isystem", cuda_include(), *flags]
+    options = ["-std=gnu11", "-O1", "-g", *WARNINGS, *UNUSED, *INCLUDES, "-isystem", cuda_include(), *flags]
     compiler = [os.environ.get("CC", "gcc"), *options]
     command = [*compiler, *map(str, sources), "-lpthread", "-ldl", "-o"]
     if any(str(out.parent) in flag for flag in flags):  # of this test alone

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Built
+from tests.end_to_end.test_sanitized import complaints, under_sanitizer
 from tests.hook.compiled import compile_c
 from tests.hook.interception.recording_driver import programs as programs
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
@@ -49,6 +50,13 @@ def hook_env(sim_env: dict[str, str], built: Built, tmp_path: Path) -> dict[str,
         "NVSHARE_MEMORY": "device",
         "NVSHARE_NAME": "scripted",
     }
+
+
+@pytest.fixture(params=["address,undefined", "thread"])
+def sanitized_env(request: pytest.FixtureRequest, hook_env: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The same with hook and simulated GPU under a sanitizer, which must have nothing to complain of."""
+    yield under_sanitizer(hook_env, request.param, tmp_path)
+    assert complaints(tmp_path) == []
 
 
 @pytest.fixture

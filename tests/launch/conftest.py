@@ -58,6 +58,13 @@ def runtime() -> Iterator[RuntimeDir]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def module_runtime() -> Iterator[RuntimeDir]:
+    """One coordinator for all tests of a module: the first program starts it."""
+    with runtime_directory() as made:
+        yield made
+
+
 @pytest.fixture
 def environ(runtime: RuntimeDir) -> dict[str, str]:
     """For programs that use `runtime`; nothing of an outer hook."""

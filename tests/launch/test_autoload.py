@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nvshare.client_hook.launcher import find_hook
-from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from tests.launch.conftest import module_runtime as runtime
 from tests.launch.conftest import runtime_directory
+
+__all__ = ["runtime"]  # fixture
 
 PROBE = """
 import json, os, sys
@@ -33,13 +34,6 @@ print(json.dumps({
     "marker": os.environ.get("NVSHARE_REEXEC"),
 }))
 """
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[RuntimeDir]:
-    """One coordinator for all tests: the first program starts it."""
-    with runtime_directory() as made:
-        yield made
 
 
 @pytest.fixture

@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from nvshare import client_hook
-from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from tests.launch.conftest import runtime_directory
+from tests.launch.conftest import module_runtime as runtime
+
+__all__ = ["runtime"]  # fixture
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[RuntimeDir]:
-    """One coordinator for all tests: the first program starts it."""
-    with runtime_directory() as made:
-        yield made
 
 
 def test_without_the_hook_it_says_so() -> None:

@@ -163,7 +163,7 @@ def test_programs_are_counted_and_a_dead_daemon_is_said(
     first.kill()
     first.wait()
     eventually(lambda: status(runtime)["programs"] == 1, "the end of the first program")
-    trace = Trace(Running(first, runtime, runtime.path / "coordinator.log"))  # type: ignore[arg-type]
+    trace = Trace(Running(first, runtime, runtime.path / "coordinator.log"))
     os.kill(daemon_pid(runtime), signal.SIGKILL)
     assert "died; 1 programs may fail; restart the coordinator" in trace.next("mps", state="refused")["text"]
     trace.close()

@@ -7,7 +7,7 @@ import shutil
 import stat
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from nvshare.client_hook.launcher import HOOK_NAME, names_hook_for_glibc_alone, preloadable, without_hook
 from nvshare.client_hook.obstacles import find_obstacle
-from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import Built
-from tests.launch.conftest import runtime_directory
+from tests.launch.conftest import module_runtime as runtime
+
+__all__ = ["runtime"]  # fixture
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -26,13 +27,6 @@ SOURCE = Path(__file__).parent / "programs" / "look_around.c"
 WIDE, NARROW = 2, 1
 X86_64, ARM = 62, 40
 NOBODY = 65534
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[RuntimeDir]:
-    """One coordinator for all tests: the first program starts it."""
-    with runtime_directory() as made:
-        yield made
 
 
 def compiled(compiler: str, out: Path, *flags: str) -> Path:

@@ -10,7 +10,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,16 +18,12 @@ import pytest
 from nvshare.coordinator.cli import run
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.launch.conftest import finish, launch, run_command, runtime_directory
+from tests.launch.conftest import module_runtime as runtime
 from tests.waiting import BOUND_S
 
+__all__ = ["runtime"]  # fixture
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[RuntimeDir]:
-    """One coordinator for all tests: the first program starts it."""
-    with runtime_directory() as made:
-        yield made
 
 
 def test_the_commands_end_is_ours(nvshare_run: Run) -> None:

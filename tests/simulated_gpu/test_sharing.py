@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.simulated_gpu.trace import Busy, busy_ns_by_process, overlaps, read_cards, read_trace
+from nvshare.simulated_gpu.trace import Busy, overlaps, read_cards, read_trace
 from tests.simulated_gpu.conftest import Run, Start
-from tests.waiting import eventually
 
 HOLD = """
     d = Driver()
@@ -65,27 +64,6 @@ def test_many_processes_make_one_state_file(start: Start, state: Path) -> None:
     check = start("d = Driver(); print(d.used(), flush=True)")
     assert int(check.communicate()[0]) == 8 * (16 << 20)
     assert [path for path in state.parent.iterdir() if path.name.startswith(state.name + ".")] == []
-
-
-def test_programs_that_run_together_overlap_in_the_trace(start: Start, state: Path) -> None:
-    """The proof of exclusivity must detect a breach."""
-    busy = """
-        d = Driver()
-        f, s, stop, launches = d.kernel(), d.stream(), [], 0
-        threading.Thread(target=lambda: stop.append(sys.stdin.readline())).start()
-        while not stop:
-            d.busy(f, s, 5_000_000)
-            launches += 1
-            d.cuStreamSynchronize(s)
-        say(launches)
-    """
-    programs = [start(busy) for _ in range(2)]
-    eventually(lambda: state.exists() and overlaps(read_trace(state)), "work of one beside work of the other")
-    launches = {program.pid: int(program.communicate("stop\n")[0]) for program in programs}
-    trace = read_trace(state)
-    found = overlaps(trace)[0]
-    assert {found.first.process_id, found.second.process_id} == {program.pid for program in programs}
-    assert busy_ns_by_process(trace) == {(0, pid): count * 5_000_000 for pid, count in launches.items()}
 
 
 def test_a_killed_program_leaves_no_unfinished_work(start: Start, state: Path) -> None:

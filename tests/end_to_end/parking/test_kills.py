@@ -17,7 +17,7 @@ from nvshare.coordinator.cli.ctl_call import call, call_and_wait
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.end_to_end.conftest import Node
-from tests.end_to_end.parking.test_parking import begin, charged_bytes, helpers, said, start, tell
+from tests.end_to_end.parking.test_parking import begin, helpers, said, start, tell
 from tests.waiting import eventually
 
 COUNT, SEED = (int(os.environ.get(f"NVSHARE_PARK_{name}", given)) for name, given in (("KILLS", "8"), ("SEED", "29")))
@@ -51,7 +51,7 @@ def is_settled(node: Node) -> bool:
         return False
     (seat,) = found[0]["seats"]
     index = {gpu["uuid"]: gpu["index"] for gpu in node.control("status")["gpus"]}[seat["uuid"]]
-    return (charged_bytes(node, index), charged_bytes(node, 1 - index)) == (SIZE, 0)
+    return (node.charged_bytes(index), node.charged_bytes(1 - index)) == (SIZE, 0)
 
 
 @pytest.mark.parametrize("node", ["2x4GiB"], indirect=True)
@@ -72,7 +72,7 @@ def test_random_kills(node: Node) -> None:
             program.kill()
             program.wait()
             eventually(lambda: not clients(node), "its seat to go")
-            eventually(lambda: charged_bytes(node, 0) == charged_bytes(node, 1) == 0, "its memory to go")
+            eventually(lambda: node.charged_bytes(0) == node.charged_bytes(1) == 0, "its memory to go")
             program = start(node)
             continue
         if victim == "helper":

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Built
 from tests.daemon.processes import ctl
 from tests.end_to_end.conftest import Node, new_node
-from tests.end_to_end.parking.test_parking import ANSWERS, begin, charged_bytes, said, shared, start, tell
+from tests.end_to_end.parking.test_parking import ANSWERS, begin, said, shared, start, tell
 from tests.waiting import eventually
 
 __all__ = ["shared"]  # a fixture
@@ -69,11 +69,11 @@ def test_a_program_goes_on_elsewhere(shared: Node) -> None:
     program = start(shared)
     seen, shown = tell(program, "card"), tell(program, "nvml")
     assert shown == f"{SIZE} True"
-    alone = charged_bytes(shared, 0)
+    alone = shared.charged_bytes(0)
     for card in (1, 0, 1):
         migrate(shared, card)
         assert tell(program, "read") == "0 True", "right after the move"
-        assert (card_of(shared), charged_bytes(shared, card), charged_bytes(shared, 1 - card)) == (card, alone, 0)
+        assert (card_of(shared), shared.charged_bytes(card), shared.charged_bytes(1 - card)) == (card, alone, 0)
         assert_whole(program)
         assert (tell(program, "card"), tell(program, "nvml")) == (seen, shown)
     shared.control("park", "parked")
@@ -93,7 +93,7 @@ def test_a_card_that_it_only_looks_at_does_not_count(shared: Node, word: str) ->
         assert tell(program, "read") == "0 True"
         assert cards(shared) == [card, 1 - card]
     assert tell(program, "second") == "0 True"
-    assert (charged_bytes(shared, 0), charged_bytes(shared, 1)) == (SIZE // 2, SIZE)
+    assert (shared.charged_bytes(0), shared.charged_bytes(1)) == (SIZE // 2, SIZE)
     assert "several GPUs" in ctl(shared.directory, "migrate", "parked", "--to=0").stdout
     assert_whole(program)
 

@@ -51,12 +51,6 @@ def parking(node: Node) -> str:
     return str(client["parking"])
 
 
-def charged_bytes(node: Node, card: int = 0) -> int:
-    """Used memory of a card, by its NVML."""
-    used = f"n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex({card})).used"
-    return int(said(node.run_plain([sys.executable, "-c", f"import pynvml as n; n.nvmlInit(); print({used})"])))
-
-
 def park(node: Node) -> None:
     assert node.control("park", "parked")["parking"] == "parked"
 
@@ -99,7 +93,7 @@ def test_the_next_call_or_the_operator_brings_it_back(shared: Node) -> None:
     program = start(shared)
     for word, answer in ANSWERS.items():
         park(shared)
-        assert charged_bytes(shared) == 0
+        assert shared.charged_bytes() == 0
         assert tell(program, word) == answer
         assert tell(program, "read") == "0 True"
         assert parking(shared) == "running"
@@ -129,7 +123,7 @@ def test_a_parked_program_ends(shared: Node) -> None:
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     eventually(lambda: not shared.control("clients")["clients"], "its seat to go")
-    assert charged_bytes(shared) == 0
+    assert shared.charged_bytes() == 0
     eventually(lambda: not helpers(shared), "its helper to end")
 
 
@@ -216,4 +210,4 @@ def test_a_program_that_the_driver_loses(shared: Node, step: str) -> None:
     assert parking(shared) == "running"
     program.kill()
     eventually(lambda: not shared.control("clients")["clients"], "its seat to go")
-    assert charged_bytes(shared) == 0
+    assert shared.charged_bytes() == 0

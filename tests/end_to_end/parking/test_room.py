@@ -23,7 +23,7 @@ AT_ONCE = ("--sharing=auto", "--policy=auto")
 
 @pytest.mark.parametrize(
     ("node", "count", "capacity", "half", "sharing"),
-    [("1x256MiB", 3, 200, 90, ()), ("1x256MiB", 3, 200, 90, AT_ONCE), ("1x368MiB", 6, 308, 150, AT_ONCE)],
+    [("1x256MiB", 3, 200, 90, ()), ("1x368MiB", 6, 308, 150, AT_ONCE)],
     indirect=["node"],
 )
 def test_contexts_of_idle_programs_make_room(

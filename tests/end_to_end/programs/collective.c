@@ -1,11 +1,10 @@
-/* One process, a thread for each of two linked GPUs: in each round a kernel of each waits for that of the other, as those of a collective do.  See semantics.h. */
-#include "semantics.h"
+/* One process, a thread for each of two linked GPUs: in each round a kernel of each waits for that of the other, as those of a collective do. */
+#include "cuda_program.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
 enum { ROUNDS = 400 };
-static const char meeting[] = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry nvs_call(.param .u64 function, .param .u64 data) { ret; }\n";
 
 static CUcontext contexts[2];
 static _Atomic int arrived[2];
@@ -21,17 +20,14 @@ static void meet(void *own)
 static void *rank(void *argument)
 {
     const size_t gpu = (size_t)(uintptr_t)argument;
-    void (*function)(void *) = meet;
-    _Atomic int *data = &arrived[gpu];
-    void *parameters[] = {&function, &data};
     CUmodule loaded;
     CUfunction kernel;
     OK(cuCtxSetCurrent(contexts[gpu]));
-    OK(cuModuleLoadData(&loaded, meeting));
+    OK(cuModuleLoadData(&loaded, image));
     OK(cuModuleGetFunction(&kernel, loaded, "nvs_call"));
     const CUstream stream = new_stream();
     for (int round = 0; round < ROUNDS; round++) {
-        OK(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+        OK(launch_call(kernel, stream, meet, &arrived[gpu]));
         OK(cuStreamSynchronize(stream));
     }
     return NULL;

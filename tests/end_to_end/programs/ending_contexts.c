@@ -2,8 +2,7 @@
  *
  * The threads share nothing, but the driver gives each of them the handles that another one has just given back.
  */
-#define _GNU_SOURCE /* RTLD_DEFAULT in semantics.h */
-#include "semantics.h"
+#include "cuda_program.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -140,17 +139,9 @@ static void primaries(void)
 
 static void make_green(unsigned number, unsigned round)
 {
-    CUdevResource all, part;
-    CUdevResourceDesc description;
-    CUgreenCtx green = NULL;
     CUcontext context = NULL;
     CUstream stream = NULL;
-    unsigned groups = 1;
-    OK(cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM));
-    OK(cuDevSmResourceSplitByCount(&part, &groups, &all, NULL, 0, 2));
-    OK(cuDevResourceGenerateDesc(&description, &part, 1));
-    OK(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM));
-    OK(cuCtxFromGreenCtx(&context, green));
+    const CUgreenCtx green = new_green(2, &context);
     OK(cuCtxSetCurrent(context));
     OK(cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0));
     use_memory(number << 24 | round << 8, stream, true, true);

@@ -4,8 +4,7 @@
  * (base/hot.h).  Whatever the way, contents stay.  In the end it says what it found and waits for a line, so that what the hook counts
  * then can be looked at.
  */
-#define _GNU_SOURCE /* RTLD_DEFAULT in semantics.h */
-#include "semantics.h"
+#include "cuda_program.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

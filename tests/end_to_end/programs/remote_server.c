@@ -4,8 +4,7 @@
  * Prints its port on 127.0.0.1.  A connection sends lines: `fill MIB VALUE`, `run ROUNDS`, `check`.  The answer of each is one line: a code of
  * the driver, or 1 for memory that has changed.
  */
-#define _GNU_SOURCE /* RTLD_DEFAULT in semantics.h */
-#include "semantics.h"
+#include "cuda_program.h"
 
 #include <arpa/inet.h>
 #include <pthread.h>

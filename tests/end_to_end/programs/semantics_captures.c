@@ -1,10 +1,10 @@
-/* Work that runs beside an open capture while the GPU is shared, on streams that nobody can ask about then.  See semantics.h.
+/* Work that runs beside an open capture while the GPU is shared, on streams that nobody can ask about then.
  *
  * Each case queues a long kernel and a fill behind it.  Where the variable WINDOWS names a file, the case appends when the kernel was seen to run:
  * first and last look, in ns.  The case "watcher" prints its own short kernels in the same way, until its input ends.
  */
 #define SPINS
-#include "semantics.h"
+#include "cuda_program.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -15,13 +15,6 @@ enum { BYTES = 8 * MIB, BEFORE = 3, AFTER = 9 };
 
 static CUdeviceptr memory;
 static CUevent behind; /* the fill */
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static uint64_t long_ns(void)
 {
@@ -37,20 +30,6 @@ static void start(void)
     memory = filled(BYTES, BEFORE);
     OK(cuEventCreate(&behind, CU_EVENT_DISABLE_TIMING));
     OK(cuCtxSynchronize());
-}
-
-static CUstream made(unsigned flags)
-{
-    CUstream stream = NULL;
-    OK(cuStreamCreate(&stream, flags));
-    return stream;
-}
-
-static CUstream capturing(unsigned flags)
-{
-    const CUstream stream = made(flags);
-    OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-    return stream;
 }
 
 static void work_on(CUstream stream)
@@ -170,7 +149,7 @@ static void second_capture(void)
 {
     CUgraph graph;
     start();
-    const CUstream captured = capturing(CU_STREAM_NON_BLOCKING), later = made(CU_STREAM_NON_BLOCKING);
+    const CUstream captured = capturing(CU_STREAM_NON_BLOCKING), later = new_stream();
     work_on(later);
     OK(cuStreamBeginCapture(later, CU_STREAM_CAPTURE_MODE_RELAXED));
     watch();
@@ -185,7 +164,7 @@ static void joined(void)
     start();
     OK(cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING));
     OK(cuEventCreate(&join, CU_EVENT_DISABLE_TIMING));
-    const CUstream captured = capturing(CU_STREAM_NON_BLOCKING), other = made(CU_STREAM_NON_BLOCKING);
+    const CUstream captured = capturing(CU_STREAM_NON_BLOCKING), other = new_stream();
     work_on(other);
     OK(cuEventRecord(fork, captured));
     OK(cuStreamWaitEvent(other, fork, 0));

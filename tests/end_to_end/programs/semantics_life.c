@@ -1,6 +1,5 @@
-/* How processes and threads begin and end, and what interrupts them, while the GPU is shared.  See semantics.h. */
-#define _GNU_SOURCE
-#include "semantics.h"
+/* How processes and threads begin and end, and what interrupts them, while the GPU is shared. */
+#include "cuda_program.h"
 
 #include <pthread.h>
 #include <setjmp.h>

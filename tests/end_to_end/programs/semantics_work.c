@@ -1,5 +1,5 @@
-/* Contexts, captures, graphs, kinds of launches, while the GPU is shared.  See semantics.h. */
-#include "semantics.h"
+/* Contexts, captures, graphs, kinds of launches, while the GPU is shared. */
+#include "cuda_program.h"
 
 #include <pthread.h>
 
@@ -31,20 +31,6 @@ static void rival(void)
 
 /* ---- Contexts ---- */
 
-static CUgreenCtx make_green(unsigned processors, CUcontext *context)
-{
-    CUdevResource all, part;
-    CUdevResourceDesc description;
-    CUgreenCtx green = NULL;
-    unsigned groups = 1;
-    OK(cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM));
-    OK(cuDevSmResourceSplitByCount(&part, &groups, &all, NULL, 0, processors));
-    OK(cuDevResourceGenerateDesc(&description, &part, 1));
-    OK(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM));
-    OK(cuCtxFromGreenCtx(context, green));
-    return green;
-}
-
 static void green_contexts(void)
 {
     CUcontext contexts[2], seen;
@@ -55,7 +41,7 @@ static void green_contexts(void)
     begin();
     CUdeviceptr before = filled(MIB, 7);
     for (unsigned i = 0; i < 2; i++) {
-        greens[i] = make_green(4, &contexts[i]);
+        greens[i] = new_green(4, &contexts[i]);
         OK(cuGreenCtxStreamCreate(&streams[i], greens[i], CU_STREAM_NON_BLOCKING, 0));
         OK(cuCtxSetCurrent(contexts[i]));
         OK(cuCtxGetCurrent(&seen));

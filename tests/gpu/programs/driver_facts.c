@@ -5,8 +5,7 @@
  * No case has more than 128 MiB of the card, but `full_card`.
  */
 #define SPINS
-#define _GNU_SOURCE /* pidfd_open, RTLD */
-#include "../../end_to_end/programs/semantics.h"
+#include "cuda_program.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -29,14 +28,6 @@ static void relaxed(void)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     OK(cuThreadExchangeStreamCaptureMode(&mode));
-}
-
-static CUstream capturing(unsigned flags)
-{
-    CUstream stream = NULL;
-    OK(cuStreamCreate(&stream, flags));
-    OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-    return stream;
 }
 
 static bool still_captures(CUstream stream)

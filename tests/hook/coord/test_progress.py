@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from nvshare.coordinator.protocol import messages
+from tests.hook.coord.test_agent import MS, hold
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
-
-MS = 1_000_000
-
-
-def hold(coordinator: ScriptedCoordinator, client: ScriptedClient, *, watch: bool = False) -> None:
-    """The client holds lease 7, has submitted one short kernel, and is to report."""
-    client.tell("launch 1000")
-    coordinator.welcome()
-    coordinator.asked()
-    coordinator.settings(report=True, watch=watch)
-    coordinator.grant(7)
-    assert client.answer() == "launched"
 
 
 def test_reports_while_work_goes_on(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: the coordinator does not learn how fast a program runs, or counts and times do not grow."""
-    hold(coordinator, client)
+    hold(coordinator, client, report=True)
     first = coordinator.expect(messages.Progress)
     assert client.do("launch 1000") == "launched"
     second = coordinator.expect(messages.Progress)
@@ -33,7 +22,7 @@ def test_reports_while_work_goes_on(coordinator: ScriptedCoordinator, client: Sc
 
 def test_last_count_comes_before_the_release(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: work between the last report and the end of a lease counts for the next lease."""
-    hold(coordinator, client)
+    hold(coordinator, client, report=True)
     assert coordinator.revoke(7).submissions == 1
     counts = [m for m in coordinator.received if isinstance(m, messages.Progress)]
     assert [(m.lease_id, m.work) for m in counts] == [(7, 1)]
@@ -69,7 +58,7 @@ def watched(coordinator: ScriptedCoordinator, earlier: messages.Progress) -> flo
 
 def test_watches_while_asked(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a program that keeps the GPU busy looks like one that does not, or the other way round."""
-    hold(coordinator, client, watch=True)
+    hold(coordinator, client, report=True, watch=True)
     coordinator.expect(messages.Progress)
     assert client.do("block") == "blocked"
     blocked = coordinator.expect(messages.Progress)  # in part from before
@@ -86,7 +75,7 @@ def test_watches_while_asked(coordinator: ScriptedCoordinator, client: ScriptedC
 
 def test_captures_are_watched_around(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a sample invalidates a capture."""
-    hold(coordinator, client, watch=True)
+    hold(coordinator, client, report=True, watch=True)
     for _ in range(20):
         assert client.do("captured 500 1000") == "captured 0"
     assert coordinator.expect(messages.Progress).work > 0

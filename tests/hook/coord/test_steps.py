@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from nvshare.coordinator.protocol import messages
+from tests.hook.memory.test_memory_process import MIB, PROGRAMS
 from tests.hook.scripted import JsonClient, ScriptedCoordinator
 from tests.waiting import eventually
 
-MIB = 1 << 20
-PROGRAM = Path(__file__).resolve().parent / "programs" / "steps_program.py"
+PROGRAM = PROGRAMS / "steps_program.py"
 FREED = ["freed in MainThread"]
 
 
@@ -24,7 +23,7 @@ def program(coordinator: ScriptedCoordinator, hook_env: dict[str, str]) -> Itera
         assert client.ask("start") == 0
         client.tell(f"cache {32 * MIB}")
         coordinator.welcome()
-        assert client.result() == client.ask("need", 8 * MIB) == 0
+        assert client.result() == client.ask("alloc", 8 * MIB)[0] == 0
         client.tell("work")
         coordinator.asked()
         coordinator.grant(1)

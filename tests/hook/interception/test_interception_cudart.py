@@ -145,12 +145,6 @@ def test_every_version_of_cudart_passes_the_gate(built: Built, sim_env: dict[str
     check(built, sim_env, (library, ""))
 
 
-@pytest.mark.parametrize("version", STATIC)
-def test_a_static_cudart_passes_the_gate(built: Built, sim_env: dict[str, str], tmp_path: Path, version: str) -> None:
-    """cuBLAS, cuDNN and what nvcc makes carry a cudart of their own, which no preload sees but by its look-ups."""
-    check(built, sim_env, (carrier(version, tmp_path), PREFIX))
-
-
 def test_several_cudarts_in_one_process(built: Built, sim_env: dict[str, str], tmp_path: Path) -> None:
     """PyTorch's process has one shared cudart and a static one in each of NVIDIA's libraries, of other versions."""
     several = [(carrier(version, tmp_path), PREFIX) for version in STATIC]

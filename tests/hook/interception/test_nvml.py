@@ -1,6 +1,6 @@
 """NVML in a process under the hook: the virtual card, the same as cuMemGetInfo's and the coordinator's.
 
-Over the double of NVML, by pynvml and ctypes in programs/nvml_program.py, told by a scripted coordinator.
+Over the double of NVML, by pynvml and ctypes in nvml_program.py, told by a scripted coordinator.
 
 Non-goals: what a quota lets through (test_memory_process.py).
 """
@@ -13,23 +13,21 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nvshare.coordinator.protocol import messages
 from tests.conftest import Built
 from tests.hook.compiled import compile_c
+from tests.hook.memory.test_memory_process import GIB, MIB, PROGRAMS, attached
 from tests.hook.scripted import JsonClient, ScriptedCoordinator
 from tests.waiting import eventually
 
-MIB, GIB = 1 << 20, 1 << 30
 CARD = 16 * GIB
-PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
 class Client(JsonClient):
-    """programs/nvml_program.py"""
+    """nvml_program.py"""
 
     def card(self, index: int = 0) -> tuple[int, int, int]:
         """(total, free, used) as NVML's two versions have it, which must agree."""
@@ -55,22 +53,14 @@ def start_nvml(hook_env: dict[str, str]) -> Iterator[Start]:
         yield run
 
 
-def attached(client: Client, coordinator: ScriptedCoordinator, **settings: Any) -> None:
-    """Has the program use GPU 0 and learn the coordinator's settings."""
-    assert client.ask("start", 0) == 0
-    client.tell("info")
-    coordinator.welcome(**settings)
-    client.result()
-
-
 @pytest.mark.parametrize("mode", ["managed", "swap", "device"])
 def test_nvml_agrees_with_cuda_and_coordinator(coordinator: ScriptedCoordinator, start_nvml: Start, mode: str) -> None:
     """Frameworks that size their pools by NVML would take memory that the quota does not give."""
     client = start_nvml(NVSHARE_MEMORY=mode)
     attached(client, coordinator, limit=4 * GIB)
     assert client.card() == (4 * GIB, 4 * GIB, 0)
-    assert client.ask("alloc", 300 * MIB) == 0
-    free, total, of_device = client.ask("info")
+    assert client.ask("alloc", 300 * MIB)[0] == 0
+    _, free, total, of_device = client.ask("info")
     assert (free, total, of_device) == (4 * GIB - 300 * MIB, 4 * GIB, 4 * GIB)
     assert client.card() == (total, free, 300 * MIB)
     report = coordinator.expect(messages.State)
@@ -81,7 +71,7 @@ def test_nvml_agrees_with_cuda_and_coordinator(coordinator: ScriptedCoordinator,
 
 def shows(client: Client, limit: int) -> bool:
     """CUDA's figures are those of this limit."""
-    return bool(client.ask("info")[1] == limit)
+    return bool(client.ask("info")[2] == limit)
 
 
 def test_a_limit_that_changes_shows_at_once(coordinator: ScriptedCoordinator, start_nvml: Start) -> None:
@@ -101,11 +91,11 @@ def test_this_process_is_listed_with_what_it_is_charged(
 ) -> None:
     """A monitor inside of the program would show other figures than the quota is held against; others keep theirs."""
     other = start_nvml(NVSHARE_SOCKET=None)
-    assert other.ask("start", 0) == 0
-    assert other.ask("alloc", 7 * MIB) == 0
+    assert other.ask("start") == 0
+    assert other.ask("alloc", 7 * MIB)[0] == 0
     client = start_nvml(NVSHARE_MEMORY="managed")
     attached(client, coordinator, limit=4 * GIB)
-    assert client.ask("alloc", 300 * MIB) == 0
+    assert client.ask("alloc", 300 * MIB)[0] == 0
     listed = dict(client.ask("processes", 0, version))
     assert listed == {client.ask("pid"): 300 * MIB, other.ask("pid"): 7 * MIB}
     assert other.ask("processes", 0, version) != sorted(listed.items())
@@ -115,7 +105,7 @@ def test_each_gpu_has_its_own_figures(coordinator: ScriptedCoordinator, start_nv
     """With several cards, or renumbered ones, the quota of one would be shown for another."""
     client = start_nvml(NVSHARE_SIMULATE="2x16GiB", CUDA_VISIBLE_DEVICES="1,0")
     attached(client, coordinator, limit=4 * GIB)  # CUDA's GPU 0 is NVML's second card
-    assert client.ask("alloc", 100 * MIB) == 0
+    assert client.ask("alloc", 100 * MIB)[0] == 0
     assert client.card(1) == (4 * GIB, 4 * GIB - 100 * MIB, 100 * MIB)
     assert client.card(0) == (CARD, CARD, 0)
     assert client.ask("processes", 1, 3) == [[client.ask("pid"), 100 * MIB]]
@@ -126,7 +116,7 @@ def test_a_mig_instance_is_known_by_its_uuid(coordinator: ScriptedCoordinator, s
     """On split cards the instance's quota would be missed, or the whole card would seem to be as small."""
     client = start_nvml(NVSHARE_SIM_MIG="0:2")
     attached(client, coordinator, limit=1 * GIB)
-    assert client.ask("alloc", 10 * MIB) == 0
+    assert client.ask("alloc", 10 * MIB)[0] == 0
     assert client.card(100) == (1 * GIB, 1 * GIB - 10 * MIB, 10 * MIB)
     assert client.card(0)[0] > 1 * GIB
 
@@ -148,8 +138,8 @@ def test_inert(start_nvml: Start, changes: dict[str, str | None]) -> None:
     """A hook that is switched off must not be noticed."""
     client = start_nvml(NVSHARE_MEMORY="managed", NVSHARE_MEMORY_LIMIT="4GiB", **changes)
     assert client.card() == (CARD, CARD, 0)
-    assert client.ask("start", 0) == 0
-    assert client.ask("alloc", MIB) == 0
+    assert client.ask("start") == 0
+    assert client.ask("alloc", MIB)[0] == 0
     assert client.card() == (CARD, CARD - MIB, MIB)
     assert client.ask("paths") == [CARD] * 4
 

@@ -24,7 +24,7 @@ from tests.waiting import eventually
 
 MIB, GIB = 1 << 20, 1 << 30
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
-PROGRAM = Path(__file__).resolve().parent / "programs" / "memory_program.py"
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 MODES = pytest.mark.parametrize("mode", ["device", "managed", "swap"])
 Client = JsonClient
 
@@ -56,7 +56,7 @@ def unit(environment: dict[str, str]) -> int:
 
 def start(environment: dict[str, str]) -> Client:
     """The program under the hook."""
-    return Client([sys.executable, "-S", str(PROGRAM)], environment)
+    return Client([sys.executable, "-S", str(PROGRAMS / "memory_program.py")], environment)
 
 
 def attached(client: Client, coordinator: ScriptedCoordinator, **settings: Any) -> None:

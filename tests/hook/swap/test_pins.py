@@ -8,33 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nvshare.coordinator.protocol import messages
 from tests.hook.memory.test_memory_process import Client, start
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.swap.test_swap_process import CAPACITY, MIB, hold
+from tests.hook.swap.test_swap_process import CAPACITY, MIB, attached, hold
 
 OUT_OF_MEMORY = 2
 
 
-def settle(coordinator: ScriptedCoordinator, *, ask: bool = True, room: int = 0) -> None:
+def settle(coordinator: ScriptedCoordinator, **more: Any) -> None:
     """GpuSettings for GPU 0, of a coordinator that wants to be asked."""
-    coordinator.settings(capacity_bytes=CAPACITY, room_bytes=room, ask_pins=ask)
+    coordinator.settings(**{"capacity_bytes": CAPACITY, "ask_pins": True} | more)
 
 
 @pytest.fixture
 def client(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> Iterator[Client]:
     """A program in mode `swap` that holds the lease."""
     with start(environment) as program:
-        assert program.ask("start") == 0
-        program.tell("info")
-        coordinator.expect(messages.Hello)
-        coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
-        coordinator.expect(messages.AttachGpu)
-        settle(coordinator)
-        assert program.result()[0] == 0
+        attached(program, coordinator, ask_pins=True)
         hold(program, coordinator)
         yield program
 
@@ -88,7 +83,7 @@ def test_a_refused_export_is_out_of_memory_and_pins_nothing(
 def test_a_coordinator_that_does_not_require_it_is_not_asked(client: Client, coordinator: ScriptedCoordinator) -> None:
     """Broken: an export waits for an answer though no other client needs the room."""
     pointer = allocated(client, 40 * MIB)
-    settle(coordinator, ask=False)
+    settle(coordinator, ask_pins=False)
     assert client.ask("info")[0] == 0
     coordinator.revoke(1)  # so the settings have been read
     coordinator.grant(2)
@@ -174,7 +169,7 @@ def test_what_waits_for_an_answer_is_not_reported_as_pinned(client: Client, coor
 def test_no_more_is_allocated_than_there_is_room_for(client: Client, coordinator: ScriptedCoordinator) -> None:
     """Broken: without a lease a program allocates what can never be on the GPU, and waits for ever for it."""
     coordinator.revoke(1)
-    settle(coordinator, room=100 * MIB)
+    settle(coordinator, room_bytes=100 * MIB)
     coordinator.grant(2)
     assert client.ask("held") == 0
     coordinator.revoke(2)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.protocol import messages
+from tests.hook.memory import test_memory_process
 from tests.hook.memory.test_memory_process import Client, reported, start, until
 from tests.hook.scripted import ScriptedCoordinator
 
@@ -18,22 +19,9 @@ OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 CAPACITY = 256 * MIB
 
 
-def settings(
-    coordinator: ScriptedCoordinator, capacity: int = CAPACITY, reserve: bool = False, pacing: int = 0
-) -> None:
-    """GpuSettings for GPU 0."""
-    coordinator.settings(capacity_bytes=capacity, reserve=reserve, pacing_budget_ns=pacing)
-
-
-def attached(client: Client, coordinator: ScriptedCoordinator, **values: Any) -> None:
-    """Has the program use its GPU for the first time."""
-    assert client.ask("start") == 0
-    client.tell("info")
-    coordinator.expect(messages.Hello)
-    coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
-    coordinator.expect(messages.AttachGpu)
-    settings(coordinator, **values)
-    assert client.result()[0] == 0
+def attached(client: Client, coordinator: ScriptedCoordinator, **settings: Any) -> None:
+    """Has the program use its GPU for the first time, on a card of CAPACITY."""
+    test_memory_process.attached(client, coordinator, **{"capacity_bytes": CAPACITY} | settings)
 
 
 def hold(client: Client, coordinator: ScriptedCoordinator) -> None:
@@ -59,21 +47,11 @@ def test_an_allocation_without_a_lease_takes_no_memory_of_the_card(
     assert reported(coordinator, resident=100 * MIB).host_bytes == 0
 
 
-def test_the_gate_opens_with_all_memory_there(coordinator: ScriptedCoordinator, holder: Client) -> None:
-    """Broken: a grant without a restoration lets a kernel run into memory that is not mapped."""
-    _, pointer = holder.ask("alloc", 80 * MIB)
-    assert holder.ask("write", pointer, 80 * MIB, 3) == 0
-    coordinator.revoke(1)
-    assert coordinator.evict(30 * MIB)[1] == 0
-    coordinator.grant(2)
-    assert holder.ask("same", pointer, 80 * MIB, 3) is True
-
-
 def test_without_room_the_lease_goes_back(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:
     """Broken: the program hangs for ever, or runs without its memory, when somebody else has taken the card."""
     crowded = {**environment, "NVSHARE_SIM_FAULTS": "cuMemCreate@2-=2"}
     with start(crowded) as client:
-        attached(client, coordinator, capacity=1 << 40)
+        attached(client, coordinator, capacity_bytes=1 << 40)
         hold(client, coordinator)
         _, pointer = client.ask("alloc", 60 * MIB)
         assert client.ask("write", pointer, 60 * MIB, 3) == 0
@@ -124,7 +102,7 @@ def test_what_comes_in_at_a_grant_asks_for_room(coordinator: ScriptedCoordinator
     assert holder.ask("write", pointer, 60 * MIB, 5) == 0
     coordinator.revoke(1)
     assert coordinator.evict(60 * MIB) == (60 * MIB, 0)
-    settings(coordinator, reserve=True)
+    coordinator.settings(capacity_bytes=CAPACITY, reserve=True)
     holder.tell(f"same {pointer} {60 * MIB} 5")
     coordinator.expect(messages.Request)
     coordinator.grant(2)

@@ -15,7 +15,7 @@ import pytest
 from nvshare.coordinator.protocol import messages
 from tests.hook.memory.test_memory_process import Client, start, until
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.swap.test_swap_process import MIB, OUT_OF_MEMORY, attached, hold, settings
+from tests.hook.swap.test_swap_process import MIB, OUT_OF_MEMORY, attached, hold
 from tests.waiting import eventually
 
 HELD = 48 * MIB
@@ -60,7 +60,7 @@ def test_it_goes_on_to_the_end_as_the_target_rises(coordinator: ScriptedCoordina
     """Broken: memory stays away although the room is there, or everything else waits for it."""
     pointer = evicted(client, coordinator)
     coordinator.target(0, rises=True)
-    settings(coordinator, capacity=200 * MIB)
+    coordinator.settings(capacity_bytes=200 * MIB)
     until(client, "info", [0, 200 * MIB - HELD, 200 * MIB, 200 * MIB])
     assert client.ask("alloc", 10 * MIB)[0] == 0, "without a lease, beside the move"
     for size in range(0, HELD + 1, 16 * MIB):
@@ -162,10 +162,7 @@ def test_what_moves_counts_as_there(
 ) -> None:
     """Broken: in the middle of a move a client says that it has less on the card than it has."""
     with start({**environment, "NVSHARE_MEMORY": mode, "NVSHARE_SIM_FAULTS": f"slow:{slow}={25 * 10**6}"}) as client:
-        assert client.ask("start") == 0
-        client.tell("info")
-        coordinator.welcome(capacity_bytes=256 * MIB)
-        assert client.result()[0] == 0
+        attached(client, coordinator)
         hold(client, coordinator)
         for _ in range(12):
             assert client.ask("alloc", HELD // 12)[0] == 0
@@ -297,10 +294,7 @@ def test_no_host_memory(coordinator: ScriptedCoordinator, holder: Client) -> Non
 def test_managed_memory_obeys_its_target(coordinator: ScriptedCoordinator, environment: dict[str, str]) -> None:
     """Broken: in mode `managed` more is brought in than has room, so that others are pushed out by page faults."""
     with start({**environment, "NVSHARE_MEMORY": "managed"}) as client:
-        assert client.ask("start") == 0
-        client.tell("info")
-        coordinator.welcome()
-        assert client.result()[0] == 0
+        attached(client, coordinator)
         pointer = evicted(client, coordinator)
         coordinator.target(30 * MIB, rises=True)
         coordinator.grant(2)
@@ -335,7 +329,7 @@ def share_becomes(coordinator: ScriptedCoordinator, wanted: int) -> None:
 def with_budget(client: Client, coordinator: ScriptedCoordinator) -> None:
     """As `attached`, with a coordinator that has a budget."""
     coordinator.has_host_budget = True
-    attached(client, coordinator, capacity=1 << 40)
+    attached(client, coordinator, capacity_bytes=1 << 40)
     reserved(coordinator, 0, 0)
 
 

@@ -1,9 +1,6 @@
 /* Its memory stays on the GPU for a time after the hook's exit handler: ends_slowly BYTES MILLISECONDS.  Prints the result
  * of its allocation, as JSON. */
-#include <cuda.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
+#include "cuda_program.h"
 
 static long long milliseconds;
 
@@ -15,18 +12,18 @@ static void linger(void)
 
 int main(int argc, char **argv)
 {
-    CUcontext context;
     CUdeviceptr pointer;
     const size_t bytes = argc == 3 ? strtoull(argv[1], NULL, 10) : 0;
     milliseconds = argc == 3 ? atoll(argv[2]) : 0;
     if (bytes == 0 || atexit(linger) != 0) /* registered before the hook's, so it runs after it */
         return 2;
-    if (cuInit(0) != CUDA_SUCCESS || cuDevicePrimaryCtxRetain(&context, 0) != CUDA_SUCCESS || cuCtxSetCurrent(context) != CUDA_SUCCESS)
-        return 3;
+    begin();
     const CUresult result = cuMemAlloc(&pointer, bytes);
-    if (result == CUDA_SUCCESS && (cuMemsetD8(pointer, 1, bytes) != CUDA_SUCCESS || cuCtxSynchronize() != CUDA_SUCCESS))
-        return 4;
+    if (result == CUDA_SUCCESS) {
+        OK(cuMemsetD8(pointer, 1, bytes));
+        OK(cuCtxSynchronize());
+    }
     printf("{\"result\": %d}\n", (int)result);
     fflush(stdout);
-    return 0;
+    return complaints != 0;
 }

@@ -1,6 +1,6 @@
 """An unmodified program of two processes that share memory by the runtime's cudaIpc functions: both write, both read.
 
-Arguments: `cupy`, or the path of a libcudart; and how many KiB.  Prints one line of JSON.
+Arguments: the path of a libcudart, and how many KiB.  Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Handle(ctypes.Structure):
 
 
 class Cudart:
-    """As cupy.cuda.runtime, over ctypes."""
+    """The runtime's functions, over ctypes."""
 
     def __init__(self, path: str) -> None:
         self.library = ctypes.CDLL(path)
@@ -65,37 +65,28 @@ class Cudart:
         self._call("cudaIpcCloseMemHandle", ctypes.c_void_p(pointer))
 
 
-def runtime(which: str) -> Any:
-    """CuPy's runtime, or a libcudart of its own."""
-    if which != "cupy":
-        return Cudart(which)
-    from cupy.cuda import runtime as found
-
-    return found
-
-
 def pattern(seed: int, size: int) -> bytes:
     """`size` bytes that depend on the seed."""
     block = hashlib.shake_128(bytes([seed])).digest(4099)
     return (block * (size // len(block) + 1))[:size]
 
 
-def put(cuda: Any, pointer: int, size: int, seed: int) -> None:
+def put(cuda: Cudart, pointer: int, size: int, seed: int) -> None:
     """Writes a pattern."""
     content = ctypes.create_string_buffer(pattern(seed, size), size)
     cuda.memcpy(pointer, ctypes.addressof(content), size, TO_DEVICE)
 
 
-def holds(cuda: Any, pointer: int, size: int, seed: int) -> bool:
+def holds(cuda: Cudart, pointer: int, size: int, seed: int) -> bool:
     """Is the pattern there?"""
     content = ctypes.create_string_buffer(size)
     cuda.memcpy(ctypes.addressof(content), pointer, size, TO_HOST)
     return content.raw == pattern(seed, size)
 
 
-def child(which: str, link: Connection) -> None:
+def child(path: str, link: Connection) -> None:
     """Opens, checks, writes, closes; for each handle that it hears of."""
-    cuda = runtime(which)
+    cuda = Cudart(path)
     while (told := link.recv()) is not None:
         content, size, seed = told
         pointer = cuda.ipcOpenMemHandle(content)
@@ -107,11 +98,11 @@ def child(which: str, link: Connection) -> None:
 
 def main() -> int:
     """See the head of the file."""
-    which, size = sys.argv[1], int(sys.argv[2]) << 10
-    cuda = runtime(which)
+    path, size = sys.argv[1], int(sys.argv[2]) << 10
+    cuda = Cudart(path)
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=child, args=(which, there), daemon=True)
+    process = context.Process(target=child, args=(path, there), daemon=True)
     process.start()
     rounds = wrong = 0
     for seed in range(0, 20, 2):

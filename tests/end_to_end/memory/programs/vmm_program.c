@@ -4,19 +4,8 @@
  * and checks CHECKS times what it reads against what it wrote last, through whichever mapping.  At the end everything is given back.
  * One line of JSON says what happened; anything that the driver refuses is a failure, but for an export that others leave no room for.
  */
-#define _GNU_SOURCE /* RTLD_DEFAULT */
-#include "nvshare.h"
+#include "cuda_program.h"
 
-#include <cuda.h>
-
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#define MIB ((size_t)1 << 20)
 enum { HANDLES = 12, VIEWS = 3 };
 
 typedef struct owned {
@@ -197,15 +186,14 @@ static void step(void)
 
 int main(int count, char **words)
 {
-    CUcontext context;
     if (count != 4)
         return 2;
     dice = strtoull(words[1], NULL, 10) * 2654435761u + 88172645463325252u;
     most = strtoull(words[3], NULL, 10) * MIB;
     buffer = malloc(32 * MIB);
-    if (buffer == NULL || failed("cuInit", cuInit(0)) || failed("retain", cuDevicePrimaryCtxRetain(&context, 0)) ||
-        failed("current", cuCtxSetCurrent(context)))
+    if (buffer == NULL)
         return 1;
+    begin();
     for (const unsigned long wanted = strtoul(words[2], NULL, 10); checks < wanted && failures == 0;)
         step();
     for (owned *one = all; one < all + HANDLES; one++) {
@@ -215,12 +203,8 @@ int main(int count, char **words)
         while (one->views != 0)
             unmap(one);
     }
-    struct nvshare_gpu state = {.size = sizeof state};
-    int (*ask)(uint32_t gpu, struct nvshare_gpu *out) = NULL;
-    *(void **)&ask = dlsym(RTLD_DEFAULT, "nvshare_gpu_state");
-    failures += ask == NULL || ask(0, &state) != 0;
     printf("{\"checks\": %lu, \"maps\": %lu, \"exports\": %lu, \"mismatches\": %lu, \"failures\": %lu, \"left\": %lu}\n", checks, maps,
-           exports, mismatches, failures, (unsigned long)state.allocated_bytes);
+           exports, mismatches, failures, (unsigned long)of_hook().allocated_bytes);
     free(buffer);
-    return mismatches != 0 || failures != 0;
+    return mismatches != 0 || failures != 0 || complaints != 0;
 }

@@ -28,32 +28,17 @@
  *   late               from now on a destructor of the program uses CUDA: "late", and at the end "late RESULT..."
  *   exit               exit(0), whatever the threads do
  */
-#define _GNU_SOURCE
-#include <cuda.h>
+#include "cuda_program.h"
+
 #include <dirent.h>
-#include <dlfcn.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include "nvshare.h"
-
-static CUfunction busy, call;
-static CUcontext context;
 static CUstream hosted;
 static _Atomic int driven;
 static sem_t unblocked;
-
-static const char image[] = ".version 8.0\n.target sm_90\n.address_size 64\n"
-                            ".visible .entry nvs_busy(.param .u64 ns) { ret; }\n"
-                            ".visible .entry nvs_call(.param .u64 function, .param .u64 data) { ret; }\n";
 
 static void say(const char *format, ...)
 {
@@ -67,23 +52,6 @@ static void say(const char *format, ...)
         _exit(3);
 }
 
-static int begin(int gpu)
-{
-    CUmodule module;
-    CUdevice device;
-    return cuInit(0) == CUDA_SUCCESS && cuDeviceGet(&device, gpu) == CUDA_SUCCESS &&
-           cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS &&
-           cuModuleLoadData(&module, image) == CUDA_SUCCESS &&
-           cuModuleGetFunction(&call, module, "nvs_call") == CUDA_SUCCESS &&
-           cuModuleGetFunction(&busy, module, "nvs_busy") == CUDA_SUCCESS;
-}
-
-static CUresult launch(uint64_t ns, CUstream stream)
-{
-    void *parameters[] = {&ns};
-    return cuLaunchKernel(busy, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
-}
-
 static void wait_for_unblock(void *argument)
 {
     while (sem_wait(&unblocked) != 0) {
@@ -92,10 +60,7 @@ static void wait_for_unblock(void *argument)
 
 static CUresult block(CUstream stream)
 {
-    CUhostFn function = wait_for_unblock;
-    uint64_t data = 0;
-    void *parameters[] = {&function, &data};
-    return cuLaunchKernel(call, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+    return launch_call(call_host, stream, wait_for_unblock, NULL);
 }
 
 /* The simulated driver permits no call. */
@@ -149,7 +114,7 @@ static CUresult host(unsigned kind)
         result = cuGraphInstantiate(&executable, graph, 0);
     if (result == CUDA_SUCCESS && kind >= 2)
         result = cuGraphLaunch(executable, hosted);
-    return result == CUDA_SUCCESS ? launch(1000, hosted) : result;
+    return result == CUDA_SUCCESS ? launch(hosted, 1000) : result;
 }
 
 static CUresult behind(void)
@@ -163,7 +128,7 @@ static CUresult behind(void)
         result = cuEventRecord(event, hosted);
     if (result == CUDA_SUCCESS)
         result = cuStreamWaitEvent(stream, event, 0);
-    return result == CUDA_SUCCESS ? launch(1000, stream) : result;
+    return result == CUDA_SUCCESS ? launch(stream, 1000) : result;
 }
 
 static void *copy_behind(void *argument)
@@ -171,7 +136,7 @@ static void *copy_behind(void *argument)
     CUdeviceptr memory;
     char byte = 0;
     driven = 0;
-    cuCtxSetCurrent(context);
+    cuCtxSetCurrent(primary);
     say(cuMemAlloc(&memory, 1) == CUDA_SUCCESS && cuLaunchHostFunc(NULL, wait_in_host_function, NULL) == CUDA_SUCCESS &&
                 cuMemcpyDtoH(&byte, memory, 1) == CUDA_SUCCESS
             ? "copied" : "failed");
@@ -181,14 +146,14 @@ static void *copy_behind(void *argument)
 static void *in_background(void *argument)
 {
     uint64_t ns = (uint64_t)(uintptr_t)argument;
-    cuCtxSetCurrent(context);
-    say("background %s", launch(ns, NULL) == CUDA_SUCCESS ? "launched" : "failed");
+    cuCtxSetCurrent(primary);
+    say("background %s", launch(NULL, ns) == CUDA_SUCCESS ? "launched" : "failed");
     return NULL;
 }
 
 static void *block_apart(void *argument)
 {
-    cuCtxSetCurrent(context);
+    cuCtxSetCurrent(primary);
     say(block(CU_STREAM_PER_THREAD) == CUDA_SUCCESS ? "blocked" : "failed");
     for (;;)
         pause();
@@ -199,9 +164,9 @@ static void *blow(void *argument)
 {
     CUstream stream = NULL;
     uint64_t count = (uint64_t)(uintptr_t)argument;
-    bool good = cuCtxSetCurrent(context) == CUDA_SUCCESS && cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS;
+    bool good = cuCtxSetCurrent(primary) == CUDA_SUCCESS && cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS;
     while (good && count-- > 0)
-        good = launch(20000, count % 3 == 0 ? NULL : stream) == CUDA_SUCCESS;
+        good = launch(count % 3 == 0 ? NULL : stream, 20000) == CUDA_SUCCESS;
     good = good && cuStreamSynchronize(stream) == CUDA_SUCCESS && cuStreamDestroy(stream) == CUDA_SUCCESS;
     return good ? NULL : argument;
 }
@@ -230,7 +195,7 @@ static CUresult captured(unsigned count, uint64_t ns)
     if (result == CUDA_SUCCESS)
         result = cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
     for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++)
-        result = launch(ns, stream);
+        result = launch(stream, ns);
     if (result == CUDA_SUCCESS)
         result = cuStreamEndCapture(stream, &graph);
     if (result == CUDA_SUCCESS)
@@ -245,8 +210,10 @@ static void fork_one(int uses_cuda)
     pid_t child = fork();
     if (child == 0) {
         char byte;
-        if (uses_cuda)
-            exit(begin(0) && launch(1000, NULL) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS ? 0 : 1);
+        if (uses_cuda) {
+            begin();
+            exit(launch(NULL, 1000) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS && complaints == 0 ? 0 : 1);
+        }
         while (read(STDIN_FILENO, &byte, 1) > 0) {
         }
         _exit(0);
@@ -259,14 +226,9 @@ static void fork_one(int uses_cuda)
 
 static void tell_state(void)
 {
-    struct nvshare_gpu state = {.size = sizeof state};
-    int (*ask)(uint32_t, struct nvshare_gpu *);
-    *(void **)&ask = dlsym(RTLD_DEFAULT, "nvshare_gpu_state");
-    if (ask == NULL || ask(0, &state) != 0)
-        say("state none");
-    else
-        say("state %u %llu %u %u %llu", state.lease, (unsigned long long)state.lease_id, state.waiters,
-            state.waiting_threads, (unsigned long long)state.calls);
+    const struct nvshare_gpu state = of_hook();
+    say("state %u %llu %u %u %llu", state.lease, (unsigned long long)state.lease_id, state.waiters, state.waiting_threads,
+        (unsigned long long)state.calls);
 }
 
 static void yield_lease(void)
@@ -302,7 +264,7 @@ __attribute__((destructor)) static void use_late(void)
 {
     CUdeviceptr more;
     if (kept != 0)
-        say("late %d %d %d %d", launch(1000, NULL), cuCtxSynchronize(), cuMemAlloc(&more, 4096), cuMemFree(kept));
+        say("late %d %d %d %d", launch(NULL, 1000), cuCtxSynchronize(), cuMemAlloc(&more, 4096), cuMemFree(kept));
 }
 
 int main(void)
@@ -310,7 +272,7 @@ int main(void)
     char line[128], word[32];
     unsigned long long first, second;
     pthread_t thread;
-    int begun = 0;
+    bool begun = false;
     setvbuf(stdin, NULL, _IONBF, 0);
     sem_init(&unblocked, 0, 0);
     say("ready");
@@ -318,20 +280,21 @@ int main(void)
         first = second = 0;
         if (sscanf(line, "%31s %llu %llu", word, &first, &second) < 1)
             continue;
-        if (!begun && strcmp(word, "threads") != 0 && strcmp(word, "fork") != 0 && !(begun = begin(0))) {
-            say("no CUDA");
-            return 2;
+        if (!begun && strcmp(word, "threads") != 0 && strcmp(word, "fork") != 0) {
+            begin();
+            begun = true;
         }
         if (strcmp(word, "gpu") == 0) {
-            say(begin((int)first) ? "gpu" : "failed");
+            begin_on((int)first);
+            say("gpu");
         } else if (strcmp(word, "launch") == 0) {
-            say(launch(first, NULL) == CUDA_SUCCESS ? "launched" : "failed");
+            say(launch(NULL, first) == CUDA_SUCCESS ? "launched" : "failed");
         } else if (strcmp(word, "background") == 0) {
             say(pthread_create(&thread, NULL, in_background, (void *)(uintptr_t)first) == 0 ? "begun" : "failed");
         } else if (strcmp(word, "count") == 0) {
             CUresult result = CUDA_SUCCESS;
             for (unsigned long long i = 0; i < first && result == CUDA_SUCCESS; i++)
-                result = launch(second, NULL);
+                result = launch(NULL, second);
             say(result == CUDA_SUCCESS ? "counted" : "failed");
         } else if (strcmp(word, "block") == 0) {
             say(block(NULL) == CUDA_SUCCESS ? "blocked" : "failed");

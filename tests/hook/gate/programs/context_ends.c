@@ -4,20 +4,12 @@
  * says "ends", ends the context, and answers when it has; "call": that thread meanwhile fills memory of another context, in a signal's
  * handler; "state": the lease's, as nvshare.h has it; "gone": uses a context after its end.
  */
-#define _GNU_SOURCE
-#include "try.h"
+#include "cuda_program.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "nvshare.h"
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* cuCtxDetach, which old programs call */
 
@@ -44,16 +36,11 @@ static bool is(const char *name)
 /* A kernel that ends when a function on the host has returned. */
 static CUresult block(void)
 {
-    static const char image[] = ".version 8.0\n.target sm_90\n.address_size 64\n"
-                                ".visible .entry nvs_call(.param .u64 function, .param .u64 data) { ret; }\n";
-    CUhostFn function = wait_for_unblock;
-    uint64_t data = 0;
-    void *parameters[] = {&function, &data};
     CUlibrary library;
     CUkernel kernel;
     TRY(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
     TRY(cuLibraryGetKernel(&kernel, library, "nvs_call"));
-    return cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+    return launch_call((CUfunction)kernel, stream, wait_for_unblock, NULL);
 }
 
 static CUresult make_green(void)
@@ -75,7 +62,7 @@ static CUresult make_other(void)
     return cuCtxPopCurrent(&other);
 }
 
-static CUresult begin(void)
+static CUresult begin_way(void)
 {
     TRY(cuInit(0));
     if (is("green")) {
@@ -144,14 +131,6 @@ static CUresult use_what_is_gone(void)
     return cuMemAlloc(&memory, 4096) == CUDA_ERROR_CONTEXT_IS_DESTROYED ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 }
 
-static unsigned lease_state(void)
-{
-    struct nvshare_gpu state = {.size = sizeof state};
-    int (*ask)(uint32_t, struct nvshare_gpu *);
-    *(void **)&ask = dlsym(RTLD_DEFAULT, "nvshare_gpu_state");
-    return ask != NULL && ask(0, &state) == 0 ? state.lease : UINT32_MAX;
-}
-
 static int unblock(void)
 {
     atomic_store_explicit(&over, true, memory_order_relaxed);
@@ -170,7 +149,7 @@ int main(void)
     while (fgets(line, sizeof line, stdin) != NULL) {
         line[strcspn(line, "\n")] = '\0';
         if (sscanf(line, "begin %15s", way) == 1)
-            printf("%d\n", (int)begin());
+            printf("%d\n", (int)begin_way());
         else if (strcmp(line, "block") == 0)
             printf("%d\n", (int)block());
         else if (strcmp(line, "unblock") == 0)
@@ -178,7 +157,7 @@ int main(void)
         else if (strcmp(line, "gone") == 0)
             printf("%d\n", (int)use_what_is_gone());
         else if (strcmp(line, "state") == 0)
-            printf("%u\n", lease_state());
+            printf("%u\n", of_hook().lease);
         else if (strcmp(line, "call") == 0)
             pthread_kill(thread, SIGUSR1);
         else if (!(ending = pthread_create(&thread, NULL, in_thread, NULL) == 0))

@@ -3,8 +3,9 @@
 #include "base/process.h"
 #include "gate/gate.h"
 
+#include "must.h"
+
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -24,14 +25,6 @@ static void wait_for_lease(uint32_t gpu)
 }
 
 const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease};
-
-#define MUST(condition)                                                \
-    do {                                                               \
-        if (!(condition)) {                                            \
-            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);    \
-            return 1;                                                  \
-        }                                                              \
-    } while (0)
 
 int main(void)
 {

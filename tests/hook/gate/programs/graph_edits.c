@@ -4,30 +4,11 @@
  *   probe NS        spins on the GPU for so long, says "spinning" when it does, and in the end "GAPS LARGEST_NS": how often the kernel
  *                   stood still for 20 us and more, which is when the GPU runs another process's work
  */
-#define _GNU_SOURCE
-#include <cuda.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+#define SPINS
+#include "cuda_program.h"
 
-#define MUST(call)                                      \
-    do {                                                \
-        int failed = (int)(call);                       \
-        if (failed != 0) {                              \
-            fprintf(stderr, "%s: %d\n", #call, failed); \
-            exit(9);                                    \
-        }                                               \
-    } while (0)
-
-static const char image[] =
+static const char watching[] =
     ".version 7.0\n.target sm_70\n.address_size 64\n"
-    ".visible .entry nvs_busy(.param .u64 duration)\n{\n"
-    "  .reg .u64 %t<4>;\n  .reg .pred %p<2>;\n"
-    "  ld.param.u64 %t1, [duration];\n  mov.u64 %t2, %globaltimer;\n  add.u64 %t2, %t2, %t1;\n"
-    "again:\n  mov.u64 %t3, %globaltimer;\n  setp.lt.u64 %p1, %t3, %t2;\n  @%p1 bra again;\n  ret;\n}\n"
     ".visible .entry nvs_probe(.param .u64 duration, .param .u64 out)\n{\n"
     "  .reg .u64 %a<9>;\n  .reg .pred %p<3>;\n"
     "  ld.param.u64 %a0, [duration];\n  ld.param.u64 %a1, [out];\n"
@@ -41,9 +22,6 @@ static const char image[] =
 
 enum { BYTES = 1 << 20 };
 
-static CUcontext context;
-static CUmodule module;
-static CUfunction busy;
 static CUstream stream;
 static CUdeviceptr memory;
 static CUevent event, other_event;
@@ -63,32 +41,22 @@ static void build(CUgraph *out, uint64_t *nodes_duration)
 {
     CUgraphNode ignored;
     arguments[0] = nodes_duration;
-    MUST(cuGraphCreate(out, 0));
+    OK(cuGraphCreate(out, 0));
     const bool first = out == &graph;
-    MUST(cuGraphAddKernelNode(first ? &kernel_node : &ignored, *out, NULL, 0, &kernel_params));
-    MUST(cuGraphAddMemcpyNode(first ? &copy_node : &ignored, *out, NULL, 0, &copy_params, context));
-    MUST(cuGraphAddMemsetNode(first ? &set_node : &ignored, *out, NULL, 0, &set_params, context));
-    MUST(cuGraphAddHostNode(first ? &host_node : &ignored, *out, NULL, 0, &host_params));
-    MUST(cuGraphAddEventRecordNode(first ? &event_node : &ignored, *out, NULL, 0, event));
-    MUST(cuGraphAddChildGraphNode(first ? &child_node : &ignored, *out, NULL, 0, child));
-}
-
-static void start(void)
-{
-    MUST(cuInit(0));
-    MUST(cuDevicePrimaryCtxRetain(&context, 0));
-    MUST(cuCtxSetCurrent(context));
-    MUST(cuModuleLoadData(&module, image));
-    MUST(cuModuleGetFunction(&busy, module, "nvs_busy"));
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuGraphAddKernelNode(first ? &kernel_node : &ignored, *out, NULL, 0, &kernel_params));
+    OK(cuGraphAddMemcpyNode(first ? &copy_node : &ignored, *out, NULL, 0, &copy_params, primary));
+    OK(cuGraphAddMemsetNode(first ? &set_node : &ignored, *out, NULL, 0, &set_params, primary));
+    OK(cuGraphAddHostNode(first ? &host_node : &ignored, *out, NULL, 0, &host_params));
+    OK(cuGraphAddEventRecordNode(first ? &event_node : &ignored, *out, NULL, 0, event));
+    OK(cuGraphAddChildGraphNode(first ? &child_node : &ignored, *out, NULL, 0, child));
 }
 
 static void prepare(void)
 {
     static uint64_t longer = 2000;
-    MUST(cuMemAlloc(&memory, 2 * BYTES));
-    MUST(cuEventCreate(&event, CU_EVENT_DEFAULT));
-    MUST(cuEventCreate(&other_event, CU_EVENT_DEFAULT));
+    OK(cuMemAlloc(&memory, 2 * BYTES));
+    OK(cuEventCreate(&event, CU_EVENT_DEFAULT));
+    OK(cuEventCreate(&other_event, CU_EVENT_DEFAULT));
     kernel_params = (CUDA_KERNEL_NODE_PARAMS){
         .func = busy, .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1, .kernelParams = arguments};
     copy_params = (CUDA_MEMCPY3D){.srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = memory, .dstMemoryType = CU_MEMORYTYPE_DEVICE,
@@ -98,15 +66,15 @@ static void prepare(void)
     CUgraphNode ignored;
     for (int i = 0; i < 2; i++) {
         CUgraph *made = i == 0 ? &child : &other_child;
-        MUST(cuGraphCreate(made, 0));
-        MUST(cuGraphAddKernelNode(&ignored, *made, NULL, 0, &kernel_params));
+        OK(cuGraphCreate(made, 0));
+        OK(cuGraphAddKernelNode(&ignored, *made, NULL, 0, &kernel_params));
     }
     build(&graph, &duration);
     build(&changed, &longer);
-    MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
     for (int i = 0; i < 3; i++)
-        MUST(cuGraphLaunch(exec, stream));
-    MUST(cuStreamSynchronize(stream));
+        OK(cuGraphLaunch(exec, stream));
+    OK(cuStreamSynchronize(stream));
 }
 
 /* --- one call of each kind; `odd` changes something each time --- */
@@ -121,13 +89,13 @@ static CUresult edit_kernel(bool odd)
 static CUresult edit_copy(bool odd)
 {
     copy_params.WidthInBytes = odd ? BYTES / 2 : BYTES;
-    return cuGraphExecMemcpyNodeSetParams(exec, copy_node, &copy_params, context);
+    return cuGraphExecMemcpyNodeSetParams(exec, copy_node, &copy_params, primary);
 }
 
 static CUresult edit_set(bool odd)
 {
     set_params.value = odd;
-    return cuGraphExecMemsetNodeSetParams(exec, set_node, &set_params, context);
+    return cuGraphExecMemsetNodeSetParams(exec, set_node, &set_params, primary);
 }
 
 static CUresult edit_host(bool odd)
@@ -149,7 +117,7 @@ static CUresult edit_child(bool odd)
 static CUresult edit_any(bool odd)
 {
     CUgraphNodeParams any = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
-    any.memset = (CUDA_MEMSET_NODE_PARAMS_v2){.dst = memory, .value = odd, .elementSize = 1, .width = BYTES, .height = 1, .ctx = context};
+    any.memset = (CUDA_MEMSET_NODE_PARAMS_v2){.dst = memory, .value = odd, .elementSize = 1, .width = BYTES, .height = 1, .ctx = primary};
     return cuGraphExecNodeSetParams(exec, set_node, &any);
 }
 
@@ -221,13 +189,6 @@ static const struct kind {
 
 enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 100000 };
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static int by_size(const void *a, const void *b)
 {
     const uint64_t *left = a, *right = b;
@@ -264,24 +225,26 @@ static void probe(uint64_t ns)
     CUfunction spin;
     void *shared;
     CUdeviceptr out;
-    MUST(cuModuleGetFunction(&spin, module, "nvs_probe"));
-    MUST(cuMemHostAlloc(&shared, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
-    MUST(cuMemHostGetDevicePointer(&out, shared, 0));
+    OK(cuModuleLoadData(&module, watching));
+    OK(cuModuleGetFunction(&spin, module, "nvs_probe"));
+    OK(cuMemHostAlloc(&shared, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
+    OK(cuMemHostGetDevicePointer(&out, shared, 0));
     volatile uint64_t *seen = shared;
     memset(shared, 0, 4096);
     void *parameters[] = {&ns, &out};
-    MUST(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+    OK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
     while (seen[0] == 0 && cuStreamQuery(stream) == CUDA_ERROR_NOT_READY) {
     }
     puts("spinning");
     fflush(stdout);
-    MUST(cuStreamSynchronize(stream));
+    OK(cuStreamSynchronize(stream));
     printf("%llu %llu\n", (unsigned long long)seen[1], (unsigned long long)seen[2]);
 }
 
 int main(int count, char **words)
 {
-    start();
+    begin();
+    stream = new_stream();
     if (count == 3 && strcmp(words[1], "probe") == 0) {
         probe(strtoull(words[2], NULL, 10));
         return 0;

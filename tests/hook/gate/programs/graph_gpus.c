@@ -5,23 +5,11 @@
  * "wait": once the work is done; "loop COUNT": both, again and again; "capture", "end capture": of the stream, nothing;
  * "reset": GPU 1's context; "free": GPU 0's memory.  The current context is GPU 1's, but where a node for GPU 0 is made that names none.
  */
-#define _GNU_SOURCE
-#include "try.h"
-
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static const char image[] =
-    ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nvs_busy(.param .u64 duration)\n{\n"
-    "  .reg .u64 %t<4>;\n  .reg .pred %p<2>;\n"
-    "  ld.param.u64 %t1, [duration];\n  mov.u64 %t2, %globaltimer;\n  add.u64 %t2, %t2, %t1;\n"
-    "again:\n  mov.u64 %t3, %globaltimer;\n  setp.lt.u64 %p1, %t3, %t2;\n  @%p1 bra again;\n  ret;\n}\n";
+#define SPINS
+#include "cuda_program.h"
 
 static CUcontext contexts[2];
-static CUfunction busy[2];
+static CUfunction kernels[2];
 static CUkernel kernel;
 static CUdeviceptr memory; /* of GPU 0 */
 static CUstream stream, other;
@@ -31,16 +19,15 @@ static CUgraphExec ready;
 static uint64_t duration = 100000;
 static void *arguments[] = {&duration};
 
-static CUresult begin(void)
+static CUresult begin_both(void)
 {
     CUlibrary library;
     TRY(cuInit(0));
     for (int gpu = 0; gpu < 2; gpu++) {
-        CUmodule module;
         TRY(cuDevicePrimaryCtxRetain(&contexts[gpu], gpu));
         TRY(cuCtxSetCurrent(contexts[gpu]));
         TRY(cuModuleLoadData(&module, image));
-        TRY(cuModuleGetFunction(&busy[gpu], module, "nvs_busy"));
+        TRY(cuModuleGetFunction(&kernels[gpu], module, "nvs_busy"));
         TRY(cuStreamCreate(gpu == 0 ? &other : &stream, CU_STREAM_NON_BLOCKING));
         TRY(cuEventCreate(gpu == 0 ? &done : &begun, CU_EVENT_DISABLE_TIMING));
         if (gpu == 0)
@@ -49,7 +36,7 @@ static CUresult begin(void)
     TRY(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
     TRY(cuLibraryGetKernel(&kernel, library, "nvs_busy"));
     for (int gpu = 0; gpu < 2; gpu++)
-        TRY(cuLaunchKernel(busy[gpu], 1, 1, 1, 1, 1, 1, 0, gpu == 0 ? other : stream, arguments, NULL));
+        TRY(cuLaunchKernel(kernels[gpu], 1, 1, 1, 1, 1, 1, 0, gpu == 0 ? other : stream, arguments, NULL));
     return cuStreamSynchronize(other) != CUDA_SUCCESS ? CUDA_ERROR_UNKNOWN : cuStreamSynchronize(stream);
 }
 
@@ -63,7 +50,7 @@ static CUDA_KERNEL_NODE_PARAMS work(CUfunction function)
 static CUresult add_kernel(CUgraph to, int gpu)
 {
     CUgraphNode node;
-    CUDA_KERNEL_NODE_PARAMS params = work(busy[gpu]);
+    CUDA_KERNEL_NODE_PARAMS params = work(kernels[gpu]);
     params.ctx = contexts[1 - gpu];
     TRY(cuCtxSetCurrent(contexts[gpu]));
     TRY(cuGraphAddKernelNode(&node, to, NULL, 0, &params));
@@ -73,7 +60,7 @@ static CUresult add_kernel(CUgraph to, int gpu)
 static CUresult add_old_kernel(CUgraph to)
 {
     CUgraphNode node;
-    const CUDA_KERNEL_NODE_PARAMS_v1 params = {.func = busy[0], .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1,
+    const CUDA_KERNEL_NODE_PARAMS_v1 params = {.func = kernels[0], .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1,
                                                .blockDimY = 1, .blockDimZ = 1, .kernelParams = arguments};
     extern CUresult add_v1(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const CUDA_KERNEL_NODE_PARAMS_v1 *) __asm__("cuGraphAddKernelNode");
     TRY(cuCtxSetCurrent(contexts[0]));
@@ -108,10 +95,10 @@ static CUresult add_general(CUgraph to)
 static CUresult capture(void)
 {
     TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-    TRY(cuLaunchKernel(busy[1], 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL));
+    TRY(cuLaunchKernel(kernels[1], 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL));
     TRY(cuEventRecord(begun, stream));
     TRY(cuStreamWaitEvent(other, begun, 0));
-    TRY(cuLaunchKernel(busy[0], 1, 1, 1, 1, 1, 1, 0, other, arguments, NULL));
+    TRY(cuLaunchKernel(kernels[0], 1, 1, 1, 1, 1, 1, 0, other, arguments, NULL));
     TRY(cuEventRecord(done, other));
     TRY(cuStreamWaitEvent(stream, done, 0));
     return cuStreamEndCapture(stream, &graph);
@@ -123,7 +110,7 @@ static CUresult capture_each(void)
     for (int gpu = 0; gpu < 2; gpu++) {
         const CUstream on = gpu == 0 ? other : stream;
         TRY(cuStreamBeginCapture(on, CU_STREAM_CAPTURE_MODE_RELAXED));
-        TRY(cuLaunchKernel(busy[gpu], 1, 1, 1, 1, 1, 1, 0, on, arguments, NULL));
+        TRY(cuLaunchKernel(kernels[gpu], 1, 1, 1, 1, 1, 1, 0, on, arguments, NULL));
         TRY(cuStreamEndCapture(on, &graph));
         if (gpu == 0)
             TRY(cuGraphDestroy(graph));
@@ -168,7 +155,7 @@ static CUresult build(const char *kind)
 static CUresult obey(const char *line)
 {
     if (strcmp(line, "begin") == 0)
-        return begin();
+        return begin_both();
     if (strcmp(line, "launch") == 0)
         return cuGraphLaunch(ready, stream);
     if (strncmp(line, "last ", 5) == 0) {

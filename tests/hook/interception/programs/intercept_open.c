@@ -1,6 +1,6 @@
 /* Opens a library (intercept_plugin.c) in many ways, and counts which of its calls pass the gate.
  *
- * intercept_open HOW LIBRARY: prints "calls N wrong M".  HOW: words of now, lazy, global, deepbind, namespace, closed.
+ * intercept_open HOW LIBRARY: prints "calls N wrong M".  HOW: words of now, lazy, global, deepbind, closed.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ int main(int count, char **arguments)
     const int rounds = strstr(how, "closed") != NULL ? 3 : 1;
     const uint64_t before = gated();
     for (int i = 0; i < rounds; i++) {
-        void *library = strstr(how, "namespace") != NULL ? dlmopen(LM_ID_NEWLM, arguments[2], mode) : dlopen(arguments[2], mode);
+        void *library = dlopen(arguments[2], mode);
         if (library == NULL) {
             printf("%s\n", dlerror());
             return 1;

@@ -17,24 +17,16 @@
 #include "host/pool.h"
 #include "host/system.h"
 
+#include "must.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #define SECOND UINT64_C(1000000000)
 enum { GRAINS = 8, BOUND_S = 60 };
-
-#define MUST(condition)                                                \
-    do {                                                               \
-        if (!(condition)) {                                            \
-            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);    \
-            exit(1);                                                   \
-        }                                                              \
-    } while (0)
 
 static struct {
     _Atomic uint64_t now_ns, mapped_bytes, unmapped_bytes, waited_ns;

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from between_gpus import (  # type: ignore[import-not-found]  # beside this program
+    Driver,
     copy_between,
     launch_spread,
     spread,
@@ -26,7 +27,7 @@ from legacy_ipc import COMMANDS as LEGACY_IPC  # type: ignore[import-not-found] 
 from peer_access import COMMANDS as PEER_ACCESS  # type: ignore[import-not-found]  # as above
 
 u64, size_t = ctypes.c_uint64, ctypes.c_size_t
-cuda = ctypes.CDLL("libcuda.so.1")
+cuda = Driver()
 context, another = ctypes.c_void_p(), ctypes.c_void_p()
 stream = ctypes.c_void_p()
 
@@ -257,16 +258,28 @@ def storm(threads: int, rounds: int) -> int:
     return len(failed)
 
 
-def busy(duration_ns: int) -> int:
-    """Launches a kernel that takes so long on a simulated GPU, which knows its name; does not wait for it."""
+KERNELS = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+// A simulated GPU knows these by their names.
+.visible .entry nvs_busy(.param .u64 duration, .param .u64 unused) { ret; }
+.visible .entry nvs_call(.param .u64 function, .param .u64 data) { ret; }
+"""
+
+
+def launch(kernel: bytes, value: int) -> int:
+    """Launches a kernel and does not wait for it."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    head = b".version 7.0\n.target sm_70\n.address_size 64\n"
-    image = head + b".visible .entry nvs_busy(.param .u64 duration)\n{\n  ret;\n}\n"
-    result = cuda.cuModuleLoadData(ctypes.byref(module), image)
-    result = result or cuda.cuModuleGetFunction(ctypes.byref(function), module, b"nvs_busy")
-    duration = u64(duration_ns)
-    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(duration))
+    result = cuda.cuModuleLoadData(ctypes.byref(module), KERNELS)
+    result = result or cuda.cuModuleGetFunction(ctypes.byref(function), module, kernel)
+    values = (u64 * 2)(value, 0)
+    arguments = (ctypes.c_void_p * 2)(*(ctypes.addressof(values) + offset for offset in (0, 8)))
     return int(result or cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, None))
+
+
+unblocked = threading.Event()
+wait_for_unblock = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _data: unblocked.wait() and None)
 
 
 def fork() -> int:
@@ -367,7 +380,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "reset": lambda: cuda.cuDevicePrimaryCtxReset_v2(0) or start(),
     "synchronize": lambda: cuda.cuStreamSynchronize(stream),
     "storm": storm,
-    "busy": busy,
+    "busy": lambda duration_ns: launch(b"nvs_busy", duration_ns),
+    "block": lambda: launch(b"nvs_call", ctypes.cast(wait_for_unblock, ctypes.c_void_p).value or 0),
+    "unblock": unblocked.set,
     "fork": fork,
     "fork_and_stay": fork_and_stay,
     "fail": fail,
@@ -379,11 +394,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 def main() -> None:
     """Until the input ends."""
+    print("ready", flush=True)
     for line in sys.stdin:
-        name, *arguments = line.split()
-        print(json.dumps(COMMANDS[name](*map(int, arguments))), flush=True)
+        name, *words = line.split()
+        print(json.dumps(COMMANDS[name](*(int(word) if word.isdecimal() else word for word in words))), flush=True)
 
 
 if __name__ == "__main__":
-    print("ready", flush=True)
     main()

@@ -1,22 +1,14 @@
 /* Threads that enter, claim, strike and restore the same few addresses, while another ends contexts: each entry is claimed by exactly one. */
 #include "memory/pools.h"
 
+#include "must.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 enum { THREADS = 4, STEPS = 100000, ADDRESSES = 4, BUCKET_BITS = NVS_POOL_BUCKET_BITS };
 
 static uint64_t addresses[ADDRESSES]; /* of one bucket */
-
-#define MUST(condition)                                                             \
-    do {                                                                            \
-        if (!(condition)) {                                                         \
-            printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);          \
-            exit(1);                                                                \
-        }                                                                           \
-    } while (0)
 
 static _Atomic int64_t entered_bytes, struck_bytes, entered, struck, refused;
 

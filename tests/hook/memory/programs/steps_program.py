@@ -1,4 +1,4 @@
-"""A program that calls `nvshare.step()`: a command a line in, one line of JSON out.
+"""memory_program.py with calls of `nvshare.step()`.
 
 `step`, `cell` and `step_apart` answer with what the callbacks did since the last answer.
 """
@@ -6,33 +6,24 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+
+from memory_program import COMMANDS, allocate, cuda, main  # type: ignore[import-not-found]  # beside this program
 
 import nvshare
 from nvshare.client_hook import steps
 
-cuda = ctypes.CDLL("libcuda.so.1")
-context, stream = ctypes.c_void_p(), ctypes.c_void_p()
 cached: list[ctypes.c_uint64] = []
-needed: list[ctypes.c_uint64] = []
 called: list[str] = []
 
 
-def start() -> int:
-    """A context and a stream."""
-    result = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context)
-    return int(result or cuda.cuStreamCreate(ctypes.byref(stream), 1))
-
-
-def allocate(size: int, into: list[ctypes.c_uint64]) -> int:
-    """Memory of the device."""
-    into.append(ctypes.c_uint64())
-    return int(cuda.cuMemAlloc_v2(ctypes.byref(into[-1]), ctypes.c_size_t(size)))
+def cache(size: int) -> int:
+    """Memory that the callback frees."""
+    result, pointer = allocate("cuMemAlloc_v2", ctypes.c_size_t(size))
+    cached.append(ctypes.c_uint64(pointer))
+    return int(result)
 
 
 def free() -> None:
@@ -89,19 +80,9 @@ def pressure() -> list[int]:
     return [ctypes.CDLL(None).nvshare_pressure(ctypes.byref(count)), count.value]
 
 
-def capture(begin: str) -> int:
-    """Begins or ends the capture of the stream."""
-    if begin == "1":
-        return int(cuda.cuStreamBeginCapture_v2(stream, 0))
-    graph = ctypes.c_void_p()
-    return int(cuda.cuStreamEndCapture(stream, ctypes.byref(graph)) or cuda.cuGraphDestroy(graph))
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "start": start,
+COMMANDS |= {
     "work": lambda: cuda.cuMemsetD8_v2(cached[0], ctypes.c_ubyte(1), ctypes.c_size_t(1)),
-    "cache": lambda size: allocate(int(size), cached),
-    "need": lambda size: allocate(int(size), needed),
+    "cache": cache,
     "on_pressure": lambda name: nvshare.on_pressure({"free": free, "fail": fail, "step": step_inside}[name]),
     "step": lambda: since(nvshare.step),
     "cell": lambda: since(steps.between_cells),
@@ -109,17 +90,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "register_apart": lambda: since(lambda: apart(own_callback)),
     "fork": fork,
     "pressure": pressure,
-    "capture": capture,
 }
 
-
-def main() -> None:
-    """Until the input ends."""
-    for line in sys.stdin:
-        name, *arguments = line.split()
-        print(json.dumps(COMMANDS[name](*arguments)), flush=True)
-
-
 if __name__ == "__main__":
-    print("ready", flush=True)
     main()

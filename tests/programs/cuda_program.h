@@ -1,9 +1,13 @@
-/* What the programs of test_semantics.py share: a kernel that takes its time, memory whose contents are known, complaints.
+/* What C programs of tests that use CUDA share: kernels, memory whose contents are known, complaints.  Include it first.
  *
- * semantics_* CASE runs one case and prints a line for each thing that is not as CUDA promises it; the exit code is 1 then.
+ * A program prints a line for each thing that is not as it must be; its exit code is 1 then.
  */
-#ifndef SEMANTICS_H
-#define SEMANTICS_H
+#ifndef CUDA_PROGRAM_H
+#define CUDA_PROGRAM_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* RTLD_DEFAULT */
+#endif
 
 #include <cuda.h>
 #include <dlfcn.h>
@@ -37,8 +41,16 @@ static unsigned complaints;
         CHECK(said == CUDA_SUCCESS, "line %d: %s says %d", __LINE__, #call, (int)said); \
     } while (0)
 
+/* For functions that return what the first failing call said. */
+#define TRY(call)                                  \
+    do {                                           \
+        const CUresult failed_ = (call);           \
+        if (failed_ != CUDA_SUCCESS)               \
+            return failed_;                        \
+    } while (0)
+
 static CUcontext primary;
-static CUfunction busy;
+static CUfunction busy, call_host; /* kernels: for so many ns; until a function of the host, which gets `data`, has returned */
 static CUmodule module;
 
 /* The simulated GPU is busy for as long as it is told by the name alone; a card is where SPINS is defined. */
@@ -49,34 +61,80 @@ static CUmodule module;
 #else
 #define BODY "{ ret; }\n"
 #endif
-static const char image[] = ".version 8.0\n.target sm_90\n.address_size 64\n"
+static const char image[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
+                            ".visible .entry nvs_call(.param .u64 function, .param .u64 data) { ret; }\n"
                             ".visible .entry nvs_busy(.param .u64 ns)" BODY;
+
+static inline uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline CUstream stream_of(unsigned flags)
+{
+    CUstream stream = NULL;
+    OK(cuStreamCreate(&stream, flags));
+    return stream;
+}
 
 static inline CUstream new_stream(void)
 {
-    CUstream stream = NULL;
-    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    return stream_of(CU_STREAM_NON_BLOCKING);
+}
+
+static inline CUstream capturing(unsigned flags)
+{
+    const CUstream stream = stream_of(flags);
+    OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
     return stream;
+}
+
+static inline CUgreenCtx new_green(unsigned processors, CUcontext *context)
+{
+    CUdevResource all, part;
+    CUdevResourceDesc description;
+    CUgreenCtx green = NULL;
+    unsigned groups = 1;
+    OK(cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM));
+    OK(cuDevSmResourceSplitByCount(&part, &groups, &all, NULL, 0, processors));
+    OK(cuDevResourceGenerateDesc(&description, &part, 1));
+    OK(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM));
+    OK(cuCtxFromGreenCtx(context, green));
+    return green;
 }
 
 static inline void load(void)
 {
     OK(cuModuleLoadData(&module, image));
     OK(cuModuleGetFunction(&busy, module, "nvs_busy"));
+    OK(cuModuleGetFunction(&call_host, module, "nvs_call"));
+}
+
+static inline void begin_on(int gpu)
+{
+    OK(cuInit(0));
+    OK(cuDevicePrimaryCtxRetain(&primary, gpu));
+    OK(cuCtxSetCurrent(primary));
+    load();
 }
 
 static inline void begin(void)
 {
-    OK(cuInit(0));
-    OK(cuDevicePrimaryCtxRetain(&primary, 0));
-    OK(cuCtxSetCurrent(primary));
-    load();
+    begin_on(0);
 }
 
 static inline CUresult launch(CUstream stream, uint64_t ns)
 {
     void *parameters[] = {&ns};
     return cuLaunchKernel(busy, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+}
+
+static inline CUresult launch_call(CUfunction kernel, CUstream stream, CUhostFn function, void *data)
+{
+    void *parameters[] = {&function, &data};
+    return cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
 }
 
 static inline CUdeviceptr filled(size_t bytes, unsigned value)

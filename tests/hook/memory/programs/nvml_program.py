@@ -1,49 +1,17 @@
-"""A process that asks NVML and CUDA for memory figures: one command a line, one line of JSON for each.
-
-It runs in a process of its own, so it imports nothing of the project.
-"""
+"""memory_program.py with questions to NVML."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pynvml
+from memory_program import COMMANDS, main  # type: ignore[import-not-found]  # beside this program
 
-u64, size_t = ctypes.c_uint64, ctypes.c_size_t
+u64 = ctypes.c_uint64
 libdl = ctypes.CDLL(None)
 libdl.dlvsym.restype = libdl.dlsym.restype = ctypes.c_void_p
-
-
-def cuda() -> ctypes.CDLL:
-    """Loaded when it is first asked for: a tool like nvidia-smi never does."""
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def start(gpu: int) -> int:
-    """The primary context of a GPU becomes current."""
-    context = ctypes.c_void_p()
-    result = cuda().cuInit(0) or cuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
-    return int(result or cuda().cuCtxSetCurrent(context))
-
-
-def alloc(size: int) -> int:
-    """On the current GPU."""
-    return int(cuda().cuMemAlloc_v2(ctypes.byref(u64()), size_t(size)))
-
-
-def info() -> list[int]:
-    """[free, total, total by cuDeviceTotalMem] of the current GPU."""
-    free, total, of_device, gpu = size_t(), size_t(), size_t(), ctypes.c_int()
-    cuda().cuCtxGetDevice(ctypes.byref(gpu))
-    result = cuda().cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
-    assert result == 0, result
-    assert cuda().cuDeviceTotalMem_v2(ctypes.byref(of_device), gpu) == 0
-    return [free.value, total.value, of_device.value]
 
 
 def handle(index: int) -> Any:
@@ -127,10 +95,7 @@ def failing() -> list[int]:
     return [*wrong, first(device, ctypes.byref(pynvml.c_nvmlMemory_t()))]
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "start": start,
-    "alloc": alloc,
-    "info": info,
+COMMANDS |= {
     "nvml": nvml,
     "processes": processes,
     "paths": paths,
@@ -139,14 +104,5 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "pid": os.getpid,
 }
 
-
-def main() -> None:
-    """Until the input ends."""
-    for line in sys.stdin:
-        name, *arguments = line.split()
-        print(json.dumps(COMMANDS[name](*map(int, arguments))), flush=True)
-
-
 if __name__ == "__main__":
-    print("ready", flush=True)
     main()
