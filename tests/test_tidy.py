@@ -21,12 +21,6 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(path for name in ("bench", "charts", "docs") for path in (ROOT / name).rglob("*.md"))]
 )
 
-FILE_LINES = 800
-FUNCTION_LINES = 60
-RECORD_FIELDS = 41
-TABLES = {"coordinator/protocol/messages.py"}
-"""Declarations: one row after another.  `cuda_api.def` is one too, and generated files are not checked."""
-
 
 def python_files(*folders: str) -> list[Path]:
     """Every Python file of these folders."""
@@ -73,44 +67,6 @@ def lines_matching(pattern: str, paths: list[Path]) -> list[str]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if wanted.search(line)
     ]
-
-
-def test_files_are_short() -> None:
-    """A file that grows for ever has stopped having one purpose."""
-    long = [
-        f"{path.relative_to(ROOT)}: {count} lines, at most {FILE_LINES}"
-        for path in (*python_files(*PACKAGES, "tests"), *c_files())
-        if str(path.relative_to(ROOT)) not in TABLES
-        and (count := len(path.read_text(encoding="utf-8").splitlines())) > FILE_LINES
-    ]
-    assert not long, long
-
-
-def test_records_are_small() -> None:
-    """A record of everything is changed by everybody, and nobody knows which fields belong together."""
-    large = [
-        f"{where(path, node.lineno)} {node.name}: {count} fields, at most {RECORD_FIELDS}"
-        for path in python_files(*PACKAGES, "tests")
-        if str(path.relative_to(ROOT)) not in TABLES
-        for node in nodes(path)
-        if isinstance(node, ast.ClassDef)
-        and any("dataclass" in ast.unparse(each) for each in node.decorator_list)
-        and (count := sum(isinstance(each, ast.AnnAssign) for each in node.body)) > RECORD_FIELDS
-    ]
-    assert not large, large
-
-
-def test_functions_are_short() -> None:
-    """A function that does not fit a screen is not read."""
-    long = [
-        f"{where(path, node.lineno)} {node.name}: {node.end_lineno - node.lineno + 1} lines"
-        for path in python_files(*PACKAGES, "tests")
-        for node in nodes(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
-    ]
-    assert not long, long
 
 
 def test_c_files_say_their_purpose() -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from nvshare.simulated_gpu.trace import overlaps
 from tests.conftest import ROOT, Built, build
 from tests.end_to_end.conftest import Node
 from tests.hook.compiled import compile_c
@@ -71,6 +73,26 @@ def finish_sanitized(*programs: subprocess.Popen[str]) -> list[str]:
         assert process.returncode == 0, out + errors
         printed.append(out)
     return printed
+
+
+@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
+def test_sharing_under_sanitizers(node: Node, saturate: Path, kind: str) -> None:
+    """Memory errors, undefined behaviour and data races in the hook would otherwise wait for a user's program."""
+    variables = sanitized(kind)
+    node.start_coordinator("--quantum=10ms")
+    busy = [sys.executable, "-m", "nvshare.bench.workloads.busy", "--seconds=1", "--copy-kib=64"]
+    saturating = [
+        node.run([str(saturate), "300", "200000", "4"], f"--memory={memory}", variables=variables)
+        for memory in ("device", "managed")
+    ]
+    programs = [node.run(busy, "--memory=managed", "--gpu-memory-limit=64MiB", variables=variables), *saturating]
+    node.await_handovers(10)
+    for process in programs:
+        if process in saturating:
+            node.await_work(process.pid)
+            process.terminate()
+        finish_sanitized(process)
+    assert overlaps(node.trace()) == []
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nvshare.bench.harness.fixture import Fixture, compile_program, fixture
 from tests.conftest import ROOT, Built
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.gpu
 
@@ -36,6 +39,11 @@ def run(*command: str, seconds: float = 110) -> dict[str, Any]:
     return told
 
 
+def holder(stand: Fixture) -> object:
+    """Holders of the first GPU's lease."""
+    return stand.control("status")["gpus"][0]["holders"]
+
+
 def test_demo_on_the_card(built: Built) -> None:
     """Kernels' own stamps show no overlap: exclusivity holds on silicon, not only in the double."""
     told = run("-m", "nvshare.coordinator.cli.demo", "--seconds", "3", "--json")
@@ -51,3 +59,18 @@ def test_frameworks_compute_the_same(built: Built) -> None:
     """Two unmodified PyTorch and CuPy programs give bit for bit what they give alone."""
     cases = ("--case=torch.eager", "--case=cupy.default", "--seconds=0.2", "--budget=100")
     run("-m", "nvshare.bench.compatibility", "--json", *cases)  # its exit code says whether a result differs
+
+
+def test_killed_holder_frees_the_card(built: Built, tmp_path: Path) -> None:
+    """SIGKILL of the program that holds the lease: the next one runs although the quantum is an hour."""
+    program = compile_program(ROOT / "bench" / "programs" / "saturate.c", tmp_path)
+    with fixture(simulate=None, quantum="3600s") as stand:
+        first = stand.start([str(program), "100", "200000", "4"], hooked=True, name="first")
+        eventually(lambda: holder(stand), "the first program to hold the lease", 60)
+        second = stand.start([str(program), "0.5", "200000", "4"], hooked=True, name="second")
+        eventually(lambda: stand.control("status")["gpus"][0]["waiting"], "the second program to wait", 60)
+        first.kill()
+        first.communicate()
+        out, _ = second.communicate(timeout=60)
+        assert second.returncode == 0
+        assert json.loads(out)["launches"] > 0

@@ -39,7 +39,7 @@ def test_two_programs_beyond_the_card(node: Node) -> None:
     assert overlaps([busy for busy in node.trace() if busy.kind != "copy" or busy.bytes_moved > 64 * MIB]) == []
     each = (80 + 16) * MIB  # what it copies, and its log
     overflow = 2 * each - CARD
-    assert gpu["evicted_bytes"] <= 1.05 * overflow * gpu["evict_orders"], gpu
+    assert gpu["evicted_bytes"] <= 1.3 * overflow * gpu["evict_orders"], gpu  # all of a program would be 1.5
     failed = [event for event in node.events if event["kind"] == "moved" and event["error"]]
     assert failed == [], failed[0]
 
