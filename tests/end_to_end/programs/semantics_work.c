@@ -179,6 +179,7 @@ static void replay(CUgraph graph, CUstream stream, CUdeviceptr memory, unsigned 
     for (int i = 0; i < 4; i++) {
         uint64_t calls = gated();
         OK(cuMemsetD32(memory, 0, MIB / 2));
+        OK(cuCtxSynchronize()); /* the graph's stream does not wait for the legacy stream */
         OK(cuGraphLaunch(executable, stream));
         CHECK(gated() == calls + 2, "a graph launch passed the gate %d times", (int)(gated() - calls - 1));
         OK(cuStreamSynchronize(stream));
