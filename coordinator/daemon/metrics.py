@@ -1,7 +1,8 @@
 """Prometheus metrics, made from a snapshot at each scrape.
 
-Invariants: a scrape's thread never uses the engine; it asks the loop for a frozen picture.  A client's series exist
-only while it is connected, and users get new ones at a bounded rate, because Prometheus keeps them.
+Invariants: a scrape's thread never uses the engine; it asks the loop for a frozen picture, and reads the histograms
+under their own locks.  A client's series exist only while it is connected, and users get new ones at a bounded rate,
+because Prometheus keeps them.
 """
 
 from __future__ import annotations

@@ -72,7 +72,6 @@ class Journal:
         self._started: dict[int, int] = {}
         self._unwritten: dict[int, bytes] = {}
         """Unwritten content by offset."""
-        """The last record."""
         self._complained = True  # a failure during construction is raised, not logged
         try:
             os.posix_fallocate(self._descriptor, 0, size)
