@@ -33,8 +33,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nvshare.bench.virtual_node.process import Process
+from nvshare.coordinator.engine.memory.switch_credit import MOST_NS
 from nvshare.coordinator.engine.policy_guard import QUANTUM_BOUNDS_NS
-from nvshare.coordinator.memory.switch_credit import MOST_NS
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.seat import HOLDING, REVOKING
 from nvshare.coordinator.model.settings import MILLISECOND_NS

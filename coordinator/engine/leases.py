@@ -22,14 +22,14 @@ import logging
 from itertools import islice
 from typing import Final
 
-from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import claims, moves, pinning, residency
-from nvshare.coordinator.memory.client_settings import (
+from nvshare.coordinator.engine.gangs import slots
+from nvshare.coordinator.engine.memory import claims, moves, pinning, residency
+from nvshare.coordinator.engine.memory.client_settings import (
     send_part,
     send_settings,
     send_settings_to_all,
 )
-from nvshare.coordinator.memory.quantum import automatic_quantum_ns, moving_average
+from nvshare.coordinator.engine.memory.quantum import automatic_quantum_ns, moving_average
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Kill, Log, RecordLease, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node

@@ -13,11 +13,11 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from nvshare.coordinator.engine import leases, reconcile
+from nvshare.coordinator.engine.gangs import slots
+from nvshare.coordinator.engine.memory import room
+from nvshare.coordinator.engine.memory.client_settings import send_settings, send_settings_to_all
+from nvshare.coordinator.engine.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.engine.parking import migration, parking
-from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import room
-from nvshare.coordinator.memory.client_settings import send_settings, send_settings_to_all
-from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Log

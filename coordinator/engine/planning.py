@@ -17,9 +17,9 @@ import logging
 from dataclasses import replace
 from typing import Final
 
+from nvshare.coordinator.engine.gangs import slots
+from nvshare.coordinator.engine.memory import claims, switch_credit
 from nvshare.coordinator.engine.policy_guard import FALLBACK, LATEST_NS, SOONEST_NS
-from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import claims, switch_credit
 from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.gpu import Gpu, Schedule
 from nvshare.coordinator.model.node import Node

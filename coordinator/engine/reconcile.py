@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 
 from nvshare.coordinator.engine import leases, planning
-from nvshare.coordinator.memory import admission, client_settings, moves, pinning, residency
-from nvshare.coordinator.memory.claims import is_complete
+from nvshare.coordinator.engine.memory import admission, client_settings, moves, pinning, residency
+from nvshare.coordinator.engine.memory.claims import is_complete
 from nvshare.coordinator.model.commands import Log, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node

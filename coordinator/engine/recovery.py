@@ -23,9 +23,9 @@ from dataclasses import replace
 from typing import Final
 
 from nvshare.coordinator.engine import leases
-from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import checks, claims, room
-from nvshare.coordinator.memory.client_settings import send_settings
+from nvshare.coordinator.engine.gangs import slots
+from nvshare.coordinator.engine.memory import checks, claims, room
+from nvshare.coordinator.engine.memory.client_settings import send_settings
 from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Send
 from nvshare.coordinator.model.gpu import Gpu
@@ -135,9 +135,7 @@ def _arrive(node: Node, seat: Seat, gpu: Gpu, figures: AttachGpu, promised_bytes
         leases.request(node, moved, now_ns)
 
 
-def _add_seat(
-    node: Node, client: Client, gpu: Gpu, message: AttachGpu, attached_bytes: int, now_ns: int
-) -> Seat:
+def _add_seat(node: Node, client: Client, gpu: Gpu, message: AttachGpu, attached_bytes: int, now_ns: int) -> Seat:
     limit = client.facts.limit_on(gpu.uuid)
     memory = SeatMemory(limit_bytes=limit, highest_limit_bytes=limit, attached_bytes=attached_bytes)
     place = Place(attached_at_ns=now_ns, turn=gpu.leases.next_turn)

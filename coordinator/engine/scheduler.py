@@ -22,6 +22,9 @@ from typing import Any, Final
 
 from nvshare.coordinator.engine import invariants, leases, operator_commands, progress, reconcile, recovery, stopped
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
+from nvshare.coordinator.engine.gangs import slots
+from nvshare.coordinator.engine.memory import admission, checks, claims, host_budget, moves, pinning
+from nvshare.coordinator.engine.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.engine.parking import migration, parking
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
 from nvshare.coordinator.engine.snapshot import (
@@ -34,9 +37,6 @@ from nvshare.coordinator.engine.snapshot import (
     take_refusal,
     take_wait,
 )
-from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import admission, checks, claims, host_budget, moves, pinning
-from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, Identity
 from nvshare.coordinator.model.commands import Command, ParkingOver, Send, SetTimer

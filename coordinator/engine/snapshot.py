@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from nvshare.coordinator.engine import progress
+from nvshare.coordinator.engine.memory import claims, host_budget, room
 from nvshare.coordinator.engine.parking import parking
 from nvshare.coordinator.engine.standing import Standing, standing
-from nvshare.coordinator.memory import claims, host_budget, room
 from nvshare.coordinator.model.client import Client, Identity
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.gpu import Gpu

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from nvshare.coordinator.memory import claims
+from nvshare.coordinator.engine.memory import claims
 from nvshare.coordinator.model.client import ParkState
 from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, Seat
 from nvshare.coordinator.units import format_size

@@ -19,7 +19,7 @@ from nvshare.bench.virtual_node.world import Plan, World, core_settings
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine import reconcile, scheduler
 from nvshare.coordinator.engine.event_log import InvariantError
-from nvshare.coordinator.memory import switch_credit
+from nvshare.coordinator.engine.memory import switch_credit
 from nvshare.coordinator.model.commands import MANY_HOLDERS
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages

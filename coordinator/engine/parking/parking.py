@@ -36,7 +36,7 @@ import logging
 from typing import Final
 
 from nvshare.coordinator.engine import reconcile
-from nvshare.coordinator.memory import checks, client_settings, residency, room
+from nvshare.coordinator.engine.memory import checks, client_settings, residency, room
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client, ParkState
 from nvshare.coordinator.model.commands import Checkpoint, ExpectCheckpoint, Log, ParkingOver, Restore, Send

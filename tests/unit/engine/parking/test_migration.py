@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from nvshare.coordinator.engine.memory.client_settings import PREPARE_STEP_BYTES
 from nvshare.coordinator.engine.parking.migration import PATIENCE_NS
 from nvshare.coordinator.engine.snapshot import ClientSnapshot
-from nvshare.coordinator.memory.client_settings import PREPARE_STEP_BYTES
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages

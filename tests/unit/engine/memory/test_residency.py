@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvshare.coordinator.memory import claims, residency
+from nvshare.coordinator.engine.memory import claims, residency
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.protocol import messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from nvshare.coordinator.cli.views.sentences import room_lines
-from nvshare.coordinator.memory.pinning import RETRY_NS
+from nvshare.coordinator.engine.memory.pinning import RETRY_NS
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from nvshare.coordinator.memory.residency import PIECE_BYTES
+from nvshare.coordinator.engine.memory.residency import PIECE_BYTES
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages

@@ -21,8 +21,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from nvshare.coordinator.memory import admission, moves, room
-from nvshare.coordinator.memory.client_settings import send_settings
+from nvshare.coordinator.engine.memory import admission, moves, room
+from nvshare.coordinator.engine.memory.client_settings import send_settings
 from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node

@@ -19,8 +19,8 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from nvshare.coordinator.memory import checks, claims
-from nvshare.coordinator.memory.quantum import moving_average
+from nvshare.coordinator.engine.memory import checks, claims
+from nvshare.coordinator.engine.memory.quantum import moving_average
 from nvshare.coordinator.model.commands import Log, Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Move, Rest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from nvshare.coordinator.memory import switch_credit
+from nvshare.coordinator.engine.memory import switch_credit
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.settings import MILLISECOND_NS

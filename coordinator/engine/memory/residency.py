@@ -29,8 +29,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from nvshare.coordinator.memory import host_budget, moves, room, switch_credit
-from nvshare.coordinator.memory.claims import (
+from nvshare.coordinator.engine.memory import host_budget, moves, room, switch_credit
+from nvshare.coordinator.engine.memory.claims import (
     crowded_bytes,
     free_bytes,
     leaving_bytes,
@@ -39,7 +39,7 @@ from nvshare.coordinator.memory.claims import (
     settled_bytes,
     wanted_bytes,
 )
-from nvshare.coordinator.memory.quantum import idle_release_ns, move_rate
+from nvshare.coordinator.engine.memory.quantum import idle_release_ns, move_rate
 from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Switch

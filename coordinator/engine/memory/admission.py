@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nvshare.coordinator.memory import checks, claims, host_budget, moves, residency, room
+from nvshare.coordinator.engine.memory import checks, claims, host_budget, moves, residency, room
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Growth
 from nvshare.coordinator.model.node import Node

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvshare.coordinator.memory.admission import FRESH_NS, HOST_WAIT_NS
+from nvshare.coordinator.engine.memory.admission import FRESH_NS, HOST_WAIT_NS
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages

@@ -27,7 +27,7 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from nvshare.coordinator.memory import claims
+from nvshare.coordinator.engine.memory import claims
 from nvshare.coordinator.model.client import ParkState
 from nvshare.coordinator.model.commands import CheckMemory, Log
 from nvshare.coordinator.model.events import MemoryChecked

@@ -14,7 +14,7 @@ Non-goals: targets (residency.py), how a client is told of them (moves.py).
 
 from __future__ import annotations
 
-from nvshare.coordinator.memory import room
+from nvshare.coordinator.engine.memory import room
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import Ending
 from nvshare.coordinator.model.node import Node

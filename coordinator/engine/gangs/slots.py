@@ -26,7 +26,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Final
 
-from nvshare.coordinator.gangs import trials
+from nvshare.coordinator.engine.gangs import trials
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from nvshare.coordinator.memory import room
-from nvshare.coordinator.memory.quantum import idle_release_ns
+from nvshare.coordinator.engine.memory import room
+from nvshare.coordinator.engine.memory.quantum import idle_release_ns
 from nvshare.coordinator.model.client import ParkState
 from nvshare.coordinator.model.commands import Send
 from nvshare.coordinator.model.gpu import Gpu
