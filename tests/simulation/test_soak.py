@@ -56,6 +56,7 @@ def test_a_short_soak_is_clean() -> None:
         8859097133635,  # a program that has more than its lowered limit waits for ever, once it has connected again
         110812203848556,  # two members of a gang count as strangers, when the slot has ended with the grant
         115180171499236,  # a check takes memory for known, of which a new coordinator believes only the lowered limit
+        45081576988274,  # a gang that waits is called and dropped for ever: the rival, alone by then, has no turn
         85565775437832,  # a gang waits for a GPU that rests, with no timer for the end of the rest
         99025532190949,  # the same: others keep memory that it had
         127252191475471,  # a turn that is renewed each 2 ms has an alert before each end

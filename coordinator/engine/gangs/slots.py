@@ -129,7 +129,7 @@ def _of_policy(
         soon = (seat for gang in islice(node.queue.values(), AHEAD) for seat in gang.seats if seat.gpu is gpu)
         order = tuple(seat.client.client_id for seat in soon)
         order = (*order, *(client for client in found.order if client not in order))
-        found = replace(found, running=_before_slots(node, gpu, found.running), order=order)
+        found = replace(found, running=_before_slots(node, gpu, found.running, jobs, decide), order=order)
     here = (gang for gang in node.gangs.values() if gang.trial.why and any(seat.gpu is gpu for seat in gang.seats))
     told = "".join(gang.trial.why for gang in here)
     asked = [found.ask_again_ns] if found.ask_again_ns is not None else []
@@ -137,12 +137,24 @@ def _of_policy(
     return replace(found, ask_again_ns=due_ns, why=found.why + told)
 
 
-def _before_slots(node: Node, gpu: Gpu, running: Sequence[Allotment]) -> tuple[Allotment, ...]:
-    """Clients that leave a slot which is to come have turns until then."""
+def _before_slots(
+    node: Node,
+    gpu: Gpu,
+    running: Sequence[Allotment],
+    jobs: Sequence[JobView],
+    decide: Callable[[Sequence[JobView]], Plan],
+) -> tuple[Allotment, ...]:
+    """Clients that leave a slot which is to come have turns until then.
+
+    A client that is alone while the policy does not see the gang is one of them, or the gang would lose its rival.
+    """
     here = [gang for gang in node.queue.values() if any(seat.gpu is gpu for seat in gang.seats)]
-    leave = {a.client for a in running if any(_makes_way(gang, gpu.seats[a.client]) for gang in here)}
+    if not here:
+        return tuple(running)
+    beside = {a.client for a in decide(jobs).running if a.quantum_ns is None}
+    beside -= {client for client in beside if any(_makes_way(gang, gpu.seats[client]) for gang in here)}
     quantum_ns = gpu.rules.quantum_ns
-    return tuple(replace(a, quantum_ns=a.quantum_ns or quantum_ns) if a.client in leave else a for a in running)
+    return tuple(a if a.client in beside else replace(a, quantum_ns=a.quantum_ns or quantum_ns) for a in running)
 
 
 def _named(node: Node, gpu: Gpu, found: Plan, now_ns: int) -> Gang | None:
