@@ -81,7 +81,7 @@ class Picture:
 
     snapshot: Snapshot
     distributions: Sequence[Histogram]
-    """They have locks of their own."""
+    """The histograms, which have locks of their own."""
     slots: tuple[SlotSnapshot, ...] | None = None
     """None when the coordinator serves no slots."""
     refusals: Mapping[str, int] = field(default_factory=dict)

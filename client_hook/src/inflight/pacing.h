@@ -9,9 +9,8 @@
 #include "base/base.h"
 #include "inflight/stream.h"
 
-/* Application thread, after a submission to `stream` when nvs_gate_leave() said so; outside the gate. `stream` as the
- * NVS_HANDLE names it; `what` by nvs_pace_what().  May wait until enough
- * work is done. */
+/* Application thread, after a submission to `stream` when nvs_gate_leave() said so; outside the gate.  `stream` by NVS_HANDLE,
+ * `what` by nvs_pace_what().  May wait until enough work is done. */
 void nvs_pace_after(uint32_t gpu, CUstream stream, uint64_t what);
 
 /* Application thread, after a call that waited for submitted work: pacing is not the cause if the GPU is idle now. */
