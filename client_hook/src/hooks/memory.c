@@ -63,13 +63,17 @@ static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nv
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = as->context; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned int *)data = CU_MEMORYTYPE_DEVICE; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = NULL; return CUDA_ERROR_INVALID_VALUE;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)data = 0; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)as->gpu; return CUDA_SUCCESS;
     default: break;
     }
-    if (!as->backend.chunked)
-        return NVS_REAL(cuPointerGetAttribute)(data, attribute, pointer);
+    if (!as->backend.chunked) {
+        const CUresult result = NVS_REAL(cuPointerGetAttribute)(data, attribute, pointer);
+        if (result == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED)
+            *(unsigned char *)data = 0; /* it was 1: clearing the low byte works for every width */
+        return result;
+    }
     switch ((int)attribute) {
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)data = 0; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = pointer; break;
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS: return CUDA_ERROR_NOT_SUPPORTED; /* for RDMA: this memory moves */
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(unsigned int *)data = nvs_swap_sync_memops(as->gpu, as->backend.kept); break;
