@@ -186,7 +186,7 @@ class Goodbye(Message):
 
 @declare(TO_COORDINATOR, 11, ORDINAL, U64, TIME, U64, TIME, TIME, U64)
 class Progress(Message):
-    """What the client has done on this GPU, in sums since its start; at most every 100 ms while it holds a lease.
+    """The client's work on this GPU, in sums since its start; at most every 100 ms while it holds a lease.
 
     `at_ns` is the time of the count, by CLOCK_MONOTONIC of the node.  `work` counts submissions, weighted by what their
     kind takes when nothing else runs, in units of the client's own.  `busy_ns` of `watched_ns` the GPU had unfinished

@@ -1,4 +1,4 @@
-/* What C programs of tests that use CUDA share: kernels, memory whose contents are known, complaints.  Include it first.
+/* Shared by C programs of tests that use CUDA: kernels, memory whose contents are known, complaints.  Include it first.
  *
  * A program prints a line for each thing that is not as it must be; its exit code is 1 then.
  */

@@ -240,7 +240,7 @@ def _call(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
             _changed(node, each)
         elif now_ns < (end_ns := _rests_until_ns(each)):
             each.schedule.ask_again_ns = min(end_ns, each.schedule.ask_again_ns or end_ns)
-            node.changed_gpus[each.uuid] = each
+            node.concern(each)
     _begin_slots(node, now_ns)
 
 
@@ -292,11 +292,11 @@ def _leave(node: Node, gang: Gang, gpu: Gpu) -> None:
 
 def _changed(node: Node, gpu: Gpu) -> None:
     gpu.schedule.stale, gpu.schedule.side_by_side = True, False  # its members are those of another plan
-    node.changed_gpus[gpu.uuid] = gpu
+    node.concern(gpu)
 
 
 def advance(node: Node, now_ns: int) -> None:
-    """Level-triggered: changes, ends and begins slots.  Puts the GPUs that this concerns into `node.changed_gpus`."""
+    """Level-triggered: changes, ends and begins slots.  Concerns their GPUs."""
     for gang in {gpu.gang.name: gpu.gang for gpu in node.gpus.values() if gpu.gang is not None}.values():
         seats, quantum_ns = _wanting(gang), _quantum_ns(gang)
         wanted = {seat.gpu.uuid: seat.gpu for seat in seats}

@@ -27,7 +27,7 @@ class OptionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """What containers get, from whichever plugin.  Paths are the host's; a containerised plugin has them too."""
+    """The settings of containers, for each plugin.  Paths are the host's; a containerised plugin has them too."""
 
     slots_dir: Path
     library_dir: Path
