@@ -30,9 +30,8 @@ log = logging.getLogger("nvshare.pods")
 
 MAX_PODS: Final = 4096
 _PODS: Final = "/api/v1/pods"
-CACHED: Final = "0"
-"""From the state in the API server's cache, which spares etcd when all nodes ask at once."""
-NEWEST: Final = ""
+BEGINNING: Final = "0"
+"""The pods in the API server's cache, then what changes.  It may be older than what another server has told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class PodWatch:
 
     def _run(self) -> None:
         pause = self._timing.first_pause_s
-        version = CACHED
+        version = BEGINNING
         while not self._stopping.is_set():
             begun = time.monotonic()
             wanted_s = 0.0
@@ -112,13 +111,13 @@ class PodWatch:
                 version = self._watch(version)
             except ApiError as error:
                 if error.code == http.client.GONE:
-                    version = NEWEST  # the cache may be as old as the expired version
+                    version = BEGINNING
                 else:
                     self._failed(error)
                     wanted_s = min(error.retry_after_s, self._timing.longest_pause_s)
             except Exception as error:  # network, server, malformed response: the plugin goes on
                 self._failed(error)
-                version = CACHED
+                version = BEGINNING
             # A long watch was a success and resets the pause; a short one must not be retried at once.
             lasted = time.monotonic() - begun > self._timing.longest_pause_s
             pause = self._timing.first_pause_s if lasted else min(pause * 2, self._timing.longest_pause_s)
@@ -126,8 +125,8 @@ class PodWatch:
 
     def _watch(self, version: str) -> str:
         """Applies events until the server ends the watch; returns the version from which to continue."""
-        query = self._node_only | {"allowWatchBookmarks": "true"} | ({"resourceVersion": version} if version else {})
-        begins = version in (CACHED, NEWEST)  # its first events are the pods that exist, in no order of versions
+        query = self._node_only | {"allowWatchBookmarks": "true", "resourceVersion": version}
+        begins = version == BEGINNING  # its first events are the pods that exist, in no order of versions
         unseen = set(self._pods) if begins else set()
         for event in self._next_stream().watch(_PODS, query):
             if event is None:

@@ -161,7 +161,7 @@ def _handler(state: State) -> type[Handler]:
             if state.replies:
                 self.repeat(state.replies.popleft())
             else:
-                known = state.items if query.get("resourceVersion", "0") == "0" else ()
+                known = state.items if query["resourceVersion"] == "0" else ()
                 first = [json.dumps({"type": "ADDED", "object": item}).encode() + b"\n" for item in known]
                 self.stream(chain(first, iter(state.events.get, _END)))
 
