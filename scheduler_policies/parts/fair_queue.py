@@ -93,7 +93,7 @@ class FairQueue:
         """Charges a lease, or forgets a client.  An owner's tag stays while in debt: else short programs never pay."""
         if isinstance(happened, TurnEnded):
             job, used_ns = happened.job, happened.job.used_ns(happened.now_ns)
-            lease_ns = used_ns - self._used_ns.get(job.client, 0)
+            lease_ns = used_ns - self._used_ns.get(job.client, job.turn.used_ns)
             self._used_ns[job.client] = used_ns
             renewed_ns = max(0, job.turn.began_ns - (happened.now_ns - lease_ns))
             last_ns, step_ns = lease_ns - renewed_ns, max(1, self._turn_ns // 10)
@@ -132,7 +132,7 @@ class FairQueue:
         for job in jobs:
             queues[job.owner].append(job)
         last = jobs[-1]
-        lease_ns = last.used_ns(now_ns) - self._used_ns.get(last.client, 0) if last.state else 0
+        lease_ns = last.used_ns(now_ns) - self._used_ns.get(last.client, last.turn.used_ns) if last.state else 0
         turn = (self._turn_ns or quantum_ns) * _SCALE
         top, known, owners = self._top, self._top.tags.get, list(queues)
         turns = [turn // _owner_weight(queue[0]) for queue in queues.values()]

@@ -23,6 +23,7 @@ class OwnerService:
         self._half_ns = half_ns
         self._had: dict[str, tuple[float, int]] = {}  # time, as of when
         self._used_ns: dict[int, int] = {}
+        """Up to the last turn that was told: an overdue lease goes on after that."""
 
     def observe(self, happened: Happened, *, counts: bool = True, quiet_is_free: bool = False) -> None:
         """Charges a lease, or forgets a client.  `counts`: the lease is one to charge.  `quiet_is_free`: only for the
@@ -32,7 +33,7 @@ class OwnerService:
         elif isinstance(happened, TurnEnded):
             job, now_ns = happened.job, happened.now_ns
             used_ns = job.used_ns(now_ns)
-            lease_ns = used_ns - self._used_ns.get(job.client, 0)
+            lease_ns = used_ns - self._used_ns.get(job.client, job.turn.used_ns)
             self._used_ns[job.client] = used_ns
             if quiet_is_free:
                 lease_ns = max(0, lease_ns - happened.quiet_ns)

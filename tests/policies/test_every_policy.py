@@ -126,6 +126,26 @@ def test_more_programs_give_a_user_no_more_time(policy: str) -> None:
     assert max(turns) - min(turns) <= 1, "and among them turns rotate"
 
 
+@pytest.mark.parametrize("policy", ["auto", "edf", "fair_share"])
+def test_time_under_an_earlier_policy_is_no_debt(policy: str) -> None:
+    """Broken: after `set policy` or a move the program that has run for hours waits for its next turns."""
+
+    def had_ns(past_ns: int) -> int:
+        world = VirtualGpu(create(policy, ""), replace(GPU, exclusive=True))
+        old = world.job(owner="a", wanted=False, job_class=JobClass.INTERACTIVE, deadline_ns=600 * SECOND)
+        old.turn(used_ns=past_ns)
+        for owner in ("b", "c"):
+            world.job(owner=owner)
+        for _ in range(4):
+            world.want(old)
+            world.play(240)
+            world.idle(old)
+            world.play(10)
+        return world.used_ns(old) - past_ns
+
+    assert had_ns(3_600 * SECOND) == had_ns(0)
+
+
 @pytest.mark.parametrize("policy", EXCLUSIVE)
 def test_without_owners_time_is_divided_between_programs(policy: str) -> None:
     """Broken: where all users are one person or one service, the division cannot be switched off."""
