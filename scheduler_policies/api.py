@@ -67,6 +67,8 @@ class Turn:
     """When the present turn began: with the grant, or with the end of the turn before."""
     used_ns: int = 0
     """Time in all finished leases.  See `JobView.used_ns` for the present one."""
+    charged_ns: int = 0
+    """Time in leases up to the last `TurnEnded`, whichever policy was told."""
     last_released_ns: int | None = None
 
 
@@ -122,6 +124,10 @@ class JobView:
         """Time in leases, the present one included."""
         granted_at_ns = self.turn.granted_at_ns
         return self.turn.used_ns + (0 if granted_at_ns is None else now_ns - granted_at_ns)
+
+    def uncharged_ns(self, now_ns: int) -> int:
+        """Time in leases since the last `TurnEnded`; in a `TurnEnded`, the time that it is about."""
+        return self.used_ns(now_ns) - self.turn.charged_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,7 @@ class Seat:
                     lease.granted_at_ns,
                     lease.began_ns,
                     self.statistics.used_ns,
+                    self.statistics.charged_ns,
                     place.last_released_ns,
                 ),
                 client.facts.rank,

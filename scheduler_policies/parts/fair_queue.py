@@ -82,7 +82,6 @@ class FairQueue:
         self._top = _Level()
         self._levels: dict[str, _Level] = {}
         self._owner_of: dict[int, str] = {}
-        self._used_ns: dict[int, int] = {}
         self._turn_ns = 0
         """About the median of the turns."""
         self._most_turn_ns = 0
@@ -92,9 +91,8 @@ class FairQueue:
     def observe(self, happened: Happened) -> None:
         """Charges a lease, or forgets a client.  An owner's tag stays while in debt: else short programs never pay."""
         if isinstance(happened, TurnEnded):
-            job, used_ns = happened.job, happened.job.used_ns(happened.now_ns)
-            lease_ns = used_ns - self._used_ns.get(job.client, job.turn.used_ns)
-            self._used_ns[job.client] = used_ns
+            job = happened.job
+            lease_ns = job.uncharged_ns(happened.now_ns)
             renewed_ns = max(0, job.turn.began_ns - (happened.now_ns - lease_ns))
             last_ns, step_ns = lease_ns - renewed_ns, max(1, self._turn_ns // 10)
             self._turn_ns += (
@@ -114,7 +112,7 @@ class FairQueue:
             self._most_owners = max(self._most_owners, sum(1 for level in self._levels.values() if level.tags))
         elif isinstance(happened, JobLeft) and happened.client in self._owner_of:
             level = self._levels[self._owner_of.pop(happened.client)]
-            del level.tags[happened.client], level.weights[happened.client], self._used_ns[happened.client]
+            del level.tags[happened.client], level.weights[happened.client]
             for owner in [owner for owner, level in self._levels.items() if not level.tags]:
                 if self._top.tags[owner] <= self._top.virtual:
                     del self._levels[owner], self._top.tags[owner], self._top.weights[owner]
@@ -132,7 +130,7 @@ class FairQueue:
         for job in jobs:
             queues[job.owner].append(job)
         last = jobs[-1]
-        lease_ns = last.used_ns(now_ns) - self._used_ns.get(last.client, last.turn.used_ns) if last.state else 0
+        lease_ns = last.uncharged_ns(now_ns) if last.state else 0
         turn = (self._turn_ns or quantum_ns) * _SCALE
         top, known, owners = self._top, self._top.tags.get, list(queues)
         turns = [turn // _owner_weight(queue[0]) for queue in queues.values()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from nvshare.scheduler_policies.api import Happened, JobLeft, JobView, TurnEnded
+from nvshare.scheduler_policies.api import Happened, JobView, TurnEnded
 
 HALVES: Final = 1 / math.log(2)
 REMEMBERED: Final = 1024
@@ -22,25 +22,18 @@ class OwnerService:
     def __init__(self, half_ns: int) -> None:
         self._half_ns = half_ns
         self._had: dict[str, tuple[float, int]] = {}  # time, as of when
-        self._used_ns: dict[int, int] = {}
-        """Up to the last turn that was told: an overdue lease goes on after that."""
 
     def observe(self, happened: Happened, *, counts: bool = True, quiet_is_free: bool = False) -> None:
-        """Charges a lease, or forgets a client.  `counts`: the lease is one to charge.  `quiet_is_free`: only for the
-        time in which others waited."""
-        if isinstance(happened, JobLeft):
-            self._used_ns.pop(happened.client, None)
-        elif isinstance(happened, TurnEnded):
+        """Charges a lease.  `counts`: it is one to charge.  `quiet_is_free`: only for the time in which others
+        waited."""
+        if isinstance(happened, TurnEnded) and counts:
             job, now_ns = happened.job, happened.now_ns
-            used_ns = job.used_ns(now_ns)
-            lease_ns = used_ns - self._used_ns.get(job.client, job.turn.used_ns)
-            self._used_ns[job.client] = used_ns
+            lease_ns = job.uncharged_ns(now_ns)
             if quiet_is_free:
                 lease_ns = max(0, lease_ns - happened.quiet_ns)
-            if counts:
-                had_ns = self.of(job.owner, now_ns - lease_ns)
-                self._had.pop(job.owner, None)
-                self._had[job.owner] = self._faded(had_ns, lease_ns) + self._use(lease_ns), now_ns
+            had_ns = self.of(job.owner, now_ns - lease_ns)
+            self._had.pop(job.owner, None)
+            self._had[job.owner] = self._faded(had_ns, lease_ns) + self._use(lease_ns), now_ns
             if len(self._had) > REMEMBERED:
                 del self._had[next(iter(self._had))]
 

@@ -391,7 +391,7 @@ def test_time_that_no_other_job_wanted_is_no_debt(quiet_s: int) -> None:
     """Broken: a notebook that kept an idle lease for a minute while nobody waited waits for its turn."""
     world = VirtualGpu(Auto(), replace(GPU, exclusive=True))
     notebook = world.job(job_class=JobClass.INTERACTIVE, wanted=False)
-    used = replace(notebook.view, turn=replace(notebook.view.turn, granted_at_ns=world.now_ns))
+    used = replace(notebook.view, turn=replace(notebook.view.turn, used_ns=60 * SECOND))
     world.play(60_000)
     world.tell(TurnEnded(used, world.now_ns, quiet_ns=quiet_s * SECOND))
     other = world.job()

@@ -46,7 +46,6 @@ def test_the_tables_of_policies_are_true() -> None:
         assert Priority().wait_bound_ns(clients, GPU) == 60 * SECOND + clients * GPU.quantum_ns
     fair = FairShare()
     for weight in (1, 2, 4):
-        turn = Turn(weight, 0, granted_at_ns=SECOND - GPU.quantum_ns)
-        job = JobView(weight, "", State.WAITING, turn, Rank(weight=weight))
+        job = JobView(weight, "", State.WAITING, Turn(weight, 0, used_ns=GPU.quantum_ns), Rank(weight=weight))
         fair.observe(TurnEnded(job, SECOND))
     assert fair.wait_bound_ns(3, GPU) == GPU.quantum_ns * (3 - 1) * (1 + 5.5 * 4)

@@ -133,7 +133,7 @@ def test_time_under_an_earlier_policy_is_no_debt(policy: str) -> None:
     def had_ns(past_ns: int) -> int:
         world = VirtualGpu(create(policy, ""), replace(GPU, exclusive=True))
         old = world.job(owner="a", wanted=False, job_class=JobClass.INTERACTIVE, deadline_ns=600 * SECOND)
-        old.turn(used_ns=past_ns)
+        old.turn(used_ns=past_ns, charged_ns=past_ns)
         for owner in ("b", "c"):
             world.job(owner=owner)
         for _ in range(4):

@@ -180,7 +180,7 @@ def test_clients_that_left_are_forgotten() -> None:
     last = world.job()
     world.play(1_000)
     world.leave(last)
-    assert not policy._queue._used_ns
+    assert not policy._queue._owner_of
     assert not policy._limits._credit
     assert len(policy._queue._levels) <= 2 * DEBT
 
@@ -206,7 +206,8 @@ def test_a_gang_does_not_take_the_turns_of_its_owners_other_programs() -> None:
     had = [world.used_ns(job) for job in (second, *others)]
     for _ in range(40):
         world.play(100)
-        member.turn(used_ns=member.view.turn.used_ns + QUANTUM_NS)
+        used_ns = member.view.turn.used_ns
+        member.turn(used_ns=used_ns + QUANTUM_NS, charged_ns=used_ns)
         policy.observe(TurnEnded(member.view, world.now_ns, called=True))
     for job, before in zip((second, *others), had, strict=True):
         assert world.used_ns(job) - before >= 8 * QUANTUM_NS

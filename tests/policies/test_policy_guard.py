@@ -290,3 +290,21 @@ def test_what_a_policy_sees() -> None:
     assert (last.name, last.rank.priority, last.turn.used_ns) == ("first", 3, 30 * MILLISECOND_NS)
     assert last.turn.last_released_ns == last.turn.waiting_since_ns == harness.clock.now_ns
     assert last.turn.granted_at_ns is None
+
+
+def test_a_policy_is_charged_each_lease_once_and_none_from_before_it() -> None:
+    """Broken: a program that has run for hours waits for its turns after `set policy`; or nobody ever pays."""
+    told: list[int] = []
+
+    def note(happened: Happened) -> None:
+        if isinstance(happened, TurnEnded):
+            told.append(happened.job.uncharged_ns(happened.now_ns))
+
+    harness = wild_harness(Wild("observe", note))
+    a = harness.client()
+    for policy, milliseconds in (("wild", 100), ("wild", 30), ("round_robin", 5_000), ("wild", 20)):
+        harness.handle(events.Set("policy", policy))
+        a.request()
+        harness.milliseconds(milliseconds)
+        a.release()
+    assert told == [100 * MILLISECOND_NS, 30 * MILLISECOND_NS, 20 * MILLISECOND_NS]

@@ -208,7 +208,6 @@ class VirtualGpu:
         self.turns.append(job.client)
 
     def _release(self, job: Job) -> None:
-        self.tell(TurnEnded(job.view, self.now_ns, rate=job.rate))
         used_ns = job.view.used_ns(self.now_ns)
         job.view = replace(job.view, state=State.WAITING)
         job.drains_at_ns = None
@@ -220,6 +219,8 @@ class VirtualGpu:
             last_released_ns=self.now_ns,
             waiting_since_ns=waits_from,
         )
+        self.tell(TurnEnded(job.view, self.now_ns, rate=job.rate))
+        job.turn(charged_ns=used_ns)
 
     def tell(self, happened: Happened) -> None:
         """The policy observes."""
