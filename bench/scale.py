@@ -69,10 +69,10 @@ def run_clients(socket_path: Path, clients: int, gpus: int, ready_fd: int) -> No
         link = Link(socket_path)
         links[link.socket.fileno()] = link
         poller.register(link.socket, select.EPOLLIN)
-        hello = messages.Hello(messages.PROTOCOL_VERSION, f"client {number}", "bench", os.getpid(), 1, 0, "0")
+        hello = messages.Hello(messages.PROTOCOL_VERSION, f"client {number}", "bench", 1, 0, "0")
         uuid = uuid_of(number % gpus)
         link.send(messages.encode(hello))
-        link.send(messages.encode(messages.AttachGpu(0, uuid, CARD_BYTES, 0, True, 0, 0, 0)))
+        link.send(messages.encode(messages.AttachGpu(0, uuid, 0, True, 0, 0, 0)))
     os.write(ready_fd, b"\n")
     pack, unpack = msgpack.packb, msgpack.unpackb
     grant, release, idle = messages.Grant.TYPE, messages.Release.TYPE, int(messages.ReleaseReason.IDLE)

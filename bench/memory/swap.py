@@ -138,7 +138,7 @@ class Coordinator:
             program,
             messages.GpuSettings(
                 gpu=0, memory_limit_bytes=0, capacity_bytes=self.capacity_bytes, reserve=False, pacing_budget_ns=0,
-                idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, prepare_host_bytes=prepare_bytes,
+                idle_release_ns=0, prepare_host_bytes=prepare_bytes,
                 prepare_now=prepare_bytes > 0,
             ),
         )  # fmt: skip
@@ -148,7 +148,7 @@ class Coordinator:
         program.do("start")
         program.tell("alloc " + " ".join(map(str, sizes)))
         self.expect(program, messages.Hello, newcomer=program)
-        self.send(program, messages.Welcome(messages.PROTOCOL_VERSION, len(self._programs)))
+        self.send(program, messages.Welcome(len(self._programs)))
         self.expect(program, messages.AttachGpu)
         self.settings(program)
         self._serve(program)
@@ -160,7 +160,7 @@ class Coordinator:
         program.inbox.clear()
         program.tell(command)
         self.expect(program, messages.Request)
-        self.send(program, messages.Grant(gpu=0, lease_id=lease, quantum_ns=10**9, waiters=0))
+        self.send(program, messages.Grant(gpu=0, lease_id=lease, waiters=0))
         answer = self._serve(program)
         self.send(program, messages.Revoke(gpu=0, lease_id=lease, drain_deadline_ns=10**10))
         self.expect(program, messages.Release)

@@ -47,7 +47,7 @@ class Client:
     ) -> None:
         """Says hello."""
         pid = self.client if process_id is None else process_id
-        hello = messages.Hello(messages.PROTOCOL_VERSION, name, program, pid, mode, limit, "", placement)
+        hello = messages.Hello(messages.PROTOCOL_VERSION, name, program, mode, limit, "", placement)
         self.give(events.ClientRegistered(self.client, hello, pid, user_id, group))
         self.facts = Facts(Rank(priority, weight), limit_bytes=limit, gang=gang)
         if self.facts != Facts():
@@ -62,7 +62,7 @@ class Client:
         """Attaches to a GPU; `memory` bytes are allocated and resident."""
         self.states[gpu] = messages.State(gpu, 0, memory, memory, 0, 0)
         self.targets.pop(gpu, None)
-        self.say(messages.AttachGpu(gpu, uuid, 1 << 30, lease_id, wanted, memory, memory, 0))
+        self.say(messages.AttachGpu(gpu, uuid, lease_id, wanted, memory, memory, 0))
 
     def request(self, gpu: int = 0) -> None:
         """Requests the lease."""

@@ -97,13 +97,14 @@ class HostileClient:
         gang = f"g{chance.randrange(plan.gangs)}" if plan.gangs else ""
         priority, weight = chance.randint(-3, 3), chance.choice((1, MAX_WEIGHT))
         said = f"priority={priority}\nweight={weight}\ngang={gang}\nshare_limit={self._number(9)}\n{self.name}"
-        return messages.encode(messages.Hello(messages.PROTOCOL_VERSION, self.name, "x", 1, mode, 0, "0", profile=said))
+        return messages.encode(messages.Hello(messages.PROTOCOL_VERSION, self.name, "x", mode, 0, "0", profile=said))
 
     def _attach(self, gpu: int) -> bytes:
         chance = self.world.chance
-        uuid, some = chance.choice(self.world.uuids), self.world.plan.capacity_bytes
-        figures = (chance.choice((0, 0, self._number((1 << 64) - 1))), chance.random() < 0.5)
-        return messages.encode(messages.AttachGpu(gpu, uuid, some, *figures, chance.randint(0, some), 0, 0))
+        uuid = chance.choice(self.world.uuids)
+        lease, wanted = chance.choice((0, 0, self._number((1 << 64) - 1))), chance.random() < 0.5
+        some = chance.randint(0, self.world.plan.capacity_bytes)
+        return messages.encode(messages.AttachGpu(gpu, uuid, lease, wanted, some, 0, 0))
 
     def _frame(self) -> bytes:
         chance = self.world.chance

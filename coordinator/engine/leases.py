@@ -146,8 +146,7 @@ def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int
     send_part(node, seat)
     send_settings(node, seat)
     record(node, gpu)
-    told_ns = gpu.rules.quantum_ns if quantum_ns is None else quantum_ns
-    node.out.append(Send(client, Grant(seat.ordinal, lease_id, told_ns, waiters)))
+    node.out.append(Send(client, Grant(seat.ordinal, lease_id, waiters)))
 
 
 def _set_running(gpu: Gpu, seat: Seat, runs: bool, now_ns: int) -> None:

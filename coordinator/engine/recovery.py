@@ -108,7 +108,6 @@ def _as_attached(seat: Seat, gpu: Gpu) -> AttachGpu:
     return AttachGpu(
         gpu=seat.ordinal,
         uuid=gpu.uuid,
-        total_bytes=gpu.memory.total_bytes,
         lease_id=0,
         wanted=seat.phase is WAITING,
         allocated_bytes=allocated,

@@ -49,7 +49,6 @@ from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.model.settings import RECONNECT_NS, OverdueAction, Settings
 from nvshare.coordinator.protocol.messages import (
     HOST,
-    PROTOCOL_VERSION,
     AttachGpu,
     MemoryMode,
     Message,
@@ -291,7 +290,7 @@ class Scheduler:
             placement=parse_placement(hello.placement),
         )
         client.time_owner = client.owner if node.settings.users_first else ""
-        node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))
+        node.out.append(Send(event.client, Welcome(event.client)))
         node.notify(
             "registered",
             client=event.client,

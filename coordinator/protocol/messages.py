@@ -63,12 +63,11 @@ HOST: Final = 255
 # --- from a client -------------------------------------------------------------------------------------------------
 
 
-@declare(TO_COORDINATOR, 1, VERSION, NAME, NAME, U32, U8, BYTES, NAME, SENTENCE, BOOL, BOOL, WORDS)
+@declare(TO_COORDINATOR, 1, VERSION, NAME, NAME, U8, BYTES, NAME, SENTENCE, BOOL, BOOL, WORDS)
 class Hello(Message):
     """First message of a connection.
 
-    `process_id` is the id in the client's PID namespace, for display only: the kernel identifies the process.
-    `memory_limit_bytes` 0 asks for no limit.
+    The kernel identifies the process.  `memory_limit_bytes` 0 asks for no limit.
     `placement` is what the coordinator gave its launcher (model/placement.py); "": the program was not placed.
     `memory_auto`: the hook chose the memory mode; it is not `SWAP` only where a GPU of the program cannot do that.
     `spatial`: the process is a client of MPS.  `profile`: lines of `word=value` (model/profile.py).
@@ -77,7 +76,6 @@ class Hello(Message):
     protocol: int
     name: str
     program: str
-    process_id: int
     memory_mode: int
     memory_limit_bytes: int
     library_version: str
@@ -87,7 +85,7 @@ class Hello(Message):
     profile: str = ""
 
 
-@declare(TO_COORDINATOR, 2, ORDINAL, UUID, BYTES, U64, BOOL, BYTES, BYTES, BYTES, BOOL)
+@declare(TO_COORDINATOR, 2, ORDINAL, UUID, U64, BOOL, BYTES, BYTES, BYTES, BOOL)
 class AttachGpu(Message):
     """The client is about to use a GPU, or has reconnected while it uses it.
 
@@ -97,7 +95,6 @@ class AttachGpu(Message):
 
     gpu: int
     uuid: str
-    total_bytes: int
     lease_id: int
     wanted: bool
     allocated_bytes: int
@@ -220,17 +217,16 @@ class ParkAnswer(Message):
 # --- to a client ---------------------------------------------------------------------------------------------------
 
 
-@declare(TO_CLIENT, 64, U16, U64)
+@declare(TO_CLIENT, 64, U64)
 class Welcome(Message):
     """Answers `Hello`."""
 
-    protocol: int
     client_id: int
 
 
 @declare(
     TO_CLIENT, 65,
-    U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, BOOL, BOOL, BOOL, U64, PERMILLE, BOOL, BOOL,
+    U8, U64, U64, BOOL, U64, U64, U64, U64, BOOL, BOOL, BOOL, U64, PERMILLE, BOOL, BOOL,
 )  # fmt: skip
 class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again after each change: one message, so that the values change together.
@@ -256,8 +252,6 @@ class GpuSettings(Message):
     reserve: bool
     pacing_budget_ns: int
     idle_release_ns: int
-    drain_deadline_ns: int
-    sharing: int
     prepare_host_bytes: int = 0
     room_bytes: int = 0
     ask_pins: bool = False
@@ -269,13 +263,12 @@ class GpuSettings(Message):
     watch: bool = False
 
 
-@declare(TO_CLIENT, 66, U8, U64, U64, U32)
+@declare(TO_CLIENT, 66, U8, U64, U32)
 class Grant(Message):
-    """Grants the lease `lease_id`.  `quantum_ns` is its intended length; `waiters` is the number of waiting clients."""
+    """Grants the lease `lease_id`.  `waiters` is the number of waiting clients."""
 
     gpu: int
     lease_id: int
-    quantum_ns: int
     waiters: int
 
 

@@ -163,12 +163,11 @@ class Hook:
         memory_mode: int = int(messages.MemoryMode.MANAGED),
     ) -> Hook:
         said = f"priority={priority}\n"
-        pid = os.getpid()
-        self.send(messages.Hello(messages.PROTOCOL_VERSION, name, "pytest", pid, memory_mode, 0, "0", profile=said))
+        self.send(messages.Hello(messages.PROTOCOL_VERSION, name, "pytest", memory_mode, 0, "0", profile=said))
         return self
 
     def attach(self, gpu: int = 0, *, lease_id: int = 0, wanted: bool = False) -> Hook:
-        self.send(messages.AttachGpu(gpu, uuid_of(gpu), 8 << 30, lease_id, wanted, 0, 0, 0))
+        self.send(messages.AttachGpu(gpu, uuid_of(gpu), lease_id, wanted, 0, 0, 0))
         return self
 
     def release(self, lease_id: int, *, wanted: bool = False, idle: bool = False) -> None:

@@ -97,7 +97,6 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     assert "a share request of 30% and a share limit of 50%" in said
     refused = ctl(running.directory.path, "set", "share", "train", "--limit", "0.2")
     assert (refused.returncode, "above the limit" in refused.stderr) == (1, True)
-    assert hook.next(messages.GpuSettings).sharing == messages.Sharing.CONCURRENT
     answer(running, "set", "limit", "train", "2GiB")
     assert hook.next(messages.GpuSettings).memory_limit_bytes == 2 << 30
     answer(running, "pause", str(os.getpid()))

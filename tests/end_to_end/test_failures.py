@@ -110,7 +110,7 @@ def test_memory_that_is_only_reported_is_not_counted(node: Node) -> None:
     uuid = node.control("status")["gpus"][0]["uuid"]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     liar = Hook(context, RuntimeDir(node.directory).hooks_socket).hello("liar", memory_mode=int(MemoryMode.DEVICE))
-    liar.send(messages.AttachGpu(0, uuid, 1 << 47, 0, False, 1 << 47, 1 << 47, 1 << 47))
+    liar.send(messages.AttachGpu(0, uuid, 0, False, 1 << 47, 1 << 47, 1 << 47))
     liar.next(messages.GpuSettings)
     eventually(lambda: node.control("status")["gpus"][0]["resident_bytes"] == 0, "its report is checked")
     assert "liar" in node.log()

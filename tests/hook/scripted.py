@@ -32,9 +32,8 @@ LOOK_S = 0.005
 """How often a coordinator is looked after while the test waits for a program."""
 
 SETTINGS = messages.GpuSettings(
-    gpu=0, memory_limit_bytes=0, capacity_bytes=16 << 30, reserve=False, pacing_budget_ns=0, idle_release_ns=0,
-    drain_deadline_ns=NEVER_NS, sharing=0,
-)  # fmt: skip
+    gpu=0, memory_limit_bytes=0, capacity_bytes=16 << 30, reserve=False, pacing_budget_ns=0, idle_release_ns=0
+)
 
 M = TypeVar("M", bound=messages.Message)
 
@@ -166,7 +165,7 @@ class ScriptedCoordinator:
     def welcome(self, **settings: Any) -> messages.AttachGpu:
         """Hello, AttachGpu and their answers."""
         self.expect(messages.Hello)
-        self.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+        self.send(messages.Welcome(1))
         attach = self.expect(messages.AttachGpu)
         self.settings(**settings)
         return attach
@@ -182,7 +181,7 @@ class ScriptedCoordinator:
 
     def grant(self, lease_id: int, waiters: int = 0, gpu: int = 0) -> None:
         """For a long time."""
-        self.send(messages.Grant(gpu=gpu, lease_id=lease_id, quantum_ns=10**9, waiters=waiters))
+        self.send(messages.Grant(gpu=gpu, lease_id=lease_id, waiters=waiters))
 
     def state(self, gpu: int = 0) -> messages.State:
         """The newest one that was read; before the first, what AttachGpu says."""

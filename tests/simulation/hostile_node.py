@@ -77,7 +77,7 @@ class Program:
     def connect(self, mode: MemoryMode, profile: str = "") -> None:
         """A new connection with its hello."""
         self.connection, self.gpus, self.leases = self.node.open(self), {}, {}
-        self.say(messages.Hello(messages.PROTOCOL_VERSION, "p", "p", 1, mode, 0, "", profile=profile))
+        self.say(messages.Hello(messages.PROTOCOL_VERSION, "p", "p", mode, 0, "", profile=profile))
 
     def lost(self) -> None:
         """The connection has ended."""
@@ -118,7 +118,7 @@ class Honest(Program):
     def act(self) -> None:
         if self.connection is None:
             self.connect(MemoryMode.SWAP)
-            self.say(messages.AttachGpu(0, UUIDS[self.home], TOTAL, self.lease, self.wanted, 0, 0, 0, self.parked))
+            self.say(messages.AttachGpu(0, UUIDS[self.home], self.lease, self.wanted, 0, 0, 0, self.parked))
         elif self.lease and self.chance.random() < 0.5:
             self._release()
         elif not self.lease and not self.wanted:
@@ -187,7 +187,7 @@ class Hostile(Program):
         self.leases.setdefault(ordinal, lease)
         wanted, parked = chance.random() < 0.5, chance.random() < 0.5
         figures = (self._bytes(), self._bytes(), self._bytes()) if chance.random() < 0.3 else (0, 0, 0)
-        return messages.AttachGpu(ordinal, uuid, TOTAL, lease, wanted, *figures, parked)
+        return messages.AttachGpu(ordinal, uuid, lease, wanted, *figures, parked)
 
     def _release(self, ordinal: int, lease: int) -> messages.Message:
         chance = self.chance

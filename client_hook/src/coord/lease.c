@@ -143,7 +143,7 @@ static void send_attach(uint32_t gpu)
 {
     const nvs_lease *lease = &nvs_agent_gpus[gpu].lease;
     nvs_usage usage;
-    nvs_attach_gpu message = {.gpu = (uint8_t)gpu, .total_bytes = nvs_mail[gpu].facts.total_bytes};
+    nvs_attach_gpu message = {.gpu = (uint8_t)gpu};
     uint8_t frame[NVS_MAX_FRAME_BYTES];
     nvs_memory_usage(gpu, &usage);
     memcpy(message.uuid, nvs_mail[gpu].facts.uuid, sizeof message.uuid);

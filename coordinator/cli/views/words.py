@@ -29,8 +29,6 @@ def programs(status: Mapping[str, Any]) -> dict[int, str]:
     }
 
 
-
-
 def first_of(names: Iterable[str], most: int | None) -> str:
     """`a, b +2`; "-" for none.  Without `most` all of them."""
     every = list(names)

@@ -62,8 +62,6 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
         or bool(seat.client.identity.group and seat.memory.limit_bytes),
         pacing_budget_ns=_pacing_budget_ns(node, seat),
         idle_release_ns=_idle_release_ns(node, seat),
-        drain_deadline_ns=node.settings.drain_deadline_ns,
-        sharing=int(gpu.settings.sharing),
         prepare_host_bytes=seat.sent.prepare_bytes,
         room_bytes=max(1, room.room_bytes(seat)) if swap else 0,
         ask_pins=swap,

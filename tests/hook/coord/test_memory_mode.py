@@ -46,7 +46,7 @@ def test_the_mode_is_what_the_card_can(
     client.tell(f"alloc {1 << 20}")
     hello = coordinator.expect(messages.Hello)
     assert (hello.memory_mode, hello.memory_auto) == (mode, True)
-    coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+    coordinator.send(messages.Welcome(1))
     coordinator.expect(messages.AttachGpu)
     coordinator.settings()
     assert client.answer() == "allocated"
@@ -72,7 +72,7 @@ def test_swap_within_the_hosts_memory_is_device(start: StartClient, coordinator:
     client.tell(f"alloc {1 << 20}")
     hello = coordinator.expect(messages.Hello)
     assert (hello.memory_mode, hello.memory_auto) == (MemoryMode.DEVICE, False)
-    coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+    coordinator.send(messages.Welcome(1))
     coordinator.expect(messages.AttachGpu)
     coordinator.settings()
     assert client.answer() == "allocated"

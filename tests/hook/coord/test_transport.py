@@ -179,9 +179,9 @@ def grant(connection: socket.socket, piece: int) -> None:
     answers = b"".join(
         framing.frame(messages.encode(message))
         for message in (
-            messages.Welcome(1, 1),
-            messages.GpuSettings(0, 0, 1 << 30, False, 0, 100_000 * MS, 10_000 * MS, 0),
-            messages.Grant(0, 1, 100 * MS, 0),
+            messages.Welcome(1),
+            messages.GpuSettings(0, 0, 1 << 30, False, 0, 100_000 * MS),
+            messages.Grant(0, 1, 0),
         )
     )
     for at in range(0, len(answers), piece):

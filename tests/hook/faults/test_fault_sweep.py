@@ -37,7 +37,7 @@ def serve(coordinator: ScriptedCoordinator, process: subprocess.Popen[str]) -> N
     while process.poll() is None:
         match coordinator.receive(0.05):
             case messages.Hello():
-                coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+                coordinator.send(messages.Welcome(1))
             case messages.AttachGpu(wanted=wanted):
                 coordinator.settings(limit=1 << 30)
                 if wanted:

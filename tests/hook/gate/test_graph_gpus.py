@@ -53,7 +53,7 @@ class TwoGpus:
     def _serve(self) -> None:
         match self.coordinator.receive(0.0):
             case messages.Hello():
-                self.coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+                self.coordinator.send(messages.Welcome(1))
             case messages.AttachGpu(gpu=gpu, wanted=wanted):
                 self.coordinator.settings(gpu=gpu, capacity_bytes=1 << 30)
                 if wanted:

@@ -97,7 +97,7 @@ def restart(coordinator: ScriptedCoordinator) -> None:
     coordinator.stop()
     coordinator.restart()
     coordinator.expect(messages.Hello)
-    coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+    coordinator.send(messages.Welcome(1))
     coordinator.expect(messages.AttachGpu)
     coordinator.received.clear()
 

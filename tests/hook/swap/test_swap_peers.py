@@ -33,7 +33,7 @@ def both(client: Client, coordinator: ScriptedCoordinator) -> tuple[int, int]:
     assert client.ask("start") == 0
     client.tell("info")
     coordinator.expect(messages.Hello)
-    coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+    coordinator.send(messages.Welcome(1))
     pointers = []
     for gpu in (0, 1):
         assert coordinator.expect(messages.AttachGpu).gpu == gpu

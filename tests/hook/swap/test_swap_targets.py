@@ -359,7 +359,7 @@ def test_host_memory_is_asked_for_in_steps(coordinator: ScriptedCoordinator, env
         coordinator.received.clear()
         coordinator.restart()
         coordinator.expect(messages.Hello)
-        coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+        coordinator.send(messages.Welcome(1))
         reserved(coordinator, 12 * MIB, 12 * MIB)
 
 

@@ -43,14 +43,14 @@ class Node:
             placement = Placement("1f", placed_why=f"apart from {name}").text()
             peer = Peer(processes[number - 1], user)
             self.greet(number, peer, name, profile=f"gang={name}-gang", placement=placement)
-            attach = messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)
+            attach = messages.AttachGpu(0, GPU, 0, True, 0, 0, 0)
             self.dispatcher.frame(number, messages.encode(attach), 3)
         self._administration = Administration(self.dispatcher, [device], registry.create, {}, live, dict, list, rights)
 
     def greet(self, number: int, peer: Peer, name: str, **more: str) -> None:
         """A program comes."""
         self.outbox.peers[number] = peer
-        hello = messages.Hello(messages.PROTOCOL_VERSION, name, "python", 0, MemoryMode.SWAP, 0, "", **more)  # type: ignore[arg-type]
+        hello = messages.Hello(messages.PROTOCOL_VERSION, name, "python", MemoryMode.SWAP, 0, "", **more)  # type: ignore[arg-type]
         self.dispatcher.frame(number, messages.encode(hello), 2)
 
     def ask(self, user: int, request: api.Request) -> Any:

@@ -32,15 +32,11 @@ NONSENSE: dict[str, Callable[[int], events.Event]] = {
     "a state of a GPU that it has not attached": lambda c: events.Received(c, messages.State(7, 0, 1, 1, 1, 1)),
     "a target that it was not told": lambda c: events.Received(c, messages.State(0, 1, 1, 1, 1, 1)),
     "a second hello": lambda c: events.ClientRegistered(
-        c, messages.Hello(messages.PROTOCOL_VERSION, "x", "x", 0, MemoryMode.DEVICE, 0, ""), 1, 1
+        c, messages.Hello(messages.PROTOCOL_VERSION, "x", "x", MemoryMode.DEVICE, 0, ""), 1, 1
     ),
-    "one ordinal for two GPUs": lambda c: events.Received(
-        c, messages.AttachGpu(0, "GPU-1", 1 << 30, 0, False, 0, 0, 0)
-    ),
-    "two ordinals for one GPU": lambda c: events.Received(c, messages.AttachGpu(1, GPU, 1 << 30, 0, False, 0, 0, 0)),
-    "a lease that it does not have, while connected": lambda c: events.Received(
-        c, messages.AttachGpu(0, GPU, 1 << 30, 9, False, 0, 0, 0)
-    ),
+    "one ordinal for two GPUs": lambda c: events.Received(c, messages.AttachGpu(0, "GPU-1", 0, False, 0, 0, 0)),
+    "two ordinals for one GPU": lambda c: events.Received(c, messages.AttachGpu(1, GPU, 0, False, 0, 0, 0)),
+    "a lease that it does not have": lambda c: events.Received(c, messages.AttachGpu(0, GPU, 9, False, 0, 0, 0)),
 }
 
 
@@ -64,7 +60,7 @@ def test_speaking_before_hello_is_refused() -> None:
     harness = make_harness()
     for event in (
         events.Received(9, messages.Request(0)),
-        events.Received(9, messages.AttachGpu(0, GPU, 1 << 30, 0, True, 0, 0, 0)),
+        events.Received(9, messages.AttachGpu(0, GPU, 0, True, 0, 0, 0)),
         events.Received(9, messages.State(messages.HOST, 0, 0, 0, 0, 0, asks=1)),
     ):
         with pytest.raises(RemoteProtocolError):
@@ -117,7 +113,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
     name = st.just("n")
     gang = st.sampled_from(["", "g", "h"])
     card, number = st.sampled_from("AB"), st.integers(0, 9)
-    hello = st.builds(messages.Hello, small, name, name, small, gpu, mode, small, name, st.integers(1, 3), gang)
+    hello = st.builds(messages.Hello, small, name, name, mode, small, name, st.just(""), flag, flag)
     reason = st.sampled_from(messages.ReleaseReason)
 
     def message(kind: type[messages.Message], *fields: st.SearchStrategy[object]) -> st.SearchStrategy[events.Event]:
@@ -131,7 +127,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
 
     return st.one_of(
         st.builds(events.ClientRegistered, client, hello, st.integers(10, 13), small, st.sampled_from(["", "slot"])),
-        message(messages.AttachGpu, gpu, card, small, number, flag, small, small, small),
+        message(messages.AttachGpu, gpu, card, number, flag, small, small, small),
         message(messages.Request, gpu),
         message(messages.Release, gpu, number, reason, flag, flag, small, small, small),
         st.builds(events.ClientGone, client, flag),

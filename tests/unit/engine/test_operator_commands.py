@@ -23,10 +23,12 @@ def test_a_new_quantum_holds_for_the_lease_at_hand() -> None:
     harness.milliseconds(300)
     harness.handle(events.Set("quantum", 250 * MILLISECOND_NS))
     assert len(a.take(messages.Revoke)) == 1
-    a.release()
-    grant = b.granted()
-    assert grant is not None
-    assert grant.quantum_ns == 250 * MILLISECOND_NS
+    a.release(wanted=True)
+    assert b.granted() is not None
+    harness.milliseconds(249)
+    assert not b.take(messages.Revoke)
+    harness.milliseconds(1)
+    assert len(b.take(messages.Revoke)) == 1
 
 
 class _AnHour(PolicyBase):
@@ -75,10 +77,10 @@ def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
     harness.handle(events.Set("policy", "round_robin"))
     b.request()
     a.obeys()
-    grant = a.granted()
-    assert grant is not None
-    assert grant.quantum_ns == 100 * MILLISECOND_NS
-    harness.milliseconds(100)
+    assert a.granted() is not None
+    harness.milliseconds(99)
+    assert not a.take(messages.Revoke)
+    harness.milliseconds(1)
     assert len(a.take(messages.Revoke)) == 1
 
 
@@ -173,8 +175,7 @@ def test_to_concurrent_all_who_wait_are_let_in() -> None:
     harness.handle(events.Set("sharing", "concurrent"))
     assert b.granted() is not None
     assert not a.take(messages.Revoke)
-    told = a.take(messages.GpuSettings)[-1]
-    assert (told.sharing, told.pacing_budget_ns) == (Sharing.CONCURRENT, 0)
+    assert a.take(messages.GpuSettings)[-1].pacing_budget_ns == 0
     assert [w.waiters for w in a.take(messages.Waiters)] == [1, 0]
 
 

@@ -18,7 +18,6 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             3,
             "trainer",
             "python3",
-            4242,
             2,
             4294967296,
             "0.1.0",
@@ -27,15 +26,13 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             True,
             "priority=-3\ngang=pair\n" + 240 * "x",
         ),
-        "9c0103a7747261696e6572a7707974686f6e33cd109202cf0000000100000000a5302e312e30b25b223166222c747275652c"
+        "9b0103a7747261696e6572a7707974686f6e3302cf0000000100000000a5302e312e30b25b223166222c747275652c"
         "22222c2278225dc3c3da01067072696f726974793d2d330a67616e673d706169720a" + 240 * "78",
     ),
     (
-        messages.AttachGpu(
-            0, "GPU-51a1c0de-0000-4000-8000-000000000000", 17179869184, 7, True, 1073741824, 536870912, 4096, True
-        ),
-        "9a0200d9284750552d35316131633064652d303030302d343030302d383030302d303030303030303030303030cf0000"
-        "00040000000007c3ce40000000ce20000000cd1000c3",
+        messages.AttachGpu(0, "GPU-51a1c0de-0000-4000-8000-000000000000", 7, True, 1073741824, 536870912, 4096, True),
+        "990200d9284750552d35316131633064652d303030302d343030302d383030302d30303030303030303030303007c3ce"
+        "40000000ce20000000cd1000c3",
     ),
     (messages.Request(3), "920303"),
     (
@@ -68,16 +65,16 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         "ce004c4b40c202ce00010000cf0000000200000000ce000100004dce08000000",
     ),
     (messages.Goodbye(), "9108"),
-    (messages.Welcome(1, 99), "93400163"),
+    (messages.Welcome(99), "924063"),
     (
         messages.GpuSettings(
-            0, 1 << 32, 1 << 34, True, 10**7, 2 * 10**6, 10**10, 0, 1 << 30, 1 << 29, True, True, True, 1 << 20,
+            0, 1 << 32, 1 << 34, True, 10**7, 2 * 10**6, 1 << 30, 1 << 29, True, True, True, 1 << 20,
             300, True, False
         ),
-        "dc00124100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce40000000"
+        "dc00104100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480ce40000000"
         "ce20000000c3c3c3ce00100000cd012cc3c2",
     ),
-    (messages.Grant(0, 8, 100000000, 2), "95420008ce05f5e10002"),
+    (messages.Grant(0, 8, 2), "9442000802"),
     (messages.Revoke(0, 8, 10000000000), "94430008cf00000002540be400"),
     (messages.Waiters(0, 8, 1), "9444000801"),
     (
@@ -101,18 +98,18 @@ GOLDEN: list[tuple[messages.Message, str]] = [
 
 EARLIER: list[tuple[str, messages.Message]] = [
     (
-        "980103a7747261696e6572a7707974686f6e33cd109201cf0000000100000000a5302e312e30",
-        messages.Hello(3, "trainer", "python3", 4242, 1, 1 << 32, "0.1.0"),
+        "970103a7747261696e6572a7707974686f6e3301cf0000000100000000a5302e312e30",
+        messages.Hello(3, "trainer", "python3", 1, 1 << 32, "0.1.0"),
     ),
-    ("990200a54750552d300a00c2000000", messages.AttachGpu(0, "GPU-0", 10, 0, False, 0, 0, 0)),
+    ("980200a54750552d3000c2000000", messages.AttachGpu(0, "GPU-0", 0, False, 0, 0, 0)),
     ("924fc2", messages.Park(False)),
     ("944fc201a84750552d35316131", messages.Park(False, 1, "GPU-51a1")),
     ("970f000cce40000000ce20000000cd1000ce10000000", messages.State(0, 12, 1 << 30, 1 << 29, 4096, 1 << 28)),
     ("9450000ece04000000", messages.Target(0, 14, 1 << 26)),
     ("944802c3a3475055", messages.Rejected(2, True, "GPU")),
     (
-        "9b4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000",
-        messages.GpuSettings(0, 1 << 32, 1 << 34, True, 10**7, 2 * 10**6, 10**10, 0, 1 << 31, 1 << 30),
+        "994100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480ce80000000ce40000000",
+        messages.GpuSettings(0, 1 << 32, 1 << 34, True, 10**7, 2 * 10**6, 1 << 31, 1 << 30),
     ),
 ]
 """Frames of released versions, which lack the fields that were appended since."""

@@ -398,7 +398,6 @@ static void say_hello(void)
 {
     nvs_hello hello = {
         .protocol = NVS_PROTOCOL_VERSION,
-        .process_id = (uint32_t)getpid(),
         .memory_mode = nvs_config.memory_mode,
         .memory_auto = nvs_config.memory_auto,
         .memory_limit_bytes = nvs_config.memory_limit,

@@ -63,7 +63,6 @@ typedef struct nvs_hello {
     uint16_t protocol;
     char name[64];
     char program[64];
-    uint32_t process_id;
     uint8_t memory_mode;
     uint64_t memory_limit_bytes;
     char library_version[64];
@@ -77,7 +76,6 @@ static const nvs_wire_field nvs_hello_fields[] = {
     NVS_WIRE_FIELD(hello, protocol, UINT, 3, UINT64_C(3), 0, NULL),
     NVS_WIRE_FIELD(hello, name, TEXT, 0, 63, 0, NULL),
     NVS_WIRE_FIELD(hello, program, TEXT, 0, 63, 0, NULL),
-    NVS_WIRE_FIELD(hello, process_id, UINT, 0, UINT32_MAX, 0, NULL),
     NVS_WIRE_FIELD(hello, memory_mode, UINT, 0, UINT8_MAX, 0, NULL),
     NVS_WIRE_FIELD(hello, memory_limit_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(hello, library_version, TEXT, 0, 63, 0, NULL),
@@ -86,12 +84,11 @@ static const nvs_wire_field nvs_hello_fields[] = {
     NVS_WIRE_FIELD(hello, spatial, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(hello, profile, TEXT, 0, 511, 0, ""),
 };
-NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 7, 11)
+NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 6, 10)
 
 typedef struct nvs_attach_gpu {
     uint8_t gpu;
     char uuid[96];
-    uint64_t total_bytes;
     uint64_t lease_id;
     bool wanted;
     uint64_t allocated_bytes;
@@ -103,7 +100,6 @@ typedef struct nvs_attach_gpu {
 static const nvs_wire_field nvs_attach_gpu_fields[] = {
     NVS_WIRE_FIELD(attach_gpu, gpu, UINT, 0, UINT64_C(31), 0, NULL),
     NVS_WIRE_FIELD(attach_gpu, uuid, TEXT, 0, 95, 0, NULL),
-    NVS_WIRE_FIELD(attach_gpu, total_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(attach_gpu, lease_id, UINT, 0, UINT64_MAX, 0, NULL),
     NVS_WIRE_FIELD(attach_gpu, wanted, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(attach_gpu, allocated_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
@@ -111,7 +107,7 @@ static const nvs_wire_field nvs_attach_gpu_fields[] = {
     NVS_WIRE_FIELD(attach_gpu, pinned_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
     NVS_WIRE_FIELD(attach_gpu, parked, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(attach_gpu, NVS_TYPE_ATTACH_GPU, 8, 9)
+NVS_WIRE_MESSAGE(attach_gpu, NVS_TYPE_ATTACH_GPU, 7, 8)
 
 typedef struct nvs_request {
     uint8_t gpu;
@@ -241,15 +237,13 @@ static const nvs_wire_field nvs_park_answer_fields[] = {
 NVS_WIRE_MESSAGE(park_answer, NVS_TYPE_PARK_ANSWER, 1, 2)
 
 typedef struct nvs_welcome {
-    uint16_t protocol;
     uint64_t client_id;
 } nvs_welcome;
 
 static const nvs_wire_field nvs_welcome_fields[] = {
-    NVS_WIRE_FIELD(welcome, protocol, UINT, 0, UINT16_MAX, 0, NULL),
     NVS_WIRE_FIELD(welcome, client_id, UINT, 0, UINT64_MAX, 0, NULL),
 };
-NVS_WIRE_MESSAGE(welcome, NVS_TYPE_WELCOME, 2, 2)
+NVS_WIRE_MESSAGE(welcome, NVS_TYPE_WELCOME, 1, 1)
 
 typedef struct nvs_gpu_settings {
     uint8_t gpu;
@@ -258,8 +252,6 @@ typedef struct nvs_gpu_settings {
     bool reserve;
     uint64_t pacing_budget_ns;
     uint64_t idle_release_ns;
-    uint64_t drain_deadline_ns;
-    uint8_t sharing;
     uint64_t prepare_host_bytes;
     uint64_t room_bytes;
     bool ask_pins;
@@ -278,8 +270,6 @@ static const nvs_wire_field nvs_gpu_settings_fields[] = {
     NVS_WIRE_FIELD(gpu_settings, reserve, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, pacing_budget_ns, UINT, 0, UINT64_MAX, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, idle_release_ns, UINT, 0, UINT64_MAX, 0, NULL),
-    NVS_WIRE_FIELD(gpu_settings, drain_deadline_ns, UINT, 0, UINT64_MAX, 0, NULL),
-    NVS_WIRE_FIELD(gpu_settings, sharing, UINT, 0, UINT8_MAX, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, prepare_host_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
     NVS_WIRE_FIELD(gpu_settings, room_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
     NVS_WIRE_FIELD(gpu_settings, ask_pins, BOOL, 0, 1, 0, NULL),
@@ -290,22 +280,20 @@ static const nvs_wire_field nvs_gpu_settings_fields[] = {
     NVS_WIRE_FIELD(gpu_settings, report, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(gpu_settings, watch, BOOL, 0, 1, 0, NULL),
 };
-NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 17)
+NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 6, 15)
 
 typedef struct nvs_grant {
     uint8_t gpu;
     uint64_t lease_id;
-    uint64_t quantum_ns;
     uint32_t waiters;
 } nvs_grant;
 
 static const nvs_wire_field nvs_grant_fields[] = {
     NVS_WIRE_FIELD(grant, gpu, UINT, 0, UINT8_MAX, 0, NULL),
     NVS_WIRE_FIELD(grant, lease_id, UINT, 0, UINT64_MAX, 0, NULL),
-    NVS_WIRE_FIELD(grant, quantum_ns, UINT, 0, UINT64_MAX, 0, NULL),
     NVS_WIRE_FIELD(grant, waiters, UINT, 0, UINT32_MAX, 0, NULL),
 };
-NVS_WIRE_MESSAGE(grant, NVS_TYPE_GRANT, 4, 4)
+NVS_WIRE_MESSAGE(grant, NVS_TYPE_GRANT, 3, 3)
 
 typedef struct nvs_revoke {
     uint8_t gpu;

@@ -285,7 +285,7 @@ def test_a_coordinator_that_died_after_the_move() -> None:
     """Broken: the next coordinator counts a moved process on the card that it has left."""
     harness = two_gpus()
     client = harness.client(mode=MemoryMode.SWAP, attach=False)
-    client.say(messages.AttachGpu(0, HOME, 1 << 30, 0, False, SIZE, 0, 0, True))
+    client.say(messages.AttachGpu(0, HOME, 0, False, SIZE, 0, 0, True))
     client.request()
     assert asked(harness, commands.Restore) == [commands.Restore(client.client, client.process_id, 0)]
     harness.handle(events.Restored(client.client, gpu=OTHER))

@@ -385,7 +385,7 @@ def test_a_parked_client_of_an_earlier_coordinator() -> None:
     """Broken: after a restart a parked program counts as running, and its request is granted in vain."""
     harness = one_gpu()
     client = harness.client(mode=MemoryMode.SWAP, attach=False)
-    client.say(messages.AttachGpu(0, "GPU-0", 1 << 30, 0, False, SIZE, 0, 0, True))
+    client.say(messages.AttachGpu(0, "GPU-0", 0, False, SIZE, 0, 0, True))
     assert state(harness, client)[0] == "parked"
     client.request()
     assert client.granted() is None
