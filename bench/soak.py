@@ -27,8 +27,8 @@ from nvshare.bench.harness.command import parser_for, run_benchmark
 from nvshare.bench.virtual_node.nonsense import NONSENSE, with_nonsense
 from nvshare.bench.virtual_node.world import Plan, World, core_settings
 from nvshare.coordinator.engine.scheduler import OverdueAction
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
-from nvshare.coordinator.protocol.messages import UNBOUNDED, Sharing
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Sharing
+from nvshare.coordinator.protocol.messages import UNBOUNDED
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 SHOWN_FAILURES = 20

@@ -37,7 +37,7 @@ from nvshare.coordinator.engine.memory.switch_credit import MOST_NS
 from nvshare.coordinator.engine.policy_guard import QUANTUM_BOUNDS_NS
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.seat import HOLDING, REVOKING
-from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies.registry import BUILT_IN
 
@@ -146,7 +146,7 @@ class Checks:
             gang = own
         if seat is not None and seat.client.facts.gang == mine.client.facts.gang == gang:
             return True
-        if gpu.settings.sharing is messages.Sharing.EXCLUSIVE:
+        if gpu.settings.sharing is Sharing.EXCLUSIVE:
             return False
         if claimed or (seat is not None and seat.phase is HOLDING):
             return True
@@ -405,7 +405,7 @@ def has_no_obstacles(world: World) -> bool:
         plan.short_move_chance, plan.pin_chance, plan.stop_chance, plan.slot_share,
     )  # fmt: skip
     fits = not plan.memory_bytes or (plan.swap_share == 1.0 and plan.memory_bytes <= plan.capacity_bytes)
-    known = settings.policy in BUILT_IN and settings.sharing is not messages.Sharing.CONCURRENT
+    known = settings.policy in BUILT_IN and settings.sharing is not Sharing.CONCURRENT
     return fits and known and settings.host_budget_bytes is None and not any(obstacles)
 
 

@@ -25,7 +25,7 @@ from nvshare.bench.virtual_node.process import Process, Side, draw_profile
 from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
 from nvshare.coordinator.kubernetes.slots.slot import Slot
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Settings
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Settings, Sharing
 from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN
@@ -43,7 +43,7 @@ UNKNOWN_NS = 2 * SECOND_NS
 
 def core_settings(**values: Any) -> Settings:
     """Settings; by default turns of 100 ms, and invariants are checked."""
-    usual = {"check_invariants": True, "policy": "round_robin", "sharing": messages.Sharing.EXCLUSIVE}
+    usual = {"check_invariants": True, "policy": "round_robin", "sharing": Sharing.EXCLUSIVE}
     return Settings(**{"quantum_ns": 100 * MILLISECOND_NS, "recovery_ns": 2 * SECOND_NS, **usual, **values})
 
 
@@ -415,7 +415,7 @@ class World(Clock):
         choices = [
             events.Set("quantum", chance.choice([None, 20 * MILLISECOND_NS, 200 * MILLISECOND_NS]), uuid),
             events.Set("policy", chance.choice(sorted(BUILT_IN)), uuid),
-            events.Set("sharing", chance.choice(list(messages.Sharing)).name.lower(), uuid),
+            events.Set("sharing", chance.choice(list(Sharing)).name.lower(), uuid),
             events.Set("priority", chance.randint(-2, 3), client=client),
             events.Set("weight", chance.choice([1, 2, 5]), client=client),
             events.Set("class", chance.choice(list(JobClass)).name.lower(), client=client),

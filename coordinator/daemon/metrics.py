@@ -20,7 +20,7 @@ from nvshare.coordinator.daemon.control.rights import HIDDEN
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot, SeatSnapshot, Snapshot
 from nvshare.coordinator.kubernetes.slots import metrics
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotSnapshot
-from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.model.settings import Sharing
 from nvshare.coordinator.system.http.families import Row, families, family
 from nvshare.coordinator.system.users import user_name
 

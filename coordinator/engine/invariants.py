@@ -16,8 +16,7 @@ from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE
-from nvshare.coordinator.model.settings import MILLISECOND_NS
-from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Sharing
 
 LATE_NS: Final = 100_000
 """A timer may be this late at the end of each of the turns of a bound."""

@@ -24,8 +24,7 @@ from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.profile import Facts
-from nvshare.coordinator.model.settings import SETTINGS
-from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.model.settings import SETTINGS, Sharing
 from nvshare.scheduler_policies.api import JobClass, Policy, Rank
 
 

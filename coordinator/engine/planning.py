@@ -24,8 +24,7 @@ from nvshare.coordinator.model.commands import Log
 from nvshare.coordinator.model.gpu import Gpu, Schedule
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, Seat
-from nvshare.coordinator.model.settings import SECOND_NS
-from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.model.settings import SECOND_NS, Sharing
 from nvshare.scheduler_policies.api import Allotment, JobClass, JobView, Plan, State
 
 SPARE_SHARE: Final = 16

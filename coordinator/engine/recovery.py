@@ -32,6 +32,7 @@ from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import SeatMemory
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, REVOKING, WAITING, Place, Seat
+from nvshare.coordinator.model.settings import Sharing
 from nvshare.coordinator.protocol.messages import (
     AttachGpu,
     MemoryMode,
@@ -39,7 +40,6 @@ from nvshare.coordinator.protocol.messages import (
     Rejection,
     RemoteProtocolError,
     Revoke,
-    Sharing,
 )
 
 NEAR_IDS: Final = 1 << 20

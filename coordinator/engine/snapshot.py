@@ -22,8 +22,9 @@ from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.placement import NOT_PLACED, Placement
 from nvshare.coordinator.model.seat import NEXT, Seat
+from nvshare.coordinator.model.settings import Sharing
 from nvshare.coordinator.model.statistics import LeaseStatistics, MoveStatistics, SeatMoveStatistics, SeatStatistics
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import Progress, Rank
 
 Picture = TypeVar("Picture")

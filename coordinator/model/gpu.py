@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.memory import GpuMemory, Switch
 from nvshare.coordinator.model.seat import REVOKING, Seat, WaitQueue
-from nvshare.coordinator.model.settings import Settings
+from nvshare.coordinator.model.settings import Settings, Sharing
 from nvshare.coordinator.model.statistics import LeaseStatistics
-from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import Allotment, GpuView
 
 if TYPE_CHECKING:

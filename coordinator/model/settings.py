@@ -33,13 +33,20 @@ from nvshare.coordinator.kinds import (
     whole,
 )
 from nvshare.coordinator.model.profile import I32_MAX, I32_MIN, MAX_WEIGHT, PROFILE
-from nvshare.coordinator.protocol.kinds import Sharing
 from nvshare.scheduler_policies.api import JobClass
 
 MILLISECOND_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
 RECONNECT_NS: Final = SECOND_NS
 """After a start, clients of an earlier coordinator connect again within this time."""
+
+
+class Sharing(enum.IntEnum):
+    """The operator's choice: one lease at a time, all clients whose memory fits, or what the policy plans."""
+
+    EXCLUSIVE = 0
+    CONCURRENT = 1
+    AUTO = 2
 
 
 class OverdueAction(enum.Enum):

@@ -13,14 +13,6 @@ class MemoryMode(enum.IntEnum):
     SWAP = 2
 
 
-class Sharing(enum.IntEnum):
-    """The operator's choice: one lease at a time, all clients whose memory fits, or what the policy plans."""
-
-    EXCLUSIVE = 0
-    CONCURRENT = 1
-    AUTO = 2
-
-
 class ReleaseReason(enum.IntEnum):
     """Reason of a release."""
 

@@ -40,7 +40,6 @@ from nvshare.coordinator.protocol.fields import RemoteProtocolError as RemotePro
 from nvshare.coordinator.protocol.kinds import MemoryMode as MemoryMode
 from nvshare.coordinator.protocol.kinds import Rejection as Rejection
 from nvshare.coordinator.protocol.kinds import ReleaseReason as ReleaseReason
-from nvshare.coordinator.protocol.kinds import Sharing as Sharing
 
 PROTOCOL_VERSION: Final = 3
 """Increases when an old peer could misunderstand a new one; appended fields do not need that."""

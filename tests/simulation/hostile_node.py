@@ -20,9 +20,9 @@ from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, OverdueAction, Settings
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, OverdueAction, Settings, Sharing
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MOST_BYTES, MemoryMode, ReleaseReason, Sharing
+from nvshare.coordinator.protocol.messages import MOST_BYTES, MemoryMode, ReleaseReason
 from nvshare.coordinator.system.journal import Journal
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import create

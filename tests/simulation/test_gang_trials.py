@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.registry import create
 from tests.harness import Harness, ScriptedClient
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvshare.bench.virtual_node.world import Plan, core_settings
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
-from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Sharing
 from nvshare.scheduler_policies.registry import BUILT_IN
 from tests.harness import SEEDS, live
 

@@ -127,7 +127,7 @@ static CUresult back(nvs_segment *segment)
         return CUDA_SUCCESS;
     if (!granted)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    enum { MOST_TIMES = 16 }; /* an older coordinator makes no room and does not say so */
+    enum { MOST_TIMES = 16 }; /* room is found each time, and something that the coordinator does not see has the memory */
     CUresult result;
     for (uint32_t times = 0;;) {
         result = nvs_segment_back(segment);

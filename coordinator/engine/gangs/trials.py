@@ -24,8 +24,7 @@ from typing import Final
 from nvshare.coordinator.model.gang import Gang, Trial
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import Seat
-from nvshare.coordinator.model.settings import SECOND_NS
-from nvshare.coordinator.protocol.kinds import Sharing
+from nvshare.coordinator.model.settings import SECOND_NS, Sharing
 from nvshare.scheduler_policies.api import Allotment, JobClass
 
 SETTLE_NS: Final = SECOND_NS

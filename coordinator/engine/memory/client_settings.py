@@ -14,7 +14,8 @@ from nvshare.coordinator.model.commands import Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import Contention, Seat
-from nvshare.coordinator.protocol.messages import GpuSettings, MemoryMode, Sharing
+from nvshare.coordinator.model.settings import Sharing
+from nvshare.coordinator.protocol.messages import GpuSettings, MemoryMode
 
 COMPANION_FACTOR: Final = 8
 """Gang members get a longer idle timeout, by this factor."""

@@ -13,7 +13,8 @@ from rich.cells import cell_len
 from nvshare.coordinator.cli.views import clients, explain, memory, slots, status
 from nvshare.coordinator.cli.views.output import View, with_period, written
 from nvshare.coordinator.model import events
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.model.settings import Sharing
+from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import contended, one_gpu
 from tests.unit.cli import replies
 

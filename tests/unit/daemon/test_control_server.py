@@ -16,7 +16,8 @@ from nvshare.coordinator.daemon.control.server import Administration, plain
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.engine.snapshot import Snapshot
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.model.settings import Sharing
+from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.system.devices import Device
 from nvshare.scheduler_policies import registry
 from nvshare.scheduler_policies.api import Plan, Progress

@@ -23,8 +23,7 @@ from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kinds import DURATION, setting
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model import settings as model
-from nvshare.coordinator.model.settings import CONFIGURED, OverdueAction, Settings
-from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.model.settings import CONFIGURED, OverdueAction, Settings, Sharing
 from nvshare.coordinator.system.devices import Device
 from nvshare.scheduler_policies import registry
 from tests.docs import generated

@@ -11,7 +11,7 @@ from nvshare.coordinator.cli import usage as report
 from nvshare.coordinator.daemon import usage as records
 from nvshare.coordinator.daemon.usage import HOUR_S, OTHERS, Key, Sums, Usage, read
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
-from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.model.settings import Sharing
 from nvshare.scheduler_policies.registry import create
 from tests.harness import GPU, Harness, ScriptedClient
 

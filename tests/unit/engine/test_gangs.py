@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 from tests.harness import Harness, ScriptedClient, steps
 

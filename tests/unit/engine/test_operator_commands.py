@@ -9,9 +9,8 @@ import pytest
 
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Log, RecordLease
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobView, Plan, PolicyBase
 from nvshare.scheduler_policies.registry import create
 from tests.harness import GPU, Harness, contended, one_gpu

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import Progress
 from tests.harness import Harness, ScriptedClient, contended, one_gpu
 

@@ -7,7 +7,7 @@ import pytest
 from nvshare.coordinator.engine.recovery import NEAR_IDS
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import MANY_HOLDERS, RecordLease
-from nvshare.coordinator.model.settings import SECOND_NS
+from nvshare.coordinator.model.settings import SECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies.registry import create
 from tests.harness import Harness, ScriptedClient
@@ -204,9 +204,9 @@ def test_an_id_that_a_stray_has_released_is_not_given_again() -> None:
     assert records(harness)[-1] == (8, stray.process_id)
 
 
-@pytest.mark.parametrize("sharing", list(messages.Sharing))
+@pytest.mark.parametrize("sharing", list(Sharing))
 @pytest.mark.parametrize("named", [False, True])
-def test_a_claim_far_from_the_last_id_is_stray_and_moves_no_numbers(sharing: messages.Sharing, named: bool) -> None:
+def test_a_claim_far_from_the_last_id_is_stray_and_moves_no_numbers(sharing: Sharing, named: bool) -> None:
     """Broken: one claim of a huge id exhausts the ids, and after a restart the honest holder's claim is refused."""
     harness = recovering(sharing=sharing) if named else serving(7, sharing=sharing)
     for lease_id in ((1 << 64) - 1, 7 + NEAR_IDS):
@@ -245,7 +245,7 @@ def test_after_concurrent_sharing_the_whole_window_is_waited() -> None:
 
 def test_concurrent_claims_are_confirmed_together() -> None:
     """Broken: a restart would interrupt processes that share concurrently anyway."""
-    harness = recovering(MANY_HOLDERS, sharing=messages.Sharing.CONCURRENT)
+    harness = recovering(MANY_HOLDERS, sharing=Sharing.CONCURRENT)
     one, two, thief = (harness.client(attach=False) for _ in range(3))
     one.attach(lease_id=3)
     two.attach(lease_id=6)
@@ -261,7 +261,7 @@ def test_concurrent_claims_are_confirmed_together() -> None:
 
 def test_the_journal_numbers_on_from_the_newest_lease() -> None:
     """Broken: after a restart an id would be given twice, because an older lease ended last."""
-    harness = serving(sharing=messages.Sharing.CONCURRENT)
+    harness = serving(sharing=Sharing.CONCURRENT)
     one = harness.client(wanted=True)
     two = harness.client(wanted=True)
     two.release(idle=True)
@@ -283,7 +283,7 @@ def test_the_journal_keeps_the_expected_holder_through_recovery() -> None:
 
 def test_the_journal_covers_all_whose_claims_are_confirmed_during_recovery() -> None:
     """Broken: sharing concurrently while the old holder has not claimed yet, a second crash would forget it."""
-    harness = recovering(sharing=messages.Sharing.CONCURRENT)
+    harness = recovering(sharing=Sharing.CONCURRENT)
     a, waiter = harness.client(attach=False), harness.client(wanted=True)
     a.attach(lease_id=3)
     assert a.granted() is not None
@@ -296,7 +296,7 @@ def test_the_journal_covers_all_whose_claims_are_confirmed_during_recovery() -> 
 
 def test_the_journal_names_several_until_the_last_has_released() -> None:
     """Broken: a crash while a concurrent GPU becomes exclusive would forget those who still drain."""
-    harness = serving(sharing=messages.Sharing.CONCURRENT)
+    harness = serving(sharing=Sharing.CONCURRENT)
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.handle(events.Set("sharing", "exclusive"))
@@ -309,7 +309,7 @@ def test_the_journal_names_several_until_the_last_has_released() -> None:
 
 def test_who_claimed_during_recovery_gives_way_when_the_gpu_becomes_exclusive() -> None:
     """Broken: invariant 1, it would stay the holder beside the one whom the GPU waits for and who is at work."""
-    harness = recovering(sharing=messages.Sharing.CONCURRENT)
+    harness = recovering(sharing=Sharing.CONCURRENT)
     early = claim(harness, 3)
     assert early.granted() is not None
     harness.handle(events.Set("sharing", "exclusive"))
@@ -322,7 +322,7 @@ def test_who_claimed_during_recovery_gives_way_when_the_gpu_becomes_exclusive() 
 
 def test_the_expected_holder_is_stray_where_others_claimed_meanwhile() -> None:
     """Broken: invariant 1, its claim would make it the holder beside those who still drain from concurrent sharing."""
-    harness = recovering(sharing=messages.Sharing.CONCURRENT)
+    harness = recovering(sharing=Sharing.CONCURRENT)
     a, b = harness.client(attach=False), harness.client(attach=False)
     a.attach(lease_id=3)
     b.attach(lease_id=4)
@@ -337,8 +337,8 @@ def test_the_expected_holder_is_stray_where_others_claimed_meanwhile() -> None:
     assert holder.lease() > 6
 
 
-@pytest.mark.parametrize("sharing", list(messages.Sharing))
-def test_a_lease_moves_to_the_new_connection_of_its_process(sharing: messages.Sharing) -> None:
+@pytest.mark.parametrize("sharing", list(Sharing))
+def test_a_lease_moves_to_the_new_connection_of_its_process(sharing: Sharing) -> None:
     """Broken: a process that connects again before its old connection is seen to end would be cut short as a stray."""
     harness = serving(sharing=sharing)
     old = harness.client(wanted=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import (
     Allotment,
     GpuView,

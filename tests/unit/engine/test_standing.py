@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import MILLISECOND_NS
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Sharing
+from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import ScriptedClient, contended, one_gpu
 
 SETTINGS = {"sharing": Sharing.EXCLUSIVE, "quantum_ns": 100 * MILLISECOND_NS}

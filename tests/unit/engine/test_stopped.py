@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, OverdueAction
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, OverdueAction, Sharing
+from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import Harness, ScriptedClient, contended, one_gpu
 
 SETTINGS = {"sharing": Sharing.EXCLUSIVE, "quantum_ns": 100 * MILLISECOND_NS}

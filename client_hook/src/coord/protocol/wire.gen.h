@@ -16,12 +16,6 @@ enum {
 };
 
 enum {
-    NVS_SHARING_EXCLUSIVE = 0,
-    NVS_SHARING_CONCURRENT = 1,
-    NVS_SHARING_AUTO = 2,
-};
-
-enum {
     NVS_RELEASE_REASON_REVOKED = 0,
     NVS_RELEASE_REASON_IDLE = 1,
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.settings import Sharing
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import Harness, ScriptedClient, one_gpu
@@ -117,7 +118,7 @@ def test_memory_that_cannot_move_evicts_others_first() -> None:
 
 def test_memory_that_cannot_move_ends_leases_that_do_not_fit_beside_it() -> None:
     """Broken: it is refused, or exceeds the capacity, because all others run side by side and hold leases."""
-    harness = one_gpu(100, sharing=messages.Sharing.CONCURRENT)
+    harness = one_gpu(100, sharing=Sharing.CONCURRENT)
     both = [harness.client(wanted=True, mode=MemoryMode.SWAP) for _ in range(2)]
     for client in both:
         assert client.granted() is not None

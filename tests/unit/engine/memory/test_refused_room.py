@@ -7,9 +7,9 @@ from functools import partial
 from nvshare.coordinator.cli.views.sentences import room_lines
 from nvshare.coordinator.engine.memory.pinning import RETRY_NS
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import Harness, ScriptedClient, one_gpu
 from tests.unit.cli.replies import status
 

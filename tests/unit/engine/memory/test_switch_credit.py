@@ -10,7 +10,7 @@ import pytest
 from nvshare.coordinator.engine.memory import switch_credit
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Log
-from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import Allotment, GpuView, JobView, Plan, PolicyBase
@@ -164,7 +164,7 @@ def test_moves_beside_work_are_no_cost() -> None:
 
 def test_exclusive_turns_begin_although_switches_are_held_back() -> None:
     """Broken: programs that ran side by side go on so after the operator asked for exclusive turns."""
-    harness = Harness(lambda name, uuid: _Newest(), sharing=messages.Sharing.AUTO)
+    harness = Harness(lambda name, uuid: _Newest(), sharing=Sharing.AUTO)
     harness.gpu(capacity=100)
     for _ in range(2):
         harness.client(wanted=True, mode=MemoryMode.SWAP).report(allocated=40, resident=40)

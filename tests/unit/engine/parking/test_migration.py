@@ -10,7 +10,7 @@ from nvshare.coordinator.engine.memory.client_settings import PREPARE_STEP_BYTES
 from nvshare.coordinator.engine.parking.migration import PATIENCE_NS
 from nvshare.coordinator.engine.snapshot import ClientSnapshot
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import SECOND_NS
+from nvshare.coordinator.model.settings import SECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import Harness, ScriptedClient, one_gpu
@@ -365,7 +365,7 @@ def test_a_waiting_program_moves_to_the_idle_card() -> None:
 
 def test_programs_that_slow_each_other_down_part() -> None:
     """Broken: two jobs that run at once, each at half its speed, share a card while another one is idle."""
-    harness = two_gpus(rebalance=True, sharing=messages.Sharing.CONCURRENT)
+    harness = two_gpus(rebalance=True, sharing=Sharing.CONCURRENT)
     first = Reporter(harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True))
     first.report()
     first.works(100)

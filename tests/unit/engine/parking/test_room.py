@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.profile import Facts
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from tests.harness import GPU, Harness, ScriptedClient, one_gpu
@@ -148,7 +148,7 @@ def test_an_idle_holder_makes_room_for_one_that_comes_back() -> None:
 
 def test_idle_clients_that_keep_their_leases_make_room() -> None:
     """Broken: where programs run side by side nobody counts as idle, and a newcomer is out of memory."""
-    harness = one_gpu(sharing=messages.Sharing.CONCURRENT)
+    harness = one_gpu(sharing=Sharing.CONCURRENT)
     idle, busy = (harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True) for _ in range(2))
     leases = idle.lease(), busy.lease()
     assert all(leases)
