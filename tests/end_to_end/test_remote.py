@@ -23,6 +23,7 @@ class Remote:
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=BOUND_S)
         self._stream: IO[str] = self.socket.makefile("rw", encoding="utf-8", newline="\n")
+        self.begin("begin")
 
     def begin(self, line: str) -> None:
         self._stream.write(f"{line}\n")

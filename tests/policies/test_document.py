@@ -30,7 +30,7 @@ def test_the_example_schedules_as_it_says() -> None:
     world.play(8_000)
     assert world.used_ns(heavy) / world.used_ns(light) == pytest.approx(3.0, rel=0.1)
     world.leave(light)
-    assert light.client not in world.policy.start  # type: ignore[attr-defined]
+    assert light.client not in world.policy.served  # type: ignore[attr-defined]
 
 
 def test_the_tables_of_policies_are_true() -> None:

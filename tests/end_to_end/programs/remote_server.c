@@ -1,8 +1,8 @@
 /* Serves remote programs as Lupine's server does: it forks before any call of the driver, each connection gets a process and a context, and
  * several threads call the driver for it.
  *
- * Prints its port on 127.0.0.1.  A connection sends lines: `fill MIB VALUE`, `run ROUNDS`, `check`.  The answer of each is one line: a code of
- * the driver, or 1 for memory that has changed.
+ * Prints its port on 127.0.0.1.  A connection sends lines: `begin`, then `fill MIB VALUE`, `run ROUNDS`, `check`.  The answer of each of these is one
+ * line: a code of the driver, or 1 for memory that has changed.
  */
 #include "cuda_program.h"
 
@@ -57,6 +57,8 @@ static void serve(int connection)
 {
     FILE *in = fdopen(connection, "r"), *out = fdopen(dup(connection), "w");
     char line[128];
+    if (fgets(line, sizeof line, in) == NULL || strcmp(line, "begin\n") != 0)
+        exit(0); /* somebody looks for a server that had this port before */
     OK(cuInit(0));
     OK(cuCtxCreate(&context, NULL, 0, 0));
     load();
