@@ -441,7 +441,7 @@ class Chaos:
         return peer
 
     def _hello(self, peer: zmq.Socket[bytes]) -> None:
-        hello = messages.Hello(messages.PROTOCOL_VERSION, "peer", "chaos", 0, 0, "0.1.0")
+        hello = messages.Hello(messages.PROTOCOL_VERSION, "peer", "chaos", 0, 0)
         with suppress(zmq.Again):
             peer.send(messages.encode(hello), zmq.NOBLOCK)
 

@@ -69,7 +69,7 @@ def run_clients(socket_path: Path, clients: int, gpus: int, ready_fd: int) -> No
         link = Link(socket_path)
         links[link.socket.fileno()] = link
         poller.register(link.socket, select.EPOLLIN)
-        hello = messages.Hello(messages.PROTOCOL_VERSION, f"client {number}", "bench", 1, 0, "0")
+        hello = messages.Hello(messages.PROTOCOL_VERSION, f"client {number}", "bench", 1, 0)
         uuid = uuid_of(number % gpus)
         link.send(messages.encode(hello))
         link.send(messages.encode(messages.AttachGpu(0, uuid, 0, True, 0, 0, 0)))

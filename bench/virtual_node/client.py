@@ -47,7 +47,7 @@ class Client:
     ) -> None:
         """Says hello."""
         pid = self.client if process_id is None else process_id
-        hello = messages.Hello(messages.PROTOCOL_VERSION, name, program, mode, limit, "", placement)
+        hello = messages.Hello(messages.PROTOCOL_VERSION, name, program, mode, limit, placement)
         self.give(events.ClientRegistered(self.client, hello, pid, user_id, group))
         self.facts = Facts(Rank(priority, weight), limit_bytes=limit, gang=gang)
         if self.facts != Facts():

@@ -97,7 +97,7 @@ class HostileClient:
         gang = f"g{chance.randrange(plan.gangs)}" if plan.gangs else ""
         priority, weight = chance.randint(-3, 3), chance.choice((1, MAX_WEIGHT))
         said = f"priority={priority}\nweight={weight}\ngang={gang}\nshare_limit={self._number(9)}\n{self.name}"
-        return messages.encode(messages.Hello(messages.PROTOCOL_VERSION, self.name, "x", mode, 0, "0", profile=said))
+        return messages.encode(messages.Hello(messages.PROTOCOL_VERSION, self.name, "x", mode, 0, profile=said))
 
     def _attach(self, gpu: int) -> bytes:
         chance = self.world.chance

@@ -447,7 +447,7 @@ class Process:
         weight, gang = 1 + self.pid % 3, self.gang if world.plan.gangs_are_told else ""
         name, protocol = f"p{self.pid}", messages.PROTOCOL_VERSION
         said = f"priority={self.priority}\nweight={weight}\n" + (f"gang={gang}\n" if gang else "") + self.profile
-        self.tell(messages.Hello(protocol, name, "model", self.mode, 0, "0", spatial=self.spatial, profile=said))
+        self.tell(messages.Hello(protocol, name, "model", self.mode, 0, spatial=self.spatial, profile=said))
         self.memory.connected()
         for side in self.sides.values():
             lease = side.lease.number if side.open or side.closing else 0

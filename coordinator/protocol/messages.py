@@ -62,7 +62,7 @@ HOST: Final = 255
 # --- from a client -------------------------------------------------------------------------------------------------
 
 
-@declare(TO_COORDINATOR, 1, VERSION, NAME, NAME, U8, BYTES, NAME, SENTENCE, BOOL, BOOL, WORDS)
+@declare(TO_COORDINATOR, 1, VERSION, NAME, NAME, U8, BYTES, SENTENCE, BOOL, BOOL, WORDS)
 class Hello(Message):
     """First message of a connection.
 
@@ -77,7 +77,6 @@ class Hello(Message):
     program: str
     memory_mode: int
     memory_limit_bytes: int
-    library_version: str
     placement: str = ""
     memory_auto: bool = False
     spatial: bool = False

@@ -19,7 +19,7 @@ def main(path: str, uuid: str, claimed: int) -> None:
         os.close(1)
         sys.stdin.read()
         os._exit(0)
-    link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "holder", "test", 1, 0, "0")))
+    link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "holder", "test", 1, 0)))
     link.send(messages.encode(messages.AttachGpu(0, uuid, claimed, not claimed, 0, 0, 0)))
     while True:
         for frame in link.take():

@@ -163,7 +163,7 @@ class Hook:
         memory_mode: int = int(messages.MemoryMode.MANAGED),
     ) -> Hook:
         said = f"priority={priority}\n"
-        self.send(messages.Hello(messages.PROTOCOL_VERSION, name, "pytest", memory_mode, 0, "0", profile=said))
+        self.send(messages.Hello(messages.PROTOCOL_VERSION, name, "pytest", memory_mode, 0, profile=said))
         return self
 
     def attach(self, gpu: int = 0, *, lease_id: int = 0, wanted: bool = False) -> Hook:

@@ -90,7 +90,7 @@ def test_random_frames_after_a_handshake(served: Running) -> None:
     for number in range(60):
         link = Link(served.directory.hooks_socket)
         if number % 2:
-            link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "bad", "bad", 1, 0, "")))
+            link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "bad", "bad", 1, 0)))
         for _ in range(5):
             content = chance.randbytes(chance.randrange(0, 200))
             if number % 3:
@@ -106,7 +106,7 @@ def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> N
     """Broken if a client could take the place of another by the routing id that it asks for."""
     links = [Link(served.directory.hooks_socket, identity=identity) for identity in (b"mine", b"mine", b"\0" * 5)]
     for link in links:
-        link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "same", "bad", 1, 0, "")))
+        link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "same", "bad", 1, 0)))
     eventually(lambda: served.ask(api.Ping())["clients"] == 1 + len(links), "one client for each connection")
     for link in links:
         link.close()
@@ -177,7 +177,7 @@ def test_an_unknown_gpu_and_an_unknown_message_cost_only_themselves(served: Runn
 def test_a_refused_client_is_cut(served: Running) -> None:
     """Broken if a client that broke the protocol kept its connection, or could go on over it."""
     link = Link(served.directory.hooks_socket)
-    link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "bad", "bad", 1, 0, "")))
+    link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "bad", "bad", 1, 0)))
     link.send(b"\xc1")
     assert closed(link)
 
@@ -186,7 +186,7 @@ def test_a_flood_costs_the_flooder_its_connection(coordinators: Coordinators, co
     """Broken if one client could keep the coordinator busy."""
     running = coordinators.start("--log-level", "error", NVSHARE_MAX_MESSAGES_PER_S="200")
     link = Link(running.directory.hooks_socket)
-    link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "flood", "bad", 1, 0, "")))
+    link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "flood", "bad", 1, 0)))
     link.send(messages.encode(messages.AttachGpu(0, uuid_of(0), 0, False, 0, 0, 0)))
     flood = frame(messages.encode(messages.State(0, 0, 0, 0, 0, 0))) * 2_000
     try:

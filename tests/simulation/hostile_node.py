@@ -77,7 +77,7 @@ class Program:
     def connect(self, mode: MemoryMode, profile: str = "") -> None:
         """A new connection with its hello."""
         self.connection, self.gpus, self.leases = self.node.open(self), {}, {}
-        self.say(messages.Hello(messages.PROTOCOL_VERSION, "p", "p", mode, 0, "", profile=profile))
+        self.say(messages.Hello(messages.PROTOCOL_VERSION, "p", "p", mode, 0, profile=profile))
 
     def lost(self) -> None:
         """The connection has ended."""

@@ -67,7 +67,7 @@ def test_a_new_setting_can_be_said_everywhere(nap: ProgramSetting, tmp_path: Pat
 
     for slot, nap_ns in (("", 5 * 10**9), ("s", 3 * 10**9)):
         dispatcher, _ = dispatcher_for(Peer(7, 0, slot), policy)
-        hello = messages.Hello(messages.PROTOCOL_VERSION, "job", "python", 1, 0, "", profile="nap=5s\n")
+        hello = messages.Hello(messages.PROTOCOL_VERSION, "job", "python", 1, 0, profile="nap=5s\n")
         dispatcher.frame(1, messages.encode(hello), 1)
         assert dispatcher.facts(1).nap_ns == nap_ns  # type: ignore[attr-defined]
 

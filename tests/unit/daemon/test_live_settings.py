@@ -25,7 +25,7 @@ GPU, OTHER = "GPU-0", "GPU-1"
 def hello(client: int = 1, process_id: int | None = None, **more: object) -> events.ClientRegistered:
     pid = os.getpid() if process_id is None else process_id
     made = events.ClientRegistered(
-        client, messages.Hello(messages.PROTOCOL_VERSION, "train", "python", MemoryMode.SWAP, 1 << 30, ""), pid, 0
+        client, messages.Hello(messages.PROTOCOL_VERSION, "train", "python", MemoryMode.SWAP, 1 << 30), pid, 0
     )
     return replace(made, **more)  # type: ignore[arg-type]
 

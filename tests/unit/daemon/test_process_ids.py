@@ -24,7 +24,7 @@ def test_a_process_id_that_comes_back_is_looked_up_again() -> None:
     """Broken: a restarted coordinator takes the holder for an earlier process of this id, and grants its GPU again."""
     connections = _Noting(Peer(7, 0))
     dispatcher = Dispatcher(Scheduler(registry.create), connections, connections, Rights(own_user=0), max_clients=9)
-    hello = messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "job", "python", 1, 0, ""))
+    hello = messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "job", "python", 1, 0))
     dispatcher.frame(1, hello, 1)
     connections.forgotten.clear()
     dispatcher.frame(2, hello, 2)

@@ -58,7 +58,7 @@ def dispatcher_for(peer: Peer, policy: dict[str, str] | None = None) -> tuple[Di
 
 
 def hello(profile: str) -> bytes:
-    return messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "job", "python", 1, 0, "", profile=profile))
+    return messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "job", "python", 1, 0, profile=profile))
 
 
 def greet(peer: Peer, priority: int, weight: int, policy: dict[str, str] | None = None) -> tuple[int, int, list[str]]:

@@ -50,7 +50,7 @@ class Node:
     def greet(self, number: int, peer: Peer, name: str, **more: str) -> None:
         """A program comes."""
         self.outbox.peers[number] = peer
-        hello = messages.Hello(messages.PROTOCOL_VERSION, name, "python", MemoryMode.SWAP, 0, "", **more)  # type: ignore[arg-type]
+        hello = messages.Hello(messages.PROTOCOL_VERSION, name, "python", MemoryMode.SWAP, 0, **more)  # type: ignore[arg-type]
         self.dispatcher.frame(number, messages.encode(hello), 2)
 
     def ask(self, user: int, request: api.Request) -> Any:

@@ -32,7 +32,7 @@ NONSENSE: dict[str, Callable[[int], events.Event]] = {
     "a state of a GPU that it has not attached": lambda c: events.Received(c, messages.State(7, 0, 1, 1, 1, 1)),
     "a target that it was not told": lambda c: events.Received(c, messages.State(0, 1, 1, 1, 1, 1)),
     "a second hello": lambda c: events.ClientRegistered(
-        c, messages.Hello(messages.PROTOCOL_VERSION, "x", "x", MemoryMode.DEVICE, 0, ""), 1, 1
+        c, messages.Hello(messages.PROTOCOL_VERSION, "x", "x", MemoryMode.DEVICE, 0), 1, 1
     ),
     "one ordinal for two GPUs": lambda c: events.Received(c, messages.AttachGpu(0, "GPU-1", 0, False, 0, 0, 0)),
     "two ordinals for one GPU": lambda c: events.Received(c, messages.AttachGpu(1, GPU, 0, False, 0, 0, 0)),
@@ -113,7 +113,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
     name = st.just("n")
     gang = st.sampled_from(["", "g", "h"])
     card, number = st.sampled_from("AB"), st.integers(0, 9)
-    hello = st.builds(messages.Hello, small, name, name, mode, small, name, st.just(""), flag, flag)
+    hello = st.builds(messages.Hello, small, name, name, mode, small, st.just(""), flag, flag)
     reason = st.sampled_from(messages.ReleaseReason)
 
     def message(kind: type[messages.Message], *fields: st.SearchStrategy[object]) -> st.SearchStrategy[events.Event]:

@@ -20,13 +20,12 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             "python3",
             2,
             4294967296,
-            "0.1.0",
             '["1f",true,"","x"]',
             True,
             True,
             "priority=-3\ngang=pair\n" + 240 * "x",
         ),
-        "9b0103a7747261696e6572a7707974686f6e3302cf0000000100000000a5302e312e30b25b223166222c747275652c"
+        "9a0103a7747261696e6572a7707974686f6e3302cf0000000100000000b25b223166222c747275652c"
         "22222c2278225dc3c3da01067072696f726974793d2d330a67616e673d706169720a" + 240 * "78",
     ),
     (
@@ -98,8 +97,8 @@ GOLDEN: list[tuple[messages.Message, str]] = [
 
 EARLIER: list[tuple[str, messages.Message]] = [
     (
-        "970103a7747261696e6572a7707974686f6e3301cf0000000100000000a5302e312e30",
-        messages.Hello(3, "trainer", "python3", 1, 1 << 32, "0.1.0"),
+        "960103a7747261696e6572a7707974686f6e3301cf0000000100000000",
+        messages.Hello(3, "trainer", "python3", 1, 1 << 32),
     ),
     ("980200a54750552d3000c2000000", messages.AttachGpu(0, "GPU-0", 0, False, 0, 0, 0)),
     ("924fc2", messages.Park(False)),

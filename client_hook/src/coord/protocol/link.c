@@ -402,7 +402,6 @@ static void say_hello(void)
         .memory_auto = nvs_config.memory_auto,
         .memory_limit_bytes = nvs_config.memory_limit,
         .spatial = nvs_config.spatial,
-        .library_version = NVS_VERSION,
     };
     uint8_t frame[NVS_MAX_FRAME_BYTES];
     const char *program = program_invocation_short_name;

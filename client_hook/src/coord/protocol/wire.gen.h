@@ -59,7 +59,6 @@ typedef struct nvs_hello {
     char program[64];
     uint8_t memory_mode;
     uint64_t memory_limit_bytes;
-    char library_version[64];
     char placement[256];
     bool memory_auto;
     bool spatial;
@@ -72,13 +71,12 @@ static const nvs_wire_field nvs_hello_fields[] = {
     NVS_WIRE_FIELD(hello, program, TEXT, 0, 63, 0, NULL),
     NVS_WIRE_FIELD(hello, memory_mode, UINT, 0, UINT8_MAX, 0, NULL),
     NVS_WIRE_FIELD(hello, memory_limit_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
-    NVS_WIRE_FIELD(hello, library_version, TEXT, 0, 63, 0, NULL),
     NVS_WIRE_FIELD(hello, placement, TEXT, 0, 255, 0, ""),
     NVS_WIRE_FIELD(hello, memory_auto, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(hello, spatial, BOOL, 0, 1, 0, NULL),
     NVS_WIRE_FIELD(hello, profile, TEXT, 0, 511, 0, ""),
 };
-NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 6, 10)
+NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 5, 9)
 
 typedef struct nvs_attach_gpu {
     uint8_t gpu;
