@@ -237,8 +237,7 @@ def _notify_policy(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     rate = seat.sent.allotment.rate if seat.sent.allotment is not None else 1.0
     quiet_ns = gpu.quiet_clock_ns(now_ns) - seat.lease.quiet_before_ns
     gpu.policy_guard.observe(lambda: TurnEnded(seat.view(), now_ns, seat.lease.called, rate, quiet_ns), node.out)
-    seat.statistics.charged_ns = seat.held_ns(now_ns)
-    seat.place.view = None
+    seat.place.charged_ns, seat.place.view = seat.held_ns(now_ns), None
 
 
 def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:

@@ -127,7 +127,7 @@ def _arrive(node: Node, seat: Seat, gpu: Gpu, figures: AttachGpu, promised_bytes
     moved.statistics, moved.progress = seat.statistics, seat.progress
     moved.moves = replace(seat.moves, rest=None)  # the hook counts its targets by ordinal
     moved.place.recent, moved.place.attached_at_ns = seat.place.recent, seat.place.attached_at_ns
-    moved.place.last_released_ns = seat.place.last_released_ns
+    moved.place.last_released_ns, moved.place.charged_ns = seat.place.last_released_ns, seat.place.charged_ns
     if seat.place.active:
         leases.activate(node, gpu, moved)
     if figures.wanted:

@@ -77,6 +77,8 @@ class Place:
     """Unique on its GPU; the seat that attached or released longest ago has the least.  Constant while it waits."""
     waiting_since_ns: int | None = None
     last_released_ns: int | None = None
+    charged_ns: int = 0
+    """Time in leases up to the last one that a policy was told of."""
     demoted: bool = False
     active: bool = False
     """It has asked for the GPU at least once.  Clients that only look at the GPU do not cause pacing of others."""
@@ -218,7 +220,7 @@ class Seat:
                     lease.granted_at_ns,
                     lease.began_ns,
                     self.statistics.used_ns,
-                    self.statistics.charged_ns,
+                    place.charged_ns,
                     place.last_released_ns,
                 ),
                 client.facts.rank,

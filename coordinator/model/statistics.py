@@ -54,8 +54,6 @@ class SeatStatistics:
 
     used_ns: int = 0
     """Time in finished leases."""
-    charged_ns: int = 0
-    """Time in leases that policies were told of."""
     leases: int = 0
     submissions: int = 0
     revokes: int = 0

@@ -10,9 +10,11 @@ from nvshare.coordinator.engine.memory.client_settings import PREPARE_STEP_BYTES
 from nvshare.coordinator.engine.parking.migration import PATIENCE_NS
 from nvshare.coordinator.engine.snapshot import ClientSnapshot
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.settings import SECOND_NS, Sharing
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, Sharing
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.scheduler_policies.api import Happened, TurnEnded
+from nvshare.scheduler_policies.round_robin import RoundRobin
 from tests.harness import Harness, ScriptedClient, one_gpu
 from tests.unit.engine.parking.test_parking import SIZE, asked, brought_in, evicted, idle_client, on_the_way, parked
 from tests.unit.engine.test_progress import Reporter
@@ -73,6 +75,36 @@ def test_an_idle_client_moves_with_its_figures() -> None:
     assert (shown(harness, client).moved_from, shown(harness, client).moved_why) == (HOME, "by the operator")
     (event,) = harness.notifications("migrated")
     assert (event["uuid"], event["from"]) == (OTHER, HOME)
+
+
+class _Notes(RoundRobin):
+    """Round robin; notes what each turn is charged."""
+
+    def __init__(self, charged: list[int]) -> None:
+        super().__init__()
+        self.charged = charged
+
+    def observe(self, happened: Happened) -> None:
+        super().observe(happened)
+        if isinstance(happened, TurnEnded):
+            self.charged.append(happened.job.uncharged_ns(happened.now_ns))
+
+
+def test_turns_before_a_move_are_not_charged_again() -> None:
+    """Broken: a program that has run for hours waits for its turns on the card that it has moved to."""
+    charged: list[int] = []
+    harness = Harness(lambda name, uuid: _Notes(charged))
+    harness.gpu(HOME)
+    harness.gpu(OTHER)
+    client = harness.client(mode=MemoryMode.SWAP, memory=SIZE, wanted=True)
+    harness.milliseconds(40)
+    client.release()
+    moved(harness, client)
+    client.request()
+    brought_in(client)
+    harness.milliseconds(30)
+    client.release()
+    assert charged == [40 * MILLISECOND_NS, 30 * MILLISECOND_NS]
 
 
 def test_a_holder_moves_and_goes_on_there() -> None:
