@@ -14,6 +14,7 @@ from tests.conftest import Built
 from tests.hook.compiled import compile_c
 from tests.hook.conftest import StartClient
 from tests.hook.scripted import NEVER_NS, ScriptedClient, ScriptedCoordinator
+from tests.waiting import eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
 MS = 1_000_000
@@ -311,6 +312,7 @@ def test_a_refusal_names_its_gpu(coordinator: ScriptedCoordinator, start: StartC
     client = start(NVSHARE_SIMULATE="2x1GiB")
     assert client.do("background 1000") == "begun"
     assert coordinator.expect(messages.AttachGpu).gpu == 0
+    eventually(lambda: client.do("state").split()[4] == "1", "it waits for the GPU that is current now")
     assert client.do("gpu 1") == "gpu"
     assert coordinator.expect(messages.AttachGpu).gpu == 1
     coordinator.send(messages.Rejected(messages.Rejection.UNKNOWN_GPU, False, "no such GPU here", 1))
