@@ -17,8 +17,8 @@ Limits of the coordinator's effort, and of its clients' waits:
 - Memory: the number of clients bounds the entries in all containers of the engine, the dispatcher and the slot book,
   checked after every `CHECK_EVERY` events.  Nothing remains after the last client.
 - Work: in a world without obstacles, memory moves without any work for at most half of the time in which clients want
-  the GPU, or for what switches may cost (memory/switch_credit.py).  In such a world all memory can move and fits, no
-  process hangs, stops or dies, the coordinator lives, and there is no operator and no hostile client.
+  the GPU, or for what switches may cost (engine/memory/switch_credit.py).  In such a world all memory can move and
+  fits, no process hangs, stops or dies, the coordinator lives, and there is no operator and no hostile client.
 - Waits: in such a world without gangs, if a turn is long enough for a move (`MIN_QUANTUM_NS`, or automatic), a client
   waits at most as long as its policy states, plus `TURN_COST_NS` for each turn.
 

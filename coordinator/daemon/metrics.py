@@ -20,7 +20,6 @@ from nvshare.coordinator.daemon.control.rights import HIDDEN
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot, SeatSnapshot, Snapshot
 from nvshare.coordinator.kubernetes.slots import metrics
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotSnapshot
-from nvshare.coordinator.model.settings import Sharing
 from nvshare.coordinator.system.http.families import Row, families, family
 from nvshare.coordinator.system.users import user_name
 
@@ -226,7 +225,7 @@ _GPU_ROWS: Final[tuple[Row, ...]] = (
 
 
 def _gpu_metrics(gpus: GpuRows) -> Iterator[Metric]:
-    info = (((*labels, g.name, g.rules.policy, Sharing(g.rules.sharing).name.lower()), 1) for labels, g in gpus)
+    info = (((*labels, g.name, g.rules.policy, g.rules.sharing.name.lower()), 1) for labels, g in gpus)
     yield family(Gauge, "nvshare_gpu_info", "Always 1", (*_GPU, "name", "policy", "sharing"), info)
     memory = [
         ((*labels, kind), getattr(gpu.memory, f"{kind}_bytes"))

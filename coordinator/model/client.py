@@ -32,7 +32,7 @@ class Identity:
 
 @dataclass(slots=True)
 class HostShare:
-    """A client's share of pinned host memory.  Changed by memory/host_budget.py."""
+    """A client's share of pinned host memory.  Changed by engine/memory/host_budget.py."""
 
     asked: bool = False
     """It has asked for a share, so it takes part in the host budget."""

@@ -1,4 +1,4 @@
-"""Gangs: programs that run at the same time; see gangs/slots.py."""
+"""Gangs: programs that run at the same time; see engine/gangs/slots.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Trial:
-    """The progress of a gang and its rivals side by side and in slots.  Changed by gangs/trials.py."""
+    """The progress of a gang and its rivals side by side and in slots.  Changed by engine/gangs/trials.py."""
 
     seats: frozenset[Seat] = frozenset()
     """The members and their rivals; empty: they are not measured."""
@@ -32,7 +32,7 @@ class Trial:
 
 @dataclass(slots=True, eq=False)
 class Gang:
-    """All seats of clients that name it.  Changed by gangs/slots.py."""
+    """All seats of clients that name it.  Changed by engine/gangs/slots.py."""
 
     name: str
     seats: list[Seat] = field(default_factory=list)

@@ -85,7 +85,7 @@ class GpuLeases:
 
 @dataclass(slots=True, eq=False)
 class Schedule:
-    """The plan of one GPU.  Changed by engine/planning.py, `rests_since_ns` by gangs/slots.py."""
+    """The plan of one GPU.  Changed by engine/planning.py, `rests_since_ns` by engine/gangs/slots.py."""
 
     members: dict[int, Allotment] = field(default_factory=dict)
     """The running set by client, most important first."""
@@ -111,7 +111,7 @@ class Schedule:
 
 @dataclass(slots=True)
 class SwitchCredit:
-    """The time that switches may still wait for memory.  Changed by memory/switch_credit.py."""
+    """The time that switches may still wait for memory.  Changed by engine/memory/switch_credit.py."""
 
     credit_ns: float = 2e9
     at_ns: int = 0
@@ -121,7 +121,7 @@ class SwitchCredit:
 
 @dataclass(slots=True)
 class HiddenMoves:
-    """Time of moves during turns of other clients.  Changed by memory/moves.py."""
+    """Time of moves during turns of other clients.  Changed by engine/memory/moves.py."""
 
     average_ns: float = 0.0
     turn_out_ns: int = 0
@@ -133,7 +133,7 @@ class HiddenMoves:
 class Switching:
     """The present switch and what switches cost.
 
-    Changed by memory/residency.py, memory/moves.py and engine/leases.py.
+    Changed by engine/memory/residency.py, engine/memory/moves.py and engine/leases.py.
     """
 
     switch: Switch | None = None

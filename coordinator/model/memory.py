@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class SeatMemory:
     """Memory of one client on one GPU.
 
-    The first four fields are changed by `claims.set_usage` alone, `growth` by memory/admission.py.
+    The first four fields are changed by `claims.set_usage` alone, `growth` by engine/memory/admission.py.
     """
 
     allocated_bytes: int = 0
@@ -41,7 +41,7 @@ class SeatMemory:
     unconfirmed_bytes: int = 0
     """Reported, but neither promised nor shown by the driver's figures: it does not count.  `set_usage` changes it."""
     looked_bytes: int = 0
-    """The most resident memory at any look.  This and the next are changed by memory/checks.py."""
+    """The most resident memory at any look.  This and the next are changed by engine/memory/checks.py."""
     accused: bool = False
     """The log names the client as one that reports more than it has."""
     claimed_bytes: int = 0
@@ -52,7 +52,7 @@ class SeatMemory:
 
 @dataclass(slots=True, eq=False)
 class Growth:
-    """A client's question for room that is not answered yet.  Changed by memory/admission.py."""
+    """A client's question for room that is not answered yet.  Changed by engine/memory/admission.py."""
 
     total_bytes: int
     asked_ns: int
@@ -67,7 +67,7 @@ class Growth:
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """A client is on its way to its target.  Changed by memory/moves.py."""
+    """A client is on its way to its target.  Changed by engine/memory/moves.py."""
 
     out: bool
     target_bytes: int
@@ -109,7 +109,7 @@ class Rest:
 class Ending:
     """Memory of a client that is gone, while its process has not ended or others may map it.
 
-    Changed by memory/claims.py and memory/checks.py.
+    Changed by engine/memory/claims.py and engine/memory/checks.py.
     """
 
     bytes: int
@@ -125,7 +125,7 @@ class Ending:
 
 @dataclass(slots=True)
 class SeatMoves:
-    """Moves of one client on one GPU.  Changed by memory/moves.py."""
+    """Moves of one client on one GPU.  Changed by engine/memory/moves.py."""
 
     move: Move | None = None
     """Also one that nobody waits for any more."""
@@ -146,7 +146,7 @@ class SeatMoves:
 
 @dataclass(slots=True)
 class SeatRoom:
-    """Room for one client on its GPU.  Changed by memory/room.py and memory/pinning.py."""
+    """Room for one client on its GPU.  Changed by engine/memory/room.py and engine/memory/pinning.py."""
 
     immovable_bytes: int = 0
     promised_bytes: int = 0
@@ -163,7 +163,7 @@ class SeatRoom:
 
 @dataclass(slots=True, eq=False)
 class Immovable:
-    """Memory of one GPU that cannot move.  Changed by memory/room.py, memory/pinning.py and memory/claims.py."""
+    """Memory of one GPU that cannot move.  Changed by engine/memory: room.py, pinning.py and claims.py."""
 
     bytes: int = 0
     questions: dict[int, int] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Immovable:
 
 @dataclass(slots=True, eq=False)
 class Overflow:
-    """Memory that does not fit on one GPU, as clients were told.  Changed by memory/client_settings.py."""
+    """Memory that does not fit on one GPU, as clients were told.  Changed by engine/memory/client_settings.py."""
 
     bytes: int = 0
     reported: dict[int, None] = field(default_factory=dict)
@@ -214,7 +214,7 @@ class GpuMemory:
     looking: dict[int, int] | None = None
     """A look at the driver's figures is under way: what clients with unconfirmed memory had reported as it began.
 
-    This field and the next four are changed by memory/checks.py, `listed` also by engine/recovery.py.
+    This field and the next four are changed by engine/memory/checks.py, `listed` also by engine/recovery.py.
     """
     look_again: bool = False
     """Another one is to follow: the figures under way may be too old."""
@@ -227,12 +227,12 @@ class GpuMemory:
     other_bytes: int = 0
     """Used memory of the card that no client reports, by these figures: contexts, the driver's own, other programs."""
     short: bool = False
-    """The card lacked memory that the figures call free.  Set by memory/moves.py."""
+    """The card lacked memory that the figures call free.  Set by engine/memory/moves.py."""
     statistics: MoveStatistics = field(default_factory=MoveStatistics)
     recent_moved: RecentSum = field(default_factory=RecentSum)
     """Bytes moved out and in, of clients that have left too."""
     recent_waited: RecentSum = field(default_factory=RecentSum)
-    """Time that grants waited for memory.  Both are changed by memory/moves.py."""
+    """Time that grants waited for memory.  Both are changed by engine/memory/moves.py."""
 
     @property
     def kept_bytes(self) -> int:
@@ -242,7 +242,7 @@ class GpuMemory:
 
 @dataclass(slots=True, eq=False)
 class Switch:
-    """The lease is on its way to `seat`; its memory comes first.  Changed by memory/residency.py."""
+    """The lease is on its way to `seat`; its memory comes first.  Changed by engine/memory/residency.py."""
 
     seat: Seat
     started_ns: int

@@ -24,7 +24,7 @@ class HostOwner:
 
 @dataclass(slots=True, eq=False)
 class HostBudget:
-    """Pinned host memory of the node.  Changed by memory/host_budget.py."""
+    """Pinned host memory of the node.  Changed by engine/memory/host_budget.py."""
 
     shared_bytes: int = 0
     """The sum of the clients' shares."""

@@ -153,7 +153,7 @@ class SeatProgress:
 
 @dataclass(slots=True)
 class SentSettings:
-    """Settings of the GPU that the client was sent.  Changed by memory/client_settings.py."""
+    """Settings of the GPU that the client was sent.  Changed by engine/memory/client_settings.py."""
 
     epoch: int = -1
     settings: messages.GpuSettings | None = None

@@ -27,7 +27,7 @@ class LeaseStatistics:
 
 @dataclass(slots=True)
 class MoveStatistics:
-    """Moves of memory of one GPU.  Changed by memory/moves.py, memory/residency.py and memory/admission.py."""
+    """Moves of memory of one GPU.  Changed by engine/memory: moves.py, residency.py and admission.py."""
 
     moved_ns: int = 0
     """Time that grants waited for memory.  The next two sum up moves: exposed while a grant waits, else hidden."""
@@ -65,7 +65,7 @@ class SeatStatistics:
 
 @dataclass(slots=True)
 class SeatMoveStatistics:
-    """Moves of memory of one client on one GPU.  Changed by memory/moves.py."""
+    """Moves of memory of one client on one GPU.  Changed by engine/memory/moves.py."""
 
     moved_out_bytes: int = 0
     moved_in_bytes: int = 0
@@ -82,7 +82,7 @@ class SeatMoveStatistics:
 @dataclass(slots=True)
 class RecentSum:
     """The growth of a sum during the last minute.  Changed by engine/leases.py, engine/progress.py and
-    memory/moves.py."""
+    engine/memory/moves.py."""
 
     marks: deque[tuple[int, int]] = field(default_factory=deque)
     """(time, sum until then), oldest first.  The first one is at least a span old, or the first of all."""

@@ -3,7 +3,7 @@
 Rules:
 - A client's own limit is never exceeded.  Clients of one group have their limit together.
 - What cannot move must fit: reservations of clients in `device` mode and pinned memory of the others are together at
-  most the capacity, and leave each client in `swap` mode what it needs (memory/room.py).
+  most the capacity, and leave each client in `swap` mode what it needs (room.py).
 - Memory that can move is admitted beyond capacity, as far as the host has room for it (`host_budget.most_bytes`).
 - Giving memory back is always allowed, and so is bringing back to the GPU what was moved away from it.
 
@@ -21,7 +21,7 @@ members of the running set that do not fit beside it give their leases back.
 - An *integrated* GPU has the host's memory, so nobody makes room there by moving.  Growth is admitted if the host has
   that much left beside what it keeps, by figures of at most `FRESH_NS` ago; else it waits for `HOST_WAIT_NS`.
 
-Non-goals: how others make room (memory/residency.py).
+Non-goals: how others make room (residency.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Looks at the driver's figures (NVML): which memory counts that a client reports and was not promised.
 
 A client could report memory that it does not have, and others would find no room.  So a report counts up to what was
-promised (memory/claims.py), and beyond that up to what the newest look shows.
+promised (claims.py), and beyond that up to what the newest look shows.
 
 The shell looks when a client reports more than that, and when it has clearly more than at any look before: then its
 contexts have grown too, which nobody reports.
@@ -16,9 +16,9 @@ Rules:
 - The exports of an ended process count as before until a look that was asked for after its end.  From then on the part
   that other processes hold counts: the card uses it, and no client has it.
 - Clients in mode `managed` are not looked at: the driver moves their memory, so no other client lacks room by it
-  (memory/admission.py).
+  (admission.py).
 
-Non-goals: reservations, for which there is room when they are granted (memory/admission.py).
+Non-goals: reservations, for which there is room when they are granted (admission.py).
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Rules:
 - *Claimed* is the most of: what a client has, what it was promised, and the targets that it may still obey.  So the
   most that all clients may come to have resident is always known, whichever messages are under way.
 - A client counts with what it may have, whatever it reports.  A report counts up to what the client claimed before:
-  that was promised on this connection.  More counts only if the driver's figures show it (memory/checks.py).  Memory
-  counts as immovable if these show it, or if it was allowed to be (memory/pinning.py).
+  that was promised on this connection.  More counts only if the driver's figures show it (checks.py).  Memory
+  counts as immovable if these show it, or if it was allowed to be (pinning.py).
 - What moves out is free at once.  What a client that is gone had leaves the GPU by itself, when its process has ended;
-  what it exported stays claimed until the driver's figures say how much of it others hold (memory/checks.py).
+  what it exported stays claimed until the driver's figures say how much of it others hold (checks.py).
 
 Non-goals: targets (residency.py), how a client is told of them (moves.py).
 """

@@ -17,7 +17,7 @@ Rules:
   it.  Otherwise memory that has no share after a restart would block its GPU for ever.  A claim never grows.
 - A budget below what is given takes nothing away; nothing more is given until enough has come back.
 
-Non-goals: what a client uses its share for (memory/residency.py, memory/admission.py).
+Non-goals: what a client uses its share for (residency.py, admission.py).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ client has the lease.  A program that needs more than the rest could never run. 
 immovable (`State.asks_pins`).
 
 Rules:
-- A question is refused at once if another client would have less than it needs (memory/room.py).
+- A question is refused at once if another client would have less than it needs (room.py).
 - Clients in mode `swap` are told how much room they have, so that they allocate no more.
 - A client that does not fit all the same (two messages crossed, or it allocated after a restart before others were
   back) is unschedulable until it fits.  The log, an event and `nvshare-ctl status` name it,
@@ -13,7 +13,7 @@ Rules:
 - A client that was refused room, and gives its lease back unused, is unschedulable for `RETRY_NS`, because no message
   tells when another client's memory can move again.
 
-Non-goals: what one client may reserve (memory/admission.py), leases (engine/leases.py).
+Non-goals: what one client may reserve (admission.py), leases (engine/leases.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A target is how many bytes a client is to have on the GPU while it has no lease; each replaces the one before.
 
 Rules:
-- Nothing is raised but into the capacity that nobody claims (memory/claims.py).  `aim` alone sends targets, and it
+- Nothing is raised but into the capacity that nobody claims (claims.py).  `aim` alone sends targets, and it
   alone sees to that.
 - Wishes have one rank, and a lower one gets nothing while a higher one waits: questions for room (admission.py), the
   memory of the next client, memory ahead of its turn.  The first two turn a client in the midst of its move; the last

@@ -8,7 +8,7 @@ Rules:
 - Room is told in steps, so that not each byte is a message.
 - `Immovable.bytes` is the sum over the seats; only `update` and `remove_seat` change it.
 
-Non-goals: answers, messages, turns (memory/pinning.py).
+Non-goals: answers, messages, turns (pinning.py).
 """
 
 from __future__ import annotations

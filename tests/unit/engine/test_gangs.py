@@ -1,4 +1,4 @@
-"""Gang slots: the rules of gangs/slots.py."""
+"""Gang slots: the rules of engine/gangs/slots.py."""
 
 from __future__ import annotations
 
